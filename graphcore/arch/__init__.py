@@ -1,1 +1,1 @@
-"""TODO."""
+"""Which checkpoint is which model: names, folds and specs, one file per architecture."""

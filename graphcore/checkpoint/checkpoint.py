@@ -8,7 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
+from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.errors import CheckpointError
+from graphcore.registry import nearest
 
 
 class Checkpoint(ABC):
@@ -23,6 +26,16 @@ class Checkpoint(ABC):
     source: str
     layout: str
     tensors: Mapping[str, TensorInfo]
+
+    def find(self, name: str) -> TensorInfo:
+        """Return what is known of the tensor `name`.
+
+        Raises:
+            CheckpointError: the checkpoint has no such tensor; the message has the nearest name.
+        """
+        if name in self.tensors:
+            return self.tensors[name]
+        raise CheckpointError(f"{self.source}: has no tensor {quoted(name)}{nearest(name, self.tensors)}")
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:

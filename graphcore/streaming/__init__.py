@@ -1,1 +1,1 @@
-"""TODO."""
+"""When bytes move: policies, and the scheduler that runs a program under one."""

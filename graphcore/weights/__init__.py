@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where bytes live: layouts, slots, the plan, and the loader that fills them."""

@@ -1,0 +1,1 @@
+"""One module per architecture family, each holding its `Architecture` constants; found by `arch.registry`."""

@@ -1,0 +1,114 @@
+"""What the rotary families (Llama, Qwen, Gemma) have in common: names, ropes and most of the spec."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
+
+# Decoder module to llama.cpp's tensor name; formats that differ override entries.
+GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
+    {
+        "embed_tokens": "token_embd",
+        "norm": "output_norm",
+        "lm_head": "output",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+)
+
+
+def rope_of(config: ModelConfig) -> RopeSpec:
+    """Return the rotation of the model's full-attention layers."""
+    if config.rope_freq_divisors is not None:
+        return RopeSpec(config.rope_theta, DivisorScaling(config.rope_freq_divisors))
+    scaling = config.rope_scaling
+    if scaling is None:
+        return RopeSpec(config.rope_theta)
+    if scaling["rope_type"] == "linear":
+        return RopeSpec(config.rope_theta, LinearScaling(float(scaling["factor"])))
+    assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
+    bands = Llama3Scaling(
+        factor=float(scaling["factor"]),
+        low_freq_factor=float(scaling["low_freq_factor"]),
+        high_freq_factor=float(scaling["high_freq_factor"]),
+        original_context=int(scaling["original_max_position_embeddings"]),
+    )
+    return RopeSpec(config.rope_theta, bands)
+
+
+def layer_types(config: ModelConfig) -> tuple[str, ...]:
+    """Return each layer's attention type: as stored, else a window everywhere if there is one, else full attention."""
+    if config.layer_types is not None:
+        return config.layer_types
+    everywhere = "sliding_attention" if config.sliding_window else "full_attention"
+    return (everywhere,) * config.num_hidden_layers
+
+
+def attention_of(config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None) -> AttentionSpec:
+    """Return the attention of one layer type; sliding layers have a window and, in Gemma, a rotation of their own."""
+    is_sliding = layer_type == "sliding_attention"
+    has_local_rope = is_sliding and config.rope_local_base_freq is not None
+    rope = RopeSpec(config.rope_local_base_freq or 0.0) if has_local_rope else rope_of(config)
+    return AttentionSpec(
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.computed_head_dim,
+        scale=(config.query_pre_attn_scalar or config.computed_head_dim) ** -0.5,
+        window=config.sliding_window if is_sliding else None,
+        qk_norm=qk_norm,
+        rope=rope,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.attention_bias,
+    )
+
+
+def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma: bool = False) -> ModelSpec:
+    """Return the spec of a rotary model.
+
+    Args:
+        config: after normalisation.
+        norm: every normalisation of the model; q and k norms too, where there are any.
+        has_qk_norm: normalise q and k per head.
+        is_gemma: sandwich norms, scaled embeddings, a residual stream that outgrows fp16.
+    """
+    mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
+    blocks = tuple(
+        BlockSpec(
+            dim=config.hidden_size,
+            norm=norm,
+            attention=attention_of(config, layer_type, norm if has_qk_norm else None),
+            mlp=mlp,
+            sandwich=is_gemma,
+            outgrows_float16=is_gemma,
+        )
+        for layer_type in layer_types(config)
+    )
+    return ModelSpec(
+        dim=config.hidden_size,
+        vocab=config.vocab_size,
+        blocks=blocks,
+        norm=norm,
+        context=config.max_position_embeddings,
+        embedding_scale=config.hidden_size**0.5 if is_gemma else 1.0,
+        tied=config.tie_word_embeddings,
+    )

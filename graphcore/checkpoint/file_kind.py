@@ -1,0 +1,95 @@
+"""What a file is, by its first bytes rather than its name, and what to do about those that hold no readable weights."""
+
+import shlex
+from enum import Enum
+from pathlib import Path
+
+from graphcore.checkpoint.file_bytes import read_front
+from graphcore.checkpoint.quoted import quoted
+from graphcore.errors import CheckpointError, UnsupportedError
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+
+
+class FileKind(Enum):
+    """What the first bytes of a file say it is."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "GGUF"
+    PICKLE = "pickle"
+    LFS_POINTER = "Git LFS pointer"
+    EMPTY = "empty"
+    UNKNOWN = "unknown"
+
+
+def kind_of(path: Path) -> FileKind:
+    """Return what the file is; bytes that tell nothing count as what a .safetensors or pickle suffix promises.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointError: it is not a regular file, or cannot be read.
+    """
+    front = read_front(path, 16)
+    by_magic = _kind_by_magic(front)
+    if by_magic is not FileKind.UNKNOWN:
+        return by_magic
+    if path.suffix == ".safetensors":
+        return FileKind.SAFETENSORS
+    return FileKind.PICKLE if path.suffix in PICKLE_SUFFIXES else FileKind.UNKNOWN
+
+
+def _kind_by_magic(front: bytes) -> FileKind:
+    if not front:
+        return FileKind.EMPTY
+    if front.startswith(b"GGUF"):
+        return FileKind.GGUF
+    # Before pickle: a safetensors header of 640 bytes starts with pickle's 0x80 0x02.
+    if front[8:9] == b"{" and int.from_bytes(front[:8], "little") <= MAX_SAFETENSORS_HEADER:
+        return FileKind.SAFETENSORS
+    # torch.save writes a zip archive; before torch 1.6, a pickle of protocol 2.
+    if front.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return FileKind.PICKLE
+    return FileKind.LFS_POINTER if front.startswith(b"version https://") else FileKind.UNKNOWN
+
+
+def refusal(path: Path, kind: FileKind) -> CheckpointError:
+    """Return the error that says why a file of this kind is not read and what to do."""
+    match kind:
+        case FileKind.EMPTY:
+            return CheckpointError(f"{path}: is empty; fetch it again")
+        case FileKind.LFS_POINTER:
+            return CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
+        case FileKind.PICKLE:
+            return _pickle_refusal(path)
+        case FileKind.UNKNOWN:
+            front = quoted(read_front(path, 8))
+            return CheckpointError(f"{path}: is neither safetensors nor GGUF, it starts with {front}; check the path")
+        case FileKind.SAFETENSORS | FileKind.GGUF:
+            return CheckpointError(
+                f"{path}: is a {kind.value} file under another name or in another's place; open it itself"
+            )
+
+
+def _pickle_refusal(path: Path) -> CheckpointError:
+    script = (
+        "import torch; from safetensors.torch import save_file; "
+        f"state = torch.load({str(path)!r}, map_location='cpu', weights_only=True); "
+        f"save_file({{k: v.clone().contiguous() for k, v in state.items()}}, {str(path.with_suffix('.safetensors'))!r})"
+    )
+    return UnsupportedError(
+        f"{path}: is a pickle, which could run any code and is never opened; convert it once: "
+        f"python -c {shlex.quote(script)}"
+    )
+
+
+def pickle_folder_refusal(folder: Path, names: list[str]) -> CheckpointError:
+    """Return the error for a folder whose only weights, `names`, are pickles."""
+    script = (
+        "from transformers import AutoModelForCausalLM as Model; "
+        f"Model.from_pretrained({str(folder)!r}).save_pretrained({f'{folder}-safetensors'!r})"
+    )
+    return UnsupportedError(
+        f"{folder}: holds only pickled weights ({names[0]}), which could run any code and are never opened; "
+        f"convert them once: python -c {shlex.quote(script)}"
+    )

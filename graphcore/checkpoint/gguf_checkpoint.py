@@ -1,0 +1,66 @@
+"""A GGUF checkpoint: one file, or the parts of a split one, with the metadata that stands in for config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.checkpoint.file_bytes import read_span
+from graphcore.checkpoint.gguf_placement import place_tensors
+from graphcore.checkpoint.gguf_reader import MetadataValue
+from graphcore.checkpoint.gguf_split import read_split_headers
+from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.errors import CheckpointError
+
+
+class GGUFCheckpoint(Checkpoint):
+    """Tensors under llama.cpp's names.
+
+    Args:
+        path: a GGUF file; any part opens all of a split model.
+
+    Attributes:
+        folder: where the file lies.
+        metadata: by key, of the first part; arrays are tuples.
+
+    Raises:
+        CheckpointNotFoundError: the file, or a part of it, is missing.
+        UnsupportedError: the version, the byte order or a tensor's type is not read here.
+        CheckpointError: the bytes contradict each other.
+    """
+
+    metadata: Mapping[str, MetadataValue]
+
+    def __init__(self, path: str | Path) -> None:
+        self.source = str(path)
+        self.layout = "gguf"
+        self.folder = Path(path).parent
+        headers = read_split_headers(Path(path))
+        self.metadata = headers[0].metadata
+        architecture = self.metadata.get("general.architecture")
+        tensors: dict[str, TensorInfo] = {}
+        for header in headers:
+            placed = place_tensors(header, architecture if isinstance(architecture, str) else "")
+            _check_disjoint(tensors, placed)
+            tensors.update(placed)
+        self.tensors = MappingProxyType(tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one tensor on the CPU, in memory of its own: dense in its stored dtype and shape, packed as uint8."""
+        info = self.find(name)
+        assert info.file is not None, f"{name}: a GGUF tensor without a file"
+        raw = read_span(info.file, info.offset, info.nbytes, name)
+        if info.encoding not in DENSE_DTYPES:
+            return raw
+        return raw.view(DENSE_DTYPES[info.encoding]).reshape(info.shape)
+
+
+def _check_disjoint(tensors: Mapping[str, TensorInfo], placed: Mapping[str, TensorInfo]) -> None:
+    for name in tensors.keys() & placed.keys():
+        raise CheckpointError(
+            f"{placed[name].file}: holds tensor {quoted(name)}, as does {tensors[name].file}; fetch both again"
+        )

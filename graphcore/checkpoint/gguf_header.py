@@ -1,0 +1,116 @@
+"""The header of one GGUF file, versions 2 and 3: metadata, and what it says about its tensors.
+
+    "GGUF" | u32 version | u64 tensors | u64 metadata entries
+    per entry:  string key | u32 value type | value
+    per tensor: string name | u32 dims | u64 ne[dims] | u32 ggml type | u64 offset from the data section
+    padding to general.alignment (32) | data section
+
+ne[0] is the contiguous dimension: shapes are reversed against torch. Source: ggml's docs/gguf.md and src/gguf.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.file_kind import FileKind, kind_of, refusal
+from graphcore.checkpoint.gguf_reader import GGUFReader, MetadataValue
+from graphcore.checkpoint.quoted import quoted
+from graphcore.errors import CheckpointError, UnsupportedError
+
+DEFAULT_ALIGNMENT = 32  # bytes
+MAX_DIMS = 4  # GGML_MAX_DIMS
+MIN_ENTRY, MIN_TENSOR = 13, 24  # bytes: empty key, type, one byte; empty name, dims, type, offset
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor as the header describes it: shape in torch order, offset in bytes from the data section."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """All of one GGUF file but its tensors' bytes.
+
+    Attributes:
+        path: of the file.
+        size: of the file, in bytes.
+        metadata: by key; arrays are tuples.
+        tensors: in file order.
+        alignment: of every offset, in bytes.
+        data_start: where the data section starts, in bytes.
+    """
+
+    path: Path
+    size: int
+    metadata: Mapping[str, MetadataValue]
+    tensors: tuple[GGUFTensor, ...]
+    alignment: int
+    data_start: int
+
+
+def read_gguf_header(path: Path) -> GGUFHeader:
+    """Return the header of the GGUF file at `path`.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        UnsupportedError: the file is of version 1 or big-endian.
+        CheckpointError: it is no GGUF file, or its header is damaged.
+    """
+    kind = kind_of(path)
+    if kind is not FileKind.GGUF:
+        raise refusal(path, kind)
+    size = file_size(path)
+    with opened(path) as stream:
+        reader = GGUFReader(stream, size, str(path))
+        reader.take(4, "the magic")
+        _check_version(path, reader.unsigned(4, "the version"))
+        num_tensors = reader.count("tensors", MIN_TENSOR)
+        metadata = _read_metadata(reader, reader.count("metadata entries", MIN_ENTRY))
+        tensors = tuple([_read_tensor(reader) for _ in range(num_tensors)])
+    alignment = _alignment(path, metadata)
+    data_start = -(-reader.position // alignment) * alignment
+    return GGUFHeader(path, size, MappingProxyType(metadata), tensors, alignment, data_start)
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version in (2, 3):
+        return
+    if version == 1:
+        raise UnsupportedError(f"{path}: is GGUF version 1, of August 2023; convert the model again with llama.cpp")
+    if version & 0xFFFF == 0 and version:
+        raise UnsupportedError(f"{path}: is a big-endian GGUF file; convert it with gguf's `gguf-convert-endian`")
+    raise UnsupportedError(f"{path}: has GGUF version {version}; known: 2, 3")
+
+
+def _read_metadata(reader: GGUFReader, count: int) -> dict[str, MetadataValue]:
+    metadata: dict[str, MetadataValue] = {}
+    for index in range(count):
+        key = reader.name(f"the name of metadata entry {index}")
+        if key in metadata:
+            raise CheckpointError(f"{reader.source}: has the key {quoted(key)} twice; fetch the file again")
+        metadata[key] = reader.value(key)
+    return metadata
+
+
+def _read_tensor(reader: GGUFReader) -> GGUFTensor:
+    name = reader.name("the name of a tensor")
+    what = f"tensor {quoted(name)}"
+    num_dims = reader.unsigned(4, what)
+    if num_dims > MAX_DIMS:
+        raise CheckpointError(f"{reader.source}: {what} has {num_dims} dims, at most {MAX_DIMS} are possible")
+    shape = tuple(reversed([reader.unsigned(8, what) for _ in range(num_dims)]))
+    return GGUFTensor(name, shape, reader.unsigned(4, what), reader.unsigned(8, what))
+
+
+def _alignment(path: Path, metadata: Mapping[str, MetadataValue]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1 or alignment.bit_count() != 1:
+        raise CheckpointError(f"{path}: general.alignment is {quoted(alignment)}, not a power of two")
+    return alignment

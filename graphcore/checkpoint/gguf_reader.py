@@ -1,0 +1,165 @@
+"""The primitive values of a GGUF file, read front to back, none past the end of the file.
+
+Every count and length is compared with the bytes that are left before anything of that size is allocated, so a damaged
+length costs an error message and not memory.
+
+    string: u64 length | UTF-8 bytes            array: u32 value type | u64 count | values
+    value types: 0 u8  1 i8  2 u16  3 i16  4 u32  5 i32  6 f32  7 bool  8 string  9 array  10 u64  11 i64  12 f64
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+
+from graphcore.checkpoint.quoted import quoted
+from graphcore.errors import CheckpointError
+
+MetadataScalar: TypeAlias = bool | int | float | str
+MetadataValue: TypeAlias = MetadataScalar | tuple[MetadataScalar, ...]
+
+NUMBERS: Mapping[int, np.dtype[np.generic]] = MappingProxyType(
+    {
+        0: np.dtype("u1"),
+        1: np.dtype("i1"),
+        2: np.dtype("<u2"),
+        3: np.dtype("<i2"),
+        4: np.dtype("<u4"),
+        5: np.dtype("<i4"),
+        6: np.dtype("<f4"),
+        7: np.dtype("u1"),
+        10: np.dtype("<u8"),
+        11: np.dtype("<i8"),
+        12: np.dtype("<f8"),
+    }
+)
+BOOL, STRING, ARRAY = 7, 8, 9
+
+MAX_NAME = 65535  # bytes; the limit of a key in the GGUF specification
+MAX_HEADER = 1 << 30  # bytes; the largest vocabularies take about 20 MB
+MAX_ITEMS = 1 << 24  # the largest vocabularies have about half a million merges
+
+
+class GGUFReader:
+    """A position in the header of one GGUF file.
+
+    Args:
+        stream: positioned at byte 0.
+        size: of the file, in bytes.
+        source: the file's name, for messages.
+    """
+
+    def __init__(self, stream: BinaryIO, size: int, source: str) -> None:
+        self.source = source
+        self.position = 0
+        self._stream = stream
+        self._end = min(size, MAX_HEADER)
+
+    def take(self, nbytes: int, what: str) -> bytes:
+        """Return the next `nbytes` bytes.
+
+        Raises:
+            CheckpointError: the file ends before them; the message names `what`.
+        """
+        if nbytes > self._end - self.position:
+            raise self._cut_off(nbytes, what)
+        taken = self._stream.read(nbytes)
+        if len(taken) < nbytes:
+            raise self._cut_off(nbytes, what)
+        self.position += nbytes
+        return taken
+
+    def unsigned(self, nbytes: int, what: str) -> int:
+        """Return the next unsigned integer of 4 or 8 bytes."""
+        return int.from_bytes(self.take(nbytes, what), "little")
+
+    def count(self, what: str, min_nbytes: int, limit: int = MAX_ITEMS) -> int:
+        """Return the next u64, a number of things of at least `min_nbytes` each that must still fit."""
+        count = self.unsigned(8, f"the number of {what}")
+        left = self._end - self.position
+        if count > min(limit, left // min_nbytes):
+            raise CheckpointError(
+                f"{self.source}: promises {count} {what}, more than the {left} bytes left can hold (limit {limit}); "
+                "the file is damaged or cut off, fetch it again"
+            )
+        return count
+
+    def string(self, what: str, limit: int = MAX_HEADER) -> str:
+        """Return the next string of at most `limit` bytes."""
+        return self._text(self.take(self.count(f"bytes in {what}", 1, limit), what), what)
+
+    def name(self, what: str) -> str:
+        """Return the next string that names something."""
+        return self.string(what, MAX_NAME)
+
+    def value(self, key: str) -> MetadataValue:
+        """Return the value of `key`, which starts with its type.
+
+        Raises:
+            CheckpointError: the type is unknown, an array holds arrays, or a bool is neither 0 nor 1.
+        """
+        what = f"key {quoted(key)}"
+        kind = self.unsigned(4, what)
+        if kind == STRING:
+            return self.string(what)
+        if kind == ARRAY:
+            return self._array(what)
+        return self._numbers(kind, 1, what)[0]
+
+    def _array(self, what: str) -> tuple[MetadataScalar, ...]:
+        kind = self.unsigned(4, what)
+        if kind == ARRAY:
+            raise CheckpointError(f"{self.source}: {what} is an array of arrays, which GGUF models do not have")
+        if kind == STRING:
+            return self._strings(self.count(f"strings in {what}", 8), what)
+        width = self._dtype(kind, what).itemsize
+        return self._numbers(kind, self.count(f"values in {what}", width), what)
+
+    def _dtype(self, kind: int, what: str) -> np.dtype[np.generic]:
+        if kind not in NUMBERS:
+            raise CheckpointError(
+                f"{self.source}: {what} has the unknown value type {kind}; the file is damaged, fetch it again"
+            )
+        return NUMBERS[kind]
+
+    def _numbers(self, kind: int, count: int, what: str) -> tuple[MetadataScalar, ...]:
+        dtype = self._dtype(kind, what)
+        numbers = np.frombuffer(self.take(count * dtype.itemsize, what), dtype=dtype)
+        if kind != BOOL:
+            return tuple(numbers.tolist())
+        if (numbers > 1).any():
+            raise CheckpointError(f"{self.source}: {what} has a bool that is neither 0 nor 1; fetch the file again")
+        return tuple(numbers.astype(bool).tolist())
+
+    def _strings(self, count: int, what: str) -> tuple[str, ...]:
+        # A vocabulary has 300 000 strings: no call per string but the two reads.
+        read, left, texts = self._stream.read, self._end - self.position, []
+        for _ in range(count):
+            length = int.from_bytes(read(8), "little")
+            left -= 8 + length
+            if left < 0:
+                raise self._cut_off(length, what)
+            texts.append(read(length))
+        self.position = self._end - left
+        if self._stream.tell() != self.position:
+            raise self._cut_off(0, what)
+        try:
+            return tuple([text.decode("utf-8") for text in texts])
+        except UnicodeDecodeError as error:
+            raise self._not_text(what, error) from error
+
+    def _text(self, raw: bytes, what: str) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._not_text(what, error) from error
+
+    def _not_text(self, what: str, error: UnicodeDecodeError) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {what} is not UTF-8 ({error.reason}); fetch the file again")
+
+    def _cut_off(self, nbytes: int, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: {what} needs {nbytes} bytes at byte {self.position}, the header can have only "
+            f"{self._end - self.position} more; the file is damaged or cut off, fetch it again"
+        )

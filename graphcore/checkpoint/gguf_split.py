@@ -1,0 +1,85 @@
+"""Models that are split over several GGUF files: name-00001-of-00003.gguf, name-00002-of-00003.gguf, ...
+
+Each part is a whole GGUF file; `split.no` counts from 0 where the names count from 1. Only the first part is sure to
+have the model's metadata. Source: llama.cpp, tools/gguf-split.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from graphcore.checkpoint.file_bytes import file_names
+from graphcore.checkpoint.gguf_header import GGUFHeader, read_gguf_header
+from graphcore.checkpoint.quoted import quoted
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
+
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def model_names(file_names: Iterable[str]) -> list[str]:
+    """Return one file name per GGUF model among `file_names`: a split model counts once, image projectors never."""
+    models: dict[tuple[str, str], str] = {}
+    for name in sorted(file_names):
+        if name.lower().endswith(".gguf") and not name.lower().startswith("mmproj"):
+            part = PART_NAME.fullmatch(name)
+            models.setdefault((part["stem"], part["count"]) if part else (name, ""), name)
+    return list(models.values())
+
+
+def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:
+    """Return the headers of all files of the model that `path` is one file of, first part first.
+
+    Raises:
+        CheckpointNotFoundError: a part is missing.
+        CheckpointError: names and metadata of the parts contradict each other.
+    """
+    opened = read_gguf_header(path)
+    part = PART_NAME.fullmatch(path.name)
+    count = _split_number(opened, "split.count", 1)
+    if count == 1 and (part is None or int(part["count"]) == 1):
+        return (opened,)
+    if part is None or int(part["count"]) != count:
+        raise CheckpointError(
+            f"{path}: is one of {count} by its split.count, which its name does not say; "
+            f"name it like model-00001-of-{count:05}.gguf beside the others, or fetch it again"
+        )
+    names = [f"{part['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    _check_present(path.parent, names)
+    headers = tuple(opened if name == path.name else read_gguf_header(path.parent / name) for name in names)
+    _check_parts(headers, count)
+    return headers
+
+
+def _split_number(header: GGUFHeader, key: str, absent: int) -> int:
+    value = header.metadata.get(key, absent)
+    # split.count is 0 in models that were never split by some writers.
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{header.path}: {key} is {quoted(value)}, not a number of parts; fetch the file again")
+    return max(value, 1) if key == "split.count" else value
+
+
+def _check_present(folder: Path, names: list[str]) -> None:
+    present = set(file_names(folder))
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise CheckpointNotFoundError(
+            f"{folder / missing[0]}: part of a split model is missing ({len(missing)} of {len(names)} are); "
+            "put all parts into one folder, or fetch them again"
+        )
+
+
+def _check_parts(headers: tuple[GGUFHeader, ...], count: int) -> None:
+    for index, header in enumerate(headers):
+        if _split_number(header, "split.no", 0) != index or _split_number(header, "split.count", 1) != count:
+            raise CheckpointError(
+                f"{header.path}: is part {_split_number(header, 'split.no', 0) + 1} of "
+                f"{_split_number(header, 'split.count', 1)} by its metadata, part {index + 1} of {count} by its name; "
+                "the parts are of different models, fetch them again"
+            )
+    found = sum(len(header.tensors) for header in headers)
+    promised = _split_number(headers[0], "split.tensors.count", found)
+    if promised != found:
+        raise CheckpointError(
+            f"{headers[0].path}: split.tensors.count is {promised}, the {count} parts hold {found} tensors; "
+            "fetch them again"
+        )

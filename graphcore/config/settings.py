@@ -1,0 +1,143 @@
+"""The schema of every setting. Defaults stand in conf/, with comments; a field here has a type and no default.
+
+OmegaConf checks names and types at compose; `check` (validate.py) checks ranges and combinations.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class ModelSettings:
+    """conf/model/*: which checkpoint."""
+
+    name: str = MISSING
+    checkpoint: str = MISSING
+    sha256: str | None = MISSING
+    num_hidden_layers: int | None = MISSING
+    random_config: dict[str, Any] = MISSING
+
+
+@dataclass
+class DtypeSettings:
+    """conf/dtype/*: the compute dtype."""
+
+    name: str = MISSING
+
+
+@dataclass
+class QuantSettings:
+    """conf/quant/*: how weights are held."""
+
+    format: str = MISSING
+
+
+@dataclass
+class StreamingSettings:
+    """conf/streaming/*: which weights move, and when."""
+
+    policy: str = MISSING
+
+
+@dataclass
+class GraphSettings:
+    """conf/graph/*: how steps run."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class SamplingSettings:
+    """conf/sampling/*: how the next token is chosen."""
+
+    temperature: float = MISSING
+    top_k: int = MISSING
+    top_p: float = MISSING
+    min_p: float = MISSING
+    repetition_penalty: float = MISSING
+
+
+@dataclass
+class TaskSettings:
+    """conf/task/*: what to do; each task adds its own keys in a subclass."""
+
+    name: str = MISSING
+
+
+@dataclass
+class GenerateSettings(TaskSettings):
+    """conf/task/generate.yaml."""
+
+    prompts_jsonl: str | None = MISSING
+    logprobs: bool = MISSING
+
+
+@dataclass
+class ChatSettings(TaskSettings):
+    """conf/task/chat.yaml."""
+
+
+@dataclass
+class BenchSettings(TaskSettings):
+    """conf/task/bench.yaml."""
+
+    prompt_tokens: int = MISSING
+    new_tokens: int = MISSING
+    depth: int = MISSING
+    repeats: int = MISSING
+    batch: int = MISSING
+
+
+@dataclass
+class VerifySettings(TaskSettings):
+    """conf/task/verify.yaml."""
+
+    tokens: int = MISSING
+    new_tokens: int = MISSING
+    tolerance: float | None = MISSING
+
+
+@dataclass
+class PlanSettings(TaskSettings):
+    """conf/task/plan.yaml."""
+
+
+TASK_SETTINGS: dict[str, type[TaskSettings]] = {
+    "generate": GenerateSettings,
+    "chat": ChatSettings,
+    "bench": BenchSettings,
+    "verify": VerifySettings,
+    "plan": PlanSettings,
+}
+
+
+@dataclass
+class Settings:
+    """conf/config.yaml: everything."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    dtype: DtypeSettings = field(default_factory=DtypeSettings)
+    quant: QuantSettings = field(default_factory=QuantSettings)
+    streaming: StreamingSettings = field(default_factory=StreamingSettings)
+    graph: GraphSettings = field(default_factory=GraphSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    task: Any = MISSING
+    prompt: str | None = MISSING
+    prompt_file: str | None = MISSING
+    prompt_ids: list[int] | None = MISSING
+    system: str | None = MISSING
+    stop: list[str] = MISSING
+    chat: str = MISSING
+    max_new_tokens: int = MISSING
+    context_length: int | None = MISSING
+    batch_size: int = MISSING
+    prefill_chunk: int = MISSING
+    kv_dtype: str = MISSING
+    device: str = MISSING
+    threads: int | None = MISSING
+    seed: int = MISSING
+    cache_dir: str = MISSING
+    progress: bool = MISSING
+    debug: bool = MISSING

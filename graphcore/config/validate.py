@@ -1,0 +1,86 @@
+"""Ranges and combinations that types cannot say. One line each: the key, the value, what is allowed."""
+
+from collections.abc import Sequence
+
+from graphcore.config.settings import BenchSettings, SamplingSettings, Settings, VerifySettings
+from graphcore.errors import ConfigError
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "chat": ("auto", "on", "off"),
+    "kv_dtype": ("auto", "fp32", "bf16", "fp16"),
+}
+
+
+def check(settings: Settings) -> None:
+    """Return if every value is in range and no two contradict each other.
+
+    Raises:
+        ConfigError: the first that is not.
+    """
+    _check_choices(settings)
+    _check_sizes(settings)
+    _check_sampling(settings.sampling)
+    _check_prompts(settings)
+    if settings.streaming.policy != "off":
+        raise ConfigError(f"streaming={settings.streaming.policy} is not available yet; use streaming=off")
+    match settings.task:
+        case BenchSettings() as bench:
+            _at_least(1, "task.", bench, ("prompt_tokens", "new_tokens", "repeats", "batch"))
+            _at_least(0, "task.", bench, ("depth",))
+        case VerifySettings() as verify:
+            _at_least(1, "task.", verify, ("tokens", "new_tokens"))
+
+
+def _check_choices(settings: Settings) -> None:
+    for key, allowed in CHOICES.items():
+        value = vars(settings)[key]
+        # yaml reads a bare on or off as a boolean, which becomes the text True or False
+        if value not in allowed:
+            raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}")
+
+
+def _check_sizes(settings: Settings) -> None:
+    _at_least(1, "", settings, ("batch_size", "max_new_tokens", "context_length", "threads"))
+    _at_least(2, "", settings, ("prefill_chunk",))
+    _at_least(1, "model.", settings.model, ("num_hidden_layers",))
+    _at_least(0, "", settings, ("seed",))
+    if settings.seed >= 1 << 63:
+        raise ConfigError(f"seed={settings.seed} is too large; use less than 2^63")
+
+
+def _check_sampling(sampling: SamplingSettings) -> None:
+    """Refuse what is no distribution; neutral values are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
+    ranges = (
+        ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
+        ("top_k", sampling.top_k >= 0, "0 (off) or more"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1 (off)"),
+        ("min_p", 0 <= sampling.min_p < 1, "0 (off) or more and below 1"),
+        ("repetition_penalty", sampling.repetition_penalty > 0, "above 0; 1 is off"),
+    )
+    for key, is_right, allowed in ranges:
+        value = vars(sampling)[key]
+        if not is_right or value in (float("inf"), float("-inf")):
+            raise ConfigError(f"sampling.{key}={value} must be {allowed}")
+    narrows = [key for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)) if vars(sampling)[key] != off]
+    if sampling.temperature == 0 and narrows:
+        raise ConfigError(
+            f"sampling.{narrows[0]}={vars(sampling)[narrows[0]]} has no effect with sampling.temperature=0 (greedy); "
+            "raise the temperature or leave it out"
+        )
+
+
+def _check_prompts(settings: Settings) -> None:
+    given = [key for key in ("prompt", "prompt_file", "prompt_ids") if vars(settings)[key] is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} are both given; use one")
+    if settings.prompt_ids is not None and any(token_id < 0 for token_id in settings.prompt_ids):
+        raise ConfigError(f"prompt_ids={settings.prompt_ids} holds a negative token id")
+    if "" in settings.stop:
+        raise ConfigError("stop holds an empty string, which every text contains; remove it")
+
+
+def _at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> None:
+    for key in keys:
+        value = vars(settings)[key]
+        if value is not None and value < least:
+            raise ConfigError(f"{prefix}{key}={value} must be at least {least}")

@@ -1,0 +1,129 @@
+"""From a decoder whose weights are bound to programs that run it.
+
+Legend: B batch, T tokens, D model dim.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.compile import compile_whole, mark_length
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import BlockFunction, BlocksStep, BoundBlock, EmbedStep, HeadFunction, HeadStep, Step
+from graphcore.nn.block import Block
+from graphcore.nn.decoder import Decoder, Head
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.spec import BlockSpec
+
+WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
+
+
+@dataclass
+class GraphBuilder:
+    """Builds programs and owns the compiled functions, one per kind.
+
+    Attributes:
+        kind: "compiled" or "eager".
+        layer_groups: which layers each group holds, in order.
+        caches: one per layer, for the largest batch.
+    """
+
+    decoder: Decoder
+    kind: str
+    layer_groups: Sequence[range]
+    caches: Sequence[LayerCache]
+    context: int
+    device: torch.device
+    on_compile: Callable[[str], None] = lambda name: None
+    functions: dict[tuple[BlockSpec | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
+    tables: tuple[Tensor, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tables = self.decoder.rope_tables(self.context, self.device)
+
+    def decode(self, batch: int) -> Program:
+        """Return the program that runs one token of each of `batch` sequences."""
+        return self._program(batch, "decode")
+
+    def prefill(self, batch: int) -> Program:
+        """Return the program that runs a chunk of at least two tokens; its state takes new inputs for each."""
+        return self._program(batch, "prefill")
+
+    def head_of_all(self, batch: int) -> HeadFunction:
+        """Return the head as a function of a whole chunk, [B, T, D] to [B, T, V]."""
+        if self.kind == "eager":
+            return Head.forward
+        key = ("head_of_all", batch, "prefill")
+        if key not in self.functions:
+            self.functions[key] = self._compile_head(batch, WARMUP_TOKENS, "head_of_all")
+        return self.functions[key]
+
+    def _program(self, batch: int, phase: str) -> Program:
+        state = StepState.empty(batch, 1, self.device)
+        ropes = self.decoder.rope_index()
+        steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
+        for group, layers in enumerate(self.layer_groups, start=1):
+            bound = [
+                BoundBlock(
+                    self._block(index),
+                    self._block_function(index, batch, phase),
+                    ropes[index],
+                    self.caches[index].rows(batch),
+                )
+                for index in layers
+            ]
+            steps.append(BlocksStep(group, state, bound))
+        head = self.decoder.head
+        steps.append(HeadStep(len(self.layer_groups) + 1, state, head, self._head_function(batch)))
+        return Program(state, steps)
+
+    def _block(self, index: int) -> Block:
+        block = self.decoder.layers[index]
+        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
+        return block
+
+    def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Return the function of the layer's kind, compiled now if it is new."""
+        if self.kind == "eager":
+            return Block.forward
+        key = (self.decoder.spec.blocks[index], batch, phase)
+        if key not in self.functions:
+            self.functions[key] = self._compile_block(index, batch, phase)
+        return self.functions[key]
+
+    def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
+        kinds = list(dict.fromkeys(self.decoder.spec.blocks))
+        name = f"block{kinds.index(self.decoder.spec.blocks[index])}_{phase}_{batch}"
+        self.on_compile(name)
+        run: BlockFunction = compile_whole(Block.forward, name)
+        state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
+        EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
+        rope_index = self.decoder.rope_index()[index]
+        rope = None if rope_index is None else state.ropes[rope_index]
+        if phase == "prefill":
+            mark_length(state.hidden, *state.ropes)
+        cache = self.caches[index].rows(batch)
+        run(self._block(index), state.hidden, rope, state.span, cache.k, cache.v)
+        return run
+
+    def _head_function(self, batch: int) -> HeadFunction:
+        if self.kind == "eager":
+            return Head.forward
+        key = ("head", batch, "decode")
+        if key not in self.functions:
+            self.functions[key] = self._compile_head(batch, None, "head")
+        return self.functions[key]
+
+    def _compile_head(self, batch: int, tokens: int | None, name: str) -> HeadFunction:
+        self.on_compile(f"{name}_{batch}")
+        run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
+        shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
+        hidden = torch.zeros(shape, dtype=self.decoder.embed_tokens.residual_dtype, device=self.device)
+        if tokens is not None:
+            mark_length(hidden)
+        run(self.decoder.head, hidden)
+        return run

@@ -1,0 +1,44 @@
+"""torch.compile, as this engine uses it: one graph per kind of function and shape, whole, and never a silent fallback.
+
+    kind = (block spec, batch, decode | prefill)      layers of a kind share its graph
+
+A prefill chunk's length is a symbol of the graph: one compilation serves every length from 2 tokens up, and no prompt
+is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
+    """Return the same function over a code object of its own.
+
+    Dynamo keeps its graphs and its recompile limit per code object. With one object per kind, kinds do not look
+    through each other's guards and a second engine in the process does not use up the limit of the first.
+    """
+    assert isinstance(function, FunctionType), f"{function!r} is no plain function"
+    code = function.__code__.replace(co_name=name)
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
+    """Return `function` compiled as one graph at its first call.
+
+    Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises.
+    """
+    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False}
+    return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
+
+
+def mark_length(*tensors: torch.Tensor) -> None:
+    """Make dimension 1 (tokens) of each tensor a symbol of the graph that is compiled next."""
+    for tensor in tensors:
+        torch._dynamo.mark_dynamic(tensor, 1)

@@ -1,0 +1,15 @@
+"""A program: the steps of one decode token or one prefill chunk, in order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphcore.graph.state import StepState
+from graphcore.graph.step import Step
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps over one state. The scheduler (streaming floor) runs them under its policy."""
+
+    state: StepState
+    steps: Sequence[Step]

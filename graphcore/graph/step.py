@@ -1,0 +1,94 @@
+"""The steps of a program: embed, a group of blocks, head.
+
+A step reads its inputs from the state and leaves its outputs there. Whether its function is eager or compiled was
+decided by whoever built it; a captured program replays all of its steps as one CUDA graph.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.state import StepState
+from graphcore.nn.block import Block
+from graphcore.nn.decoder import Embedding, Head
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.span import Span
+
+BlockFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Tensor]
+HeadFunction = Callable[[Head, Tensor], Tensor]
+
+
+class Step(Protocol):
+    """A callable on the state's buffers.
+
+    Attributes:
+        group: index of the layer group whose weights it reads.
+    """
+
+    group: int
+
+    def replay(self) -> None:
+        """Run the step once."""
+
+
+@dataclass
+class EmbedStep:
+    """Token ids to the residual stream, and the rope rows of their positions."""
+
+    group: int
+    state: StepState
+    embedding: Embedding
+    tables: Sequence[Tensor]
+
+    def replay(self) -> None:
+        """Fill `hidden` and `ropes`."""
+        state = self.state
+        state.hidden = self.embedding(state.token_ids, state.span)
+        positions = state.span.positions(state.token_ids.shape[1])
+        state.ropes = tuple(table[positions] for table in self.tables)
+
+
+@dataclass(frozen=True)
+class BoundBlock:
+    """One layer as a step sees it: its module, the function of its kind, its rope table and its cache."""
+
+    block: Block
+    run: BlockFunction
+    rope: int | None
+    cache: LayerCache
+
+
+@dataclass
+class BlocksStep:
+    """The blocks of one layer group, in order."""
+
+    group: int
+    state: StepState
+    blocks: Sequence[BoundBlock]
+
+    def replay(self) -> None:
+        """Advance `hidden` through the group."""
+        state = self.state
+        for bound in self.blocks:
+            rope = None if bound.rope is None else state.ropes[bound.rope]
+            state.hidden = bound.run(bound.block, state.hidden, rope, state.span, bound.cache.k, bound.cache.v)
+
+
+@dataclass
+class HeadStep:
+    """The logits after each sequence's last real token."""
+
+    group: int
+    state: StepState
+    head: Head
+    run: HeadFunction
+
+    def replay(self) -> None:
+        """Fill `logits`."""
+        state = self.state
+        last = (state.span.counts - 1).clamp(min=0)
+        rows = torch.arange(len(last), device=last.device)
+        state.logits = self.run(self.head, state.hidden[rows, last])

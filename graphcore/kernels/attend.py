@@ -1,0 +1,187 @@
+"""Attention over a static KV cache, as one custom op: write the new keys and values, then attend what is live.
+
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, S cache slots, L live keys.
+
+Slot of position p: p mod S. A layer without a window has a slot for every position, so its slots never wrap.
+
+On the CPU the op reads the live length and slices the cache; the cost follows the context that is there. Elsewhere no
+length may be read back, so it masks the whole buffer: `masked_attend` is also the plain statement of what is computed.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+torch.library.define(
+    "graphcore::attend",
+    "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
+    " int window, float scale) -> Tensor",
+)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """Append keys and values to the cache and attend them and all that came before.
+
+    Args:
+        query: [B, T, H, E] compute dtype.
+        key, value: [B, T, K, E] compute dtype.
+        k_cache, v_cache: [B, K, S, E] cache dtype, written in place; positions 0 .. starts-1 are there already.
+        starts: [B] int64.  counts: [B] int64, real tokens of this pass; what the op returns for the others is unspecified.
+        window: the last `window` keys are visible, the query's own included; 0 is all.
+        scale: multiplies q . k.
+
+    Returns:
+        [B, T, H, E] compute dtype.
+    """
+    op = torch.ops.graphcore.attend.default
+    return op(query, key, value, k_cache, v_cache, starts, counts, window, scale)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::attend")
+def _attend_fake(query: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@torch.library.impl("graphcore::attend", "CPU")
+def sliced_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """Implement `attend` sequence by sequence on slices of the live length."""
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        if not count:
+            continue
+        new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
+        one = _attend_token if count == 1 else _attend_chunk
+        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, window, scale)
+    return out
+
+
+def _attend_token(
+    query: Tensor, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, start: int, window: int, scale: float
+) -> Tensor:
+    """Write one key [K, 1, E] and attend the live slots; their order does not matter to a softmax.
+
+    The H / K query heads of one kv head become rows of one matrix: a plain product instead of an expanded cache.
+    """
+    slots = k_cache.shape[1]
+    slot = start % slots
+    k_cache[:, slot] = key[:, 0]
+    v_cache[:, slot] = value[:, 0]
+    live = min(start + 1, slots)
+    kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
+    rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
+    keys, values = k_cache[None, :, :live].to(query.dtype), v_cache[None, :, :live].to(query.dtype)
+    return scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(query.shape)
+
+
+def _attend_chunk(
+    query: Tensor, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, start: int, window: int, scale: float
+) -> Tensor:
+    """Attend the visible past and the chunk itself, then write the chunk (a ring may lose its past to it)."""
+    slots, count = k_cache.shape[1], query.shape[0]
+    first = max(0, start - window + 1) if window else 0
+    past = torch.arange(first, start) % slots
+    wraps = start > slots
+    old_k = k_cache[:, past] if wraps else k_cache[:, first:start]
+    old_v = v_cache[:, past] if wraps else v_cache[:, first:start]
+    keys = torch.cat((old_k.to(key.dtype), key), dim=1)  # [K, L, E]
+    values = torch.cat((old_v.to(value.dtype), value), dim=1)
+    kept = min(count, slots)
+    written = torch.arange(start + count - kept, start + count) % slots
+    k_cache[:, written] = key[:, -kept:].to(k_cache.dtype)
+    v_cache[:, written] = value[:, -kept:].to(v_cache.dtype)
+    group = query.shape[1] // key.shape[0]
+    mask = None if start == 0 and not (window and count > window) else _visible(first, start, count, window)
+    out = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],  # [1, H, T, E]
+        keys.repeat_interleave(group, dim=0)[None],
+        values.repeat_interleave(group, dim=0)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+    return out[0].transpose(0, 1)
+
+
+def _visible(first: int, start: int, count: int, window: int) -> Tensor:
+    """Return which keys (positions first .. start+count-1) each query (start ..) sees: [T, L] bool."""
+    distance = torch.arange(start, start + count)[:, None] - torch.arange(first, start + count)[None, :]
+    visible = distance >= 0
+    return visible & (distance < window) if window else visible
+
+
+@torch.library.impl("graphcore::attend", "CompositeExplicitAutograd")
+def masked_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write."""
+    slots, tokens = k_cache.shape[2], query.shape[1]
+    offsets = torch.arange(tokens, device=query.device)
+    queries = starts[:, None] + offsets  # [B, T] positions
+    # slot j holds the largest position p < start with p mod S = j
+    slot = torch.arange(slots, device=query.device)
+    held = starts[:, None] - 1 - (starts[:, None] - 1 - slot).remainder(slots)  # [B, S], negative where empty
+    new = torch.where(offsets < counts[:, None], queries, torch.iinfo(torch.int64).max)  # padding is never visible
+    positions = torch.cat((held, new), dim=1)[:, None, :]  # [B, 1, L]
+    distance = queries[:, :, None] - positions
+    mask = (positions >= 0) & (distance >= 0)
+    if window:
+        mask &= distance < window
+    mask[:, :, slots] |= ~mask.any(-1)  # a padded query sees one key, or its softmax would be 0 / 0
+    keys = torch.cat((k_cache.to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
+    values = torch.cat((v_cache.to(value.dtype), value.transpose(1, 2)), dim=2)
+    group = query.shape[2] // key.shape[2]
+    out = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        keys.repeat_interleave(group, dim=1),
+        values.repeat_interleave(group, dim=1),
+        attn_mask=mask[:, None],
+        scale=scale,
+    )
+    _write_masked(key, value, k_cache, v_cache, starts, counts)
+    return out.transpose(1, 2).contiguous()
+
+
+def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor) -> None:
+    """Write the last S real tokens at their slots; every other token repeats the last real one's write.
+
+    A sequence with no real token (count 0) rewrites the slot of its last position with what is there.
+    """
+    slots, tokens = k_cache.shape[2], key.shape[1]
+    offsets = torch.arange(tokens, device=key.device)[None, :]
+    last = (counts - 1).clamp(min=0)[:, None]
+    is_written = (offsets < counts[:, None]) & (offsets >= counts[:, None] - slots)
+    chosen = torch.where(is_written, offsets, last)  # [B, T]
+    slot = (starts[:, None] + chosen).remainder(slots)
+    batch = torch.arange(key.shape[0], device=key.device)[:, None]
+    is_real = (counts > 0)[:, None, None, None]
+    for cache, new in ((k_cache, key), (v_cache, value)):
+        rows = torch.where(is_real, new[batch, chosen].to(cache.dtype), cache[batch, :, slot])  # [B, T, K, E]
+        cache[batch, :, slot] = rows

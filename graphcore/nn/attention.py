@@ -1,0 +1,55 @@
+"""Grouped-query attention over a static KV cache.
+
+Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, S cache slots.
+
+The cache write and the softmax are one custom op (kernels/attend.py): it reads the live length from a tensor, so the
+cost follows the context that is there, and no length ever becomes a shape to compile.
+"""
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from graphcore.kernels.attend import attend
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import build_norm
+from graphcore.nn.rope import rotate
+from graphcore.nn.spec import AttentionSpec
+from graphcore.nn.span import Span
+
+
+class Attention(nn.Module):
+    """q, k, v projections, optional per-head norms, rotation, softmax over the cache, output projection."""
+
+    def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype)
+        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
+        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
+        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype)
+        self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
+        self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
+
+    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Attend, after writing the span's keys and values into the cache.
+
+        Args:
+            x: [B, T, D] compute dtype.
+            rope: [B, T, 2, E/2] float32, or None where positions are learned.
+            span: where the tokens stand in their sequences.
+            k_cache, v_cache: [B, K, S, E] cache dtype; written in place.
+
+        Returns:
+            [B, T, D] compute dtype.
+        """
+        query = rearrange(self.q_proj(x), "b t (h e) -> b t h e", e=self.spec.head_dim)
+        key = rearrange(self.k_proj(x), "b t (k e) -> b t k e", e=self.spec.head_dim)
+        value = rearrange(self.v_proj(x), "b t (k e) -> b t k e", e=self.spec.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if rope is not None:
+            query, key = rotate(query, rope), rotate(key, rope)
+        window = self.spec.window or 0
+        heads = attend(query, key, value, k_cache, v_cache, span.starts, span.counts, window, self.spec.scale)
+        return self.o_proj(rearrange(heads, "b t h e -> b t (h e)"))  # type: ignore[no-any-return]  # Module.__call__

@@ -1,0 +1,84 @@
+"""The whole decoder: embedding, blocks, head. Built on the meta device; the weights floor gives it bytes.
+
+Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.nn.block import Block, residual_dtype
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import build_norm
+from graphcore.nn.rope import rope_table
+from graphcore.nn.span import Span
+from graphcore.nn.spec import ModelSpec
+
+
+class Embedding(nn.Module):
+    """Token rows, scaled, plus learned positions where the model has them."""
+
+    weight: Tensor
+    positions: Tensor | None
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.residual_dtype = residual_dtype(spec.blocks[0], dtype)
+        # transformers rounds the scale to the weight's dtype; in bf16 sqrt(1152) is 34, not 33.94
+        self.scale = torch.tensor(spec.embedding_scale, dtype=dtype, device="cpu").item()
+        self.register_buffer("weight", torch.empty(spec.vocab, spec.dim, dtype=dtype))
+        self.register_buffer(
+            "positions", torch.empty(spec.positions, spec.dim, dtype=dtype) if spec.positions else None
+        )
+
+    def forward(self, token_ids: Tensor, span: Span) -> Tensor:
+        """Return the residual stream [B, T, D] of `token_ids` [B, T] int64."""
+        rows = nn.functional.embedding(token_ids, self.weight).to(self.residual_dtype)
+        if self.scale != 1.0:
+            rows = rows * self.scale
+        if self.positions is not None:
+            rows = rows + nn.functional.embedding(span.positions(token_ids.shape[1]), self.positions)
+        return rows
+
+
+class Head(nn.Module):
+    """Final norm and the projection to logits."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.norm = build_norm(spec.norm, spec.dim)
+        self.lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [..., V] float32 of the residual stream `x` [..., D]."""
+        return self.lm_head(self.norm(x, self.dtype)).float()  # type: ignore[no-any-return]  # Module.__call__
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and head."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed_tokens = Embedding(spec, dtype)
+        self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
+        self.head = Head(spec, dtype)
+
+    def groups(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield what moves together, in order of use, with the prefix of its weights' names."""
+        yield "embed_tokens.", self.embed_tokens
+        for index, block in enumerate(self.layers):
+            yield f"layers.{index}.", block
+        yield "", self.head
+
+    def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""
+        head_dim = self.spec.blocks[0].attention.head_dim
+        return tuple(rope_table(rope, head_dim, positions).to(device) for rope in self.spec.ropes)
+
+    def rope_index(self) -> tuple[int | None, ...]:
+        """Return, for each block, which of the rope tables it reads; None where it has no rotation."""
+        ropes = self.spec.ropes
+        return tuple(ropes.index(b.attention.rope) if b.attention.rope else None for b in self.spec.blocks)

@@ -1,0 +1,27 @@
+"""Where the tokens of one pass stand in their sequences.
+
+Legend: B batch, T tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """The tokens that one pass adds to each sequence of the batch.
+
+    Attributes:
+        starts: [B] int64, tokens that the sequence's cache already holds.
+        counts: [B] int64, how many of the pass's T tokens are real; the rest is padding at the end.
+    """
+
+    starts: Tensor
+    counts: Tensor
+
+    def positions(self, tokens: int) -> Tensor:
+        """Return each token's position in its sequence: [B, T] int64; padding repeats the last real one."""
+        offsets = torch.arange(tokens, device=self.starts.device)
+        last = (self.counts - 1).clamp(min=0)
+        return self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])

@@ -1,0 +1,135 @@
+"""Frozen data that says what a model computes; the modules of this package are built from it.
+
+Equal BlockSpecs share one compiled graph, so a spec holds what changes the mathematics and nothing else: no layer
+index, no name, no path. Sizes are bare nouns: dim heads kv_heads head_dim hidden vocab.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """One normalisation over the last axis.
+
+    Attributes:
+        kind: "rms" (x / rms(x) * weight) or "layer" (zero mean, unit variance, weight and bias).
+        eps: added to the mean square (rms) or the variance (layer).
+        scale_in_float32: multiply by the weight before casting back to the compute dtype (Gemma, gpt-oss); Llama
+            casts first. The two round differently.
+    """
+
+    kind: str
+    eps: float
+    scale_in_float32: bool = False
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every frequency divided by `factor` (Gemma 3 global layers from 4B up)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, the band between interpolated (Llama 3.1 and later).
+
+    Source: transformers, modeling_rope_utils, `_compute_llama3_parameters`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class DivisorScaling:
+    """Each frequency divided by its own number: GGUF's `rope_freqs.weight`."""
+
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding over the whole head, halves paired (x[i], x[i + head_dim / 2])."""
+
+    theta: float
+    scaling: LinearScaling | Llama3Scaling | DivisorScaling | None = None
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention.
+
+    Attributes:
+        scale: multiplies q . k before the softmax.
+        window: a query attends the last `window` keys, itself included; None is all of them.
+        qk_norm: normalises q and k per head before the rotation.
+        qkv_bias, output_bias: whether the projections have biases.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    qk_norm: NormSpec | None = None
+    rope: RopeSpec | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
+
+    hidden: int
+    activation: str
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One transformer block.
+
+    Attributes:
+        sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
+        outgrows_float16: activations pass 65504, so with fp16 the residual stream and the MLP product stay float32 (Gemma).
+    """
+
+    dim: int
+    norm: NormSpec
+    attention: AttentionSpec
+    mlp: MLPSpec
+    sandwich: bool = False
+    outgrows_float16: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only language model.
+
+    Attributes:
+        blocks: one spec per layer, in order.
+        norm: the final normalisation, before the head.
+        embedding_scale: multiplies token embeddings (Gemma: sqrt(dim)), or 1.
+        positions: rows of a learned position table (GPT-2), or 0.
+        context: the longest sequence the model was made for, in tokens.
+        tied: the head reads the embedding's weight.
+    """
+
+    dim: int
+    vocab: int
+    blocks: tuple[BlockSpec, ...]
+    norm: NormSpec
+    context: int
+    embedding_scale: float = 1.0
+    positions: int = 0
+    tied: bool = False
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The distinct rotations of the model, in order of first use; blocks refer to them by equality."""
+        return tuple(dict.fromkeys(block.attention.rope for block in self.blocks if block.attention.rope))

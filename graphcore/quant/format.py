@@ -1,0 +1,101 @@
+"""The interface every stored weight encoding implements: what its bytes mean.
+
+Legend: N blocks of one tensor, W bytes per block, E elements per block.
+
+    raw     uint8 [nbytes], as the file has them: blocks in row-major order, no padding between rows
+    blocks  uint8 [N, W], the same bytes seen as blocks
+    dense   float [shape], torch order (the last dimension is contiguous and is the one cut into blocks)
+
+A format knows no file, no tensor name and no module. It has no state: one frozen object per encoding.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from graphcore.errors import CheckpointError
+from graphcore.quant.slices import decode_in_slices
+
+
+@dataclass(frozen=True)
+class Format(ABC):
+    """One stored encoding of weights.
+
+    Attributes:
+        name: lower-case ggml type name, such as "q4_k".
+        block_elements: weights per block.
+        block_nbytes: bytes per block.
+    """
+
+    name: str
+    block_elements: int
+    block_nbytes: int
+
+    @abstractmethod
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return the weights of whole blocks, bit-exact with libggml: products rounded in ggml's order, no FMA.
+
+        Args:
+            blocks: [N, W] uint8; rows are contiguous. Not written to.
+
+        Returns:
+            [N, E] float32, in memory of its own.
+        """
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Return the stored size of a tensor, in bytes.
+
+        Args:
+            shape: torch order, in elements.
+
+        Raises:
+            CheckpointError: the rows are not a whole number of blocks.
+        """
+        row_elements = shape[-1] if shape else 1
+        if row_elements % self.block_elements:
+            raise CheckpointError(
+                f"{self.name}: shape {list(shape)} has rows of {row_elements} elements, which is not a multiple of the "
+                f"block of {self.block_elements}; the shape must be in torch order, rows first"
+            )
+        return prod(shape) // self.block_elements * self.block_nbytes
+
+    def dequantize(self, raw: torch.Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return the dense tensor that `raw` encodes.
+
+        Args:
+            raw: [nbytes] uint8, contiguous, on any device.
+            shape: torch order, in elements.
+            dtype: of the result, a float type; each float32 weight is cast to it. The whole tensor never exists in
+                float32 beside a result of another dtype.
+
+        Returns:
+            `shape`, `dtype`, on the device of `raw`.
+
+        Raises:
+            CheckpointError: `raw` is not a flat run of bytes, its size is not that of `shape`, or the rows are not a
+                whole number of blocks.
+        """
+        self.check_raw(raw, shape)
+        blocks = raw.view(-1, self.block_nbytes)  # [N, W]
+        return decode_in_slices(blocks, self.dequantize_blocks, self.block_elements, dtype).view(tuple(shape))
+
+    def check_raw(self, raw: torch.Tensor, shape: Sequence[int]) -> None:
+        """Return if `raw` can be the bytes of a tensor of this shape.
+
+        Raises:
+            CheckpointError: as for `dequantize`.
+        """
+        if raw.dtype != torch.uint8 or raw.dim() != 1 or not raw.is_contiguous():
+            raise CheckpointError(
+                f"{self.name}: raw bytes must be a contiguous uint8 tensor of one dimension, found {raw.dtype} "
+                f"{list(raw.shape)} with strides {list(raw.stride())}; pass the tensor as the file has it"
+            )
+        expected = self.nbytes(shape)
+        if raw.numel() != expected:
+            raise CheckpointError(
+                f"{self.name}: shape {list(shape)} takes {expected} bytes, found {raw.numel()}; the type, the shape or "
+                "the file's size is wrong"
+            )

@@ -1,0 +1,40 @@
+"""mxfp4: 32 four-bit floats (E2M1) and a power-of-two scale (E8M0).
+
+Legend: N blocks.
+
+    0 exponent[1]  1 codes[16]
+    codes byte j: hhhh llll, l = element j, h = element j + 16
+    y = 2^(exponent - 128) * E2M1_DOUBLED[q]
+    exponent 255 is no NaN in ggml (it is in OCP): 2^127; exponents 0 and 1 give subnormal scales
+Source: OCP Microscaling Formats v1.0; ggml/src/ggml-impl.h, ggml_e8m0_to_fp32_half.
+"""
+
+import torch
+
+from graphcore.quant.bits import field, lookup, planes
+from graphcore.quant.codebooks import E2M1_DOUBLED
+from graphcore.quant.format import Format
+
+FLOAT64_BIAS = 1023
+FLOAT64_MANTISSA_BITS = 52
+
+
+def half_power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """Return 2^(e - 128), subnormals included: uint8 -> float32, same shape.
+
+    The bits of a float64 are written, because all these powers are normal there; narrowing them is exact.
+    """
+    biased = exponents.to(torch.int64) + (FLOAT64_BIAS - 128)
+    return (biased << FLOAT64_MANTISSA_BITS).view(torch.float64).to(torch.float32)
+
+
+class Mxfp4Format(Format):
+    """Four-bit floats in blocks of 32."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 17] uint8 -> [N, 32] float32."""
+        codes = planes(field(blocks, 1, 16), bits=4).flatten(1)  # [N, 32]
+        return lookup(E2M1_DOUBLED, codes).mul_(half_power_of_two(field(blocks, 0, 1)))
+
+
+MXFP4 = Mxfp4Format("mxfp4", block_elements=32, block_nbytes=17)

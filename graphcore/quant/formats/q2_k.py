@@ -1,0 +1,30 @@
+"""q2_k: 256 two-bit weights in 16 groups of 16, each with a four-bit scale and minimum.
+
+Legend: N blocks.
+
+    0 scales[16]  16 codes[64]  80 d[2]  82 dmin[2]
+    scales byte g: mmmm ssss, for group g = element / 16
+    codes, half h (32 bytes each), byte l: 3322 1100, two bits s = element 128 * h + 32 * s + l
+    y = (d * s) * q - dmin * m
+"""
+
+import torch
+
+from graphcore.quant.bits import field, fp16, planes
+from graphcore.quant.format import Format
+
+
+class Q2KFormat(Format):
+    """Two bits, with an offset per 16 weights."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 84] uint8 -> [N, 256] float32."""
+        packed_scales = field(blocks, 0, 16)  # [N, 16]
+        scales = fp16(blocks, 80) * (packed_scales & 15).to(torch.float32)  # [N, 16]
+        minimums = fp16(blocks, 82) * (packed_scales >> 4).to(torch.float32)  # [N, 16]
+        codes = planes(field(blocks, 16, 64).view(-1, 2, 32), bits=2).view(-1, 16, 16)  # [N, g, 16]
+        weights = codes.to(torch.float32).mul_(scales.unsqueeze(2)).sub_(minimums.unsqueeze(2))
+        return weights.flatten(1)
+
+
+Q2_K = Q2KFormat("q2_k", block_elements=256, block_nbytes=84)

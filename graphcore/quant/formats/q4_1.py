@@ -1,0 +1,25 @@
+"""q4_1: 32 four-bit weights, a scale and a minimum.
+
+Legend: N blocks.
+
+    0 d[2]  2 m[2]  4 codes[16]
+    codes byte j: hhhh llll, l = element j, h = element j + 16
+    y = q * d + m
+"""
+
+import torch
+
+from graphcore.quant.bits import field, fp16, planes
+from graphcore.quant.format import Format
+
+
+class Q41Format(Format):
+    """Four bits, with an offset."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 20] uint8 -> [N, 32] float32."""
+        codes = planes(field(blocks, 4, 16), bits=4).flatten(1)  # [N, 32]
+        return codes.to(torch.float32).mul_(fp16(blocks, 0)).add_(fp16(blocks, 2))
+
+
+Q4_1 = Q41Format("q4_1", block_elements=32, block_nbytes=20)

@@ -1,0 +1,27 @@
+"""q5_0: 32 signed five-bit weights and a scale.
+
+Legend: N blocks.
+
+    0 d[2]  2 fifth_bits[4]  6 codes[16]
+    fifth_bits byte i: bit k = element 8 * i + k
+    codes byte j: hhhh llll, l = element j, h = element j + 16
+    y = d * ((fifth_bit << 4 | q) - 16)
+"""
+
+import torch
+
+from graphcore.quant.bits import field, fp16, planes, runs
+from graphcore.quant.format import Format
+
+
+class Q50Format(Format):
+    """Five bits, symmetric."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 22] uint8 -> [N, 32] float32."""
+        codes = planes(field(blocks, 6, 16), bits=4).flatten(1)  # [N, 32]
+        codes |= runs(field(blocks, 2, 4), bits=1) << 4
+        return codes.to(torch.float32).sub_(16).mul_(fp16(blocks, 0))
+
+
+Q5_0 = Q50Format("q5_0", block_elements=32, block_nbytes=22)

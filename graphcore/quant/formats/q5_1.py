@@ -1,0 +1,27 @@
+"""q5_1: 32 five-bit weights, a scale and a minimum.
+
+Legend: N blocks.
+
+    0 d[2]  2 m[2]  4 fifth_bits[4]  8 codes[16]
+    fifth_bits byte i: bit k = element 8 * i + k
+    codes byte j: hhhh llll, l = element j, h = element j + 16
+    y = (fifth_bit << 4 | q) * d + m
+"""
+
+import torch
+
+from graphcore.quant.bits import field, fp16, planes, runs
+from graphcore.quant.format import Format
+
+
+class Q51Format(Format):
+    """Five bits, with an offset."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 24] uint8 -> [N, 32] float32."""
+        codes = planes(field(blocks, 8, 16), bits=4).flatten(1)  # [N, 32]
+        codes |= runs(field(blocks, 4, 4), bits=1) << 4
+        return codes.to(torch.float32).mul_(fp16(blocks, 0)).add_(fp16(blocks, 2))
+
+
+Q5_1 = Q51Format("q5_1", block_elements=32, block_nbytes=24)

@@ -1,0 +1,24 @@
+"""q8_0: 32 signed bytes and a scale.
+
+Legend: N blocks.
+
+    0 d[2]  2 codes[32], int8
+    y = d * q
+"""
+
+import torch
+
+from graphcore.quant.bits import field, fp16
+from graphcore.quant.format import Format
+
+
+class Q80Format(Format):
+    """Eight bits, symmetric."""
+
+    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Decode: [N, 34] uint8 -> [N, 32] float32."""
+        codes = field(blocks, 2, 32).view(torch.int8)  # [N, 32]
+        return codes.to(torch.float32).mul_(fp16(blocks, 0))
+
+
+Q8_0 = Q80Format("q8_0", block_elements=32, block_nbytes=34)

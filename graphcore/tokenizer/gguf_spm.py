@@ -1,0 +1,70 @@
+"""Rebuilds a SentencePiece BPE tokenizer (Llama 2, Gemma) from a GGUF vocabulary.
+
+SentencePiece has no list of merges: of all neighbours whose concatenation is a token, it joins the pair whose token has
+the highest score. That is BPE whose merges are every way to cut every token in two, sorted by the token's score;
+among equal scores the longer left part goes first, as in the `tokenizer.json` that Google publishes for Gemma (whose
+514,906 merges this reproduces). A space is spelt U+2581; what has no token becomes its UTF-8 bytes, tokens `<0x00>` to
+`<0xFF>`.
+"""
+
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from graphcore.tokenizer.gguf_vocab import GGUFVocab, TokenType
+from graphcore.tokenizer.parts import bos_eos_processor
+
+SPACE = "\u2581"
+_NEVER_MERGED = {TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE}
+
+
+def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
+    """Return the tokenizer, without its special tokens."""
+    pieces = spm_pieces(vocab)
+    model = models.BPE(
+        {piece: token_id for token_id, piece in enumerate(pieces)},
+        spm_merges(vocab, pieces),
+        unk_token=None if vocab.unk_id is None else pieces[vocab.unk_id],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = tokenizers.Tokenizer(model)
+    spaces = normalizers.Replace(" ", SPACE)
+    unspaced = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocab.add_space_prefix:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        unspaced.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(unspaced)
+    backend.post_processor = bos_eos_processor(
+        None if vocab.add_bos is False else vocab.bos_id, vocab.eos_id if vocab.add_eos else None
+    )
+    return backend
+
+
+def spm_pieces(vocab: GGUFVocab) -> tuple[str, ...]:
+    """Return the tokens as the model spells them: the converter wrote user-defined runs of spaces as plain spaces."""
+    pieces = list(vocab.tokens)
+    for token_id, kind in enumerate(vocab.types):
+        spelt = pieces[token_id].replace(" ", SPACE)
+        if kind == TokenType.USER_DEFINED and spelt not in vocab.ids:
+            pieces[token_id] = spelt
+    return tuple(pieces)
+
+
+def spm_merges(vocab: GGUFVocab, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return every cut of every piece into two pieces, in the order in which they are to be merged.
+
+    User-defined pieces count as score 0, the highest: SentencePiece gives them that, GGUF files store -1000.
+    """
+    known = set(pieces)
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for piece, score, kind in zip(pieces, vocab.scores, vocab.types, strict=True):
+        if kind in _NEVER_MERGED:
+            continue
+        rank = 0.0 if kind == TokenType.USER_DEFINED else -score
+        for cut in range(1, len(piece)):
+            if piece[:cut] in known and piece[cut:] in known:
+                ranked.append((rank, -cut, cut - len(piece), piece[:cut], piece[cut:]))
+    ranked.sort(key=lambda merge: merge[:3])
+    return [(left, right) for _, _, _, left, right in ranked]

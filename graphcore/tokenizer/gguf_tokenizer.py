@@ -1,0 +1,118 @@
+"""Builds the parts of a `Tokenizer` from a GGUF file's metadata, and keeps what it built.
+
+Building Gemma's 262,144 tokens takes seconds and loading them from a file a fraction of one, so the result is kept as
+`<cache_dir>/tokenizers/<sha256 of the vocabulary>.json`.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import tokenizers
+
+from graphcore.errors import TokenizerError
+from graphcore.tokenizer.gguf_bpe import build_bpe
+from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
+from graphcore.tokenizer.gguf_vocab import SENTENCEPIECE, GGUFVocab, TokenType, read_token_id, read_vocab
+from graphcore.tokenizer.parts import TokenizerParts
+from graphcore.tokenizer.splitters import SPLITTERS
+from graphcore.tokenizer.tokenizer_json import read_tokenizer_json, write_tokenizer_json
+
+END_OF_TURN = (
+    "<|im_end|>",  # Qwen, SmolLM
+    "<|eot_id|>",  # Llama 3
+    "<|eom_id|>",  # Llama 3, before a tool call
+    "<end_of_turn>",  # Gemma
+    "<|return|>",  # gpt-oss
+    "<|call|>",  # gpt-oss, before a tool call; <|end|> only ends one of its messages
+    "<|end_of_text|>",
+    "<|endoftext|>",
+)
+"""Spellings that end a generation wherever the vocabulary has them as special tokens: files name one eos_token_id,
+while models end their turn with another. Ordinary tokens that merely look like these do not count."""
+
+_BUILD = 1  # raise when the same vocabulary is to become another tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+def has_vocab(metadata: Mapping[str, object]) -> bool:
+    """Say whether the file carries a vocabulary at all."""
+    return "tokenizer.ggml.tokens" in metadata
+
+
+def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | None) -> TokenizerParts:
+    """Return the parts of a tokenizer that behaves as the model's own, published one.
+
+    Args:
+        metadata: the file's key-value pairs; arrays as tuples.
+        source: the file, for messages.
+        cache_dir: where built tokenizers are kept; None builds anew each time.
+
+    Raises:
+        TokenizerError: see `read_vocab` and `find_splitter`.
+    """
+    vocab = read_vocab(metadata, source)
+    template = metadata.get("tokenizer.chat_template")
+    return TokenizerParts(
+        backend=_build(vocab) if cache_dir is None else _cached(vocab, cache_dir / "tokenizers"),
+        source=source,
+        bos_id=vocab.bos_id,
+        eos_ids=_eos_ids(metadata, vocab),
+        chat_template=template if isinstance(template, str) else None,
+        template_variables=_template_variables(metadata, vocab),
+    )
+
+
+def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
+    """Return the kept tokenizer, or build and keep it; a kept file that is damaged is built again."""
+    built_from = repr((_BUILD, tokenizers.__version__, SPLITTERS, vocab.digest()))
+    path = folder / f"{hashlib.sha256(built_from.encode()).hexdigest()}.json"
+    if path.is_file():
+        try:
+            kept = read_tokenizer_json(path)
+        except TokenizerError as error:
+            _log.warning("%s; building it again", error)
+        else:
+            if kept.get_vocab_size() == len(vocab.tokens):
+                return kept
+    backend = _build(vocab)
+    try:
+        write_tokenizer_json(backend, path)
+    except OSError as error:
+        _log.warning("%s: the built tokenizer cannot be kept (%s); the next start builds it again", path, error)
+    return backend
+
+
+def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
+    spm = vocab.model == SENTENCEPIECE
+    backend = build_spm(vocab) if spm else build_bpe(vocab)
+    spelt = tuple(zip(spm_pieces(vocab) if spm else vocab.tokens, vocab.types, strict=True))
+    special = [text for text, kind in spelt if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
+    added = [text for text, kind in spelt if kind == TokenType.USER_DEFINED]
+    # Each has its id in the vocabulary already: added anywhere else it would get an id that the model has no row for.
+    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
+    backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
+    assert backend.get_vocab_size() == len(vocab.tokens), f"{vocab.source}: special tokens got ids of their own"
+    return backend
+
+
+def _eos_ids(metadata: Mapping[str, object], vocab: GGUFVocab) -> tuple[int, ...]:
+    named = {vocab.eos_id, *(read_token_id(metadata, name, vocab) for name in ("eot_token_id", "eom_token_id"))}
+    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    for text in END_OF_TURN:
+        token_id = vocab.ids.get(text)
+        if token_id is not None and vocab.types[token_id] in special:
+            named.add(token_id)
+    return tuple(sorted(token_id for token_id in named if token_id is not None))
+
+
+def _template_variables(metadata: Mapping[str, object], vocab: GGUFVocab) -> dict[str, str]:
+    ids = {
+        "bos_token": vocab.bos_id,
+        "eos_token": vocab.eos_id,
+        "unk_token": vocab.unk_id,
+        "pad_token": read_token_id(metadata, "padding_token_id", vocab),
+    }
+    return {name: vocab.tokens[token_id] for name, token_id in ids.items() if token_id is not None}

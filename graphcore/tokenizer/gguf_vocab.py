@@ -1,0 +1,180 @@
+"""The vocabulary that a GGUF file's metadata holds, checked.
+
+Keys: `tokenizer.ggml.{model, pre, tokens, token_type, merges, scores, add_bos_token, add_eos_token, add_space_prefix,
+bos_token_id, ...}` (docs/gguf.md of ggml). Defaults for what a file leaves out are those of llama.cpp's
+src/llama-vocab.cpp, so that a file means the same in both.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from graphcore.errors import TokenizerError
+
+T = TypeVar("T")
+
+BYTE_LEVEL = "gpt2"
+SENTENCEPIECE = "llama"
+_PREFIX = "tokenizer.ggml."
+
+
+class TokenType(IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class GGUFVocab:
+    """A vocabulary as stored.
+
+    Attributes:
+        source: the file, for messages.
+        model: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+        pre: the splitter's name, None if the file has none.
+        tokens: one distinct spelling per id.
+        types: one `TokenType` per id.
+        merges: "left right", best first; empty for SentencePiece.
+        scores: one per id, higher merges first; empty for byte-level BPE.
+        bos_id, eos_id, unk_id: None if the vocabulary has none.
+        add_bos, add_eos: None if the file does not say.
+        add_space_prefix: a space is put before text (SentencePiece only).
+    """
+
+    source: str
+    model: str
+    pre: str | None
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[str, ...]
+    scores: tuple[float, ...]
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    add_bos: bool | None
+    add_eos: bool | None
+    add_space_prefix: bool
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """Spelling to id."""
+        return {token: token_id for token_id, token in enumerate(self.tokens)}
+
+    def digest(self) -> str:
+        """Return a sha256 over all that the rebuilt tokenizer depends on (not the source)."""
+        settings = (self.model, self.pre, self.bos_id, self.eos_id, self.unk_id, self.add_bos, self.add_eos)
+        sha = hashlib.sha256(repr((*settings, self.add_space_prefix, len(self.tokens))).encode())
+        for texts in (self.tokens, self.merges):
+            sha.update("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0\0")
+        sha.update(np.asarray(self.types, dtype=np.int32).tobytes())
+        sha.update(np.asarray(self.scores, dtype=np.float32).tobytes())
+        return sha.hexdigest()
+
+
+def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
+    """Return the vocabulary in a GGUF file's metadata.
+
+    Raises:
+        TokenizerError: a key is missing, of the wrong type or length, an id lies outside the vocabulary, or the
+            tokenizer is of a kind that graphcore does not rebuild.
+    """
+    reader = _Reader(metadata, source)
+    model = reader.required("model", str)
+    if model not in (BYTE_LEVEL, SENTENCEPIECE):
+        raise TokenizerError(f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama")
+    spm = model == SENTENCEPIECE
+    tokens = _distinct(reader.array("tokens", str), source)
+    return GGUFVocab(
+        source=source,
+        model=model,
+        pre=reader.optional("pre", str),
+        tokens=tokens,
+        types=reader.per_token("token_type", int, len(tokens)) or (int(TokenType.NORMAL),) * len(tokens),
+        merges=() if spm else reader.array("merges", str),
+        scores=reader.per_token("scores", float, len(tokens)) if spm else (),
+        bos_id=reader.token_id("bos_token_id", len(tokens), 1 if spm else None),
+        eos_id=reader.token_id("eos_token_id", len(tokens), 2 if spm else None),
+        unk_id=reader.token_id("unknown_token_id", len(tokens), 0 if spm else None),
+        add_bos=reader.optional("add_bos_token", bool),
+        add_eos=reader.optional("add_eos_token", bool),
+        add_space_prefix=spm and reader.optional("add_space_prefix", bool) is not False,
+    )
+
+
+def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
+    """Return the id in `tokenizer.ggml.<name>`, None if the file has no such key.
+
+    Raises:
+        TokenizerError: the id lies outside the vocabulary.
+    """
+    return _Reader(metadata, vocab.source).token_id(name, len(vocab.tokens), None)
+
+
+class _Reader:
+    """Reads `tokenizer.ggml.` keys and says which one is wrong."""
+
+    def __init__(self, metadata: Mapping[str, object], source: str) -> None:
+        self._metadata = metadata
+        self._source = source
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
+            return value
+        raise self._error(name, f"is {value!r}, where {kind.__name__} is expected")
+
+    def required(self, name: str, kind: type[T]) -> T:
+        value = self.optional(name, kind)
+        if value is None:
+            raise self._error(name, "is missing; without it text has no token ids")
+        return value
+
+    def array(self, name: str, kind: type[T]) -> tuple[T, ...]:
+        """Return an array whose elements have one type, as GGUF stores them, so that the first speaks for all."""
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            raise self._error(name, "is missing; without it text has no token ids")
+        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+            raise self._error(name, "is not an array with elements")
+        if not isinstance(value[0], (int, float) if kind is float else kind):
+            raise self._error(name, f"holds {type(value[0]).__name__}, where {kind.__name__} is expected")
+        return tuple(value)
+
+    def per_token(self, name: str, kind: type[T], count: int) -> tuple[T, ...]:
+        """Return an array with one element per token; empty for a missing token_type."""
+        if name == "token_type" and _PREFIX + name not in self._metadata:
+            return ()
+        values = self.array(name, kind)
+        if len(values) != count:
+            raise self._error(name, f"has {len(values)} elements for {count} tokens")
+        return values
+
+    def token_id(self, name: str, count: int, default: int | None) -> int | None:
+        value = self.optional(name, int)
+        token_id = default if value is None else value
+        if token_id is not None and not 0 <= token_id < count:
+            raise self._error(name, f"is {token_id}, outside the vocabulary of {count} tokens")
+        return token_id
+
+    def _error(self, name: str, problem: str) -> TokenizerError:
+        return TokenizerError(f"{self._source}: {_PREFIX}{name} {problem}")
+
+
+def _distinct(tokens: tuple[str, ...], source: str) -> tuple[str, ...]:
+    """Return the tokens with empty ones named, as llama.cpp names them; refuse a spelling that has two ids."""
+    named = tuple(token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens))
+    seen: set[str] = set()
+    if len(set(named)) != len(named):
+        twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        raise TokenizerError(f"{source}: tokenizer.ggml.tokens has '{twice}' twice; the file is damaged")
+    return named

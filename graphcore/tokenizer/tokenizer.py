@@ -1,0 +1,147 @@
+"""Text to token ids and back, for every checkpoint that carries a vocabulary."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from graphcore.errors import TokenizerError
+from graphcore.tokenizer.chat_template import ChatTemplate, Message
+from graphcore.tokenizer.gguf_tokenizer import read_gguf
+from graphcore.tokenizer.hf_folder import read_folder
+from graphcore.tokenizer.parts import TokenizerParts
+
+
+class Tokenizer:
+    """Encodes and decodes as the model's own tokenizer does.
+
+    Special tokens that are spelt out in a text ("<|im_end|>") become their ids, as in transformers: clean a text from
+    strangers before it gets here. Spaces before punctuation are kept when decoding (transformers' and llama.cpp's
+    "clean up" is not done), so that decoding what was encoded gives the text back.
+
+    Args:
+        model_path: a Hugging Face folder.
+
+    Raises:
+        TokenizerError: the folder has no tokenizer, or a damaged one.
+    """
+
+    def __init__(self, model_path: str) -> None:
+        self._assemble(read_folder(_existing_folder(Path(model_path))))
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Self:
+        """Return the tokenizer of a Hugging Face folder."""
+        return cls(str(path))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], source: str, cache_dir: Path | None = None) -> Self:
+        """Return the tokenizer that a GGUF file's metadata describes.
+
+        Args:
+            metadata: the file's key-value pairs; arrays as tuples.
+            source: the file, for messages.
+            cache_dir: where rebuilt tokenizers are kept for the next start; None keeps none.
+
+        Raises:
+            TokenizerError: a key is missing or wrong, or names a rule that graphcore does not know.
+        """
+        tokenizer = cls.__new__(cls)
+        tokenizer._assemble(read_gguf(metadata, source, cache_dir))
+        return tokenizer
+
+    def _assemble(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._backend = parts.backend
+        self.special_ids = frozenset(
+            token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
+        )
+        """Ids that `decode` leaves out unless told otherwise."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, with BOS and EOS around it where the checkpoint asks for them.
+
+        Raises:
+            TokenizerError: the text is not valid Unicode, or holds a token that the model has no embedding for.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the text is not valid Unicode at character {error.start}; give it as UTF-8"
+            raise TokenizerError(message) from error
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        limit = self._parts.id_limit
+        if limit is not None and ids and max(ids) >= limit:
+            raise TokenizerError(
+                f"{self._parts.source}: the text holds '{self.id_to_piece(max(ids))}', whose id {max(ids)} is beyond "
+                f"the model's {limit} embeddings"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of the ids; bytes that are not UTF-8 become U+FFFD, ids without a spelling nothing.
+
+        Raises:
+            TokenizerError: an id is negative.
+        """
+        if ids and min(ids) < 0:
+            raise TokenizerError(f"token id {min(ids)} is negative")
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def id_to_piece(self, token_id: int) -> str:
+        """Return the vocabulary's own spelling of an id; empty for rows that only pad the embedding."""
+        return self._backend.id_to_token(token_id) or ""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids that have a spelling."""
+        return self._backend.get_vocab_size()
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that starts a text, if there is one; whether `encode` adds it is the checkpoint's choice."""
+        return self._parts.bos_id
+
+    @property
+    def eos_token_id(self) -> int | list[int]:
+        """The id that ends a generation, or the list of them."""
+        ids = self.eos_token_ids
+        return ids[0] if len(ids) == 1 else list(ids)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a generation, ascending."""
+        return self._parts.eos_ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint says how a conversation is written."""
+        return self._parts.chat_template is not None
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            messages: "role" and "content" of each turn, oldest first.
+            add_generation_prompt: end with what opens the model's turn.
+
+        Raises:
+            TokenizerError: there is no chat template, or it refuses the messages.
+        """
+        return self._chat_template.render(messages, self._parts.template_variables, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a conversation; the template writes BOS itself, so none is added."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        if self._parts.chat_template is None:
+            raise TokenizerError(f"{self._parts.source}: has no chat template; give the prompt as plain text")
+        return ChatTemplate(self._parts.chat_template, self._parts.source)
+
+
+def _existing_folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise TokenizerError(f"{path}: not a folder; give a Hugging Face folder, or use Tokenizer.from_gguf")
+    return path

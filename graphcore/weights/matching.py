@@ -1,0 +1,118 @@
+"""Which stored tensor becomes which weight, settled and checked before any byte is read."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+
+from graphcore.arch.architecture import Architecture, TensorSource
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.errors import CheckpointError
+
+HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+GGUF_IGNORED = ("rope_freqs.weight",)  # read with the config
+SHOWN = 4  # names of tensors in one message
+
+Namer = Callable[[str], TensorSource]
+
+
+def match_weights(
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorSource]:
+    """Return the stored tensor and folds of each weight; a tied head without a tensor of its own has the embedding's.
+
+    Args:
+        shapes: of the decoder's weights, by name.
+
+    Raises:
+        CheckpointError: a weight has no stored tensor, a stored tensor of a layer or of the model has no weight, or a
+            shape differs.
+    """
+    namer = _namer(architecture, config, checkpoint)
+    sources = {name: namer(name) for name in shapes}
+    if HEAD in sources and sources[HEAD].name not in checkpoint.tensors and config.tie_word_embeddings:
+        sources[HEAD] = sources[EMBEDDING]
+    missing = sorted({source.name for source in sources.values()} - checkpoint.tensors.keys())
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.source}: Missing required tensor: {_listed(missing)}; the file is incomplete or is no "
+            f"{config.model_type} model"
+        )
+    _refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()})
+    for name, source in sources.items():
+        _check_shape(checkpoint, source, name, shapes[name])
+    return sources
+
+
+def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint) -> Namer:
+    """Return the function from a decoder name to its source in this checkpoint's layout."""
+    match checkpoint.layout:
+        case "decoder":
+            return TensorSource
+        case "gguf":
+            return lambda name: architecture.gguf_source(name, config)
+    stored = checkpoint.tensors
+    embedding = architecture.hf_source(EMBEDDING, config).name
+    prefixes = [prefix for prefix in architecture.hf_prefixes if prefix + embedding in stored]
+    prefix = (prefixes or architecture.hf_prefixes)[0]
+
+    def of_hf(name: str) -> TensorSource:
+        source = architecture.hf_source(name, config)
+        candidates = (prefix + source.name, source.name, "language_model." + source.name)
+        return replace(source, name=next((full for full in candidates if full in stored), candidates[name == HEAD]))
+
+    return of_hf
+
+
+def _refuse_unexpected(
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str]
+) -> None:
+    """Refuse tensors that nothing reads: they would change what the model computes (a norm, a bias, an adapter)."""
+    ignored = (*architecture.ignored, *GGUF_IGNORED)
+    unused = [
+        name
+        for name in checkpoint.tensors.keys() - set(used)
+        if not any(part in name for part in ignored) and not _is_tied_head(name, config)
+    ]
+    unexpected = sorted(name for name in unused if not _is_of_later_layer(name, config.num_hidden_layers))
+    if unexpected:
+        raise CheckpointError(
+            f"{checkpoint.source}: unexpected tensor {_listed(unexpected)}, which a {config.model_type} model does not "
+            "have; the file is of another architecture or has adapters that must be merged first"
+        )
+
+
+def _is_tied_head(name: str, config: ModelConfig) -> bool:
+    return config.tie_word_embeddings and name.endswith(HEAD)
+
+
+def _is_of_later_layer(name: str, num_layers: int) -> bool:
+    """Return whether the tensor is of a layer that `model.num_hidden_layers` leaves out."""
+    numbers = [int(part) for part in name.split(".") if part.isdecimal()]
+    return bool(numbers) and numbers[0] >= num_layers
+
+
+def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
+    """Fold a tensor of the stored shape without bytes and compare."""
+    stored = checkpoint.tensors[source.name].shape
+    folded = torch.empty(stored, device="meta")
+    try:
+        for fold in source.folds:
+            folded = fold.apply(folded)
+        found = tuple(folded.shape)
+    except (RuntimeError, ValueError):
+        found = None
+    if found != expected:
+        became = "" if found in (None, stored) else f", which becomes {list(found or ())}"
+        raise CheckpointError(
+            f"{checkpoint.source}: Shape mismatch for {source.name}: expected {list(expected)} for {name}, "
+            f"got {list(stored)}{became}; config and weights are of different models"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first few names, quoted, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + more

@@ -1,0 +1,41 @@
+"""Preallocated buffers that layer groups' bytes land in, and the views that bind modules to them, once."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.weights.layout import ALIGNMENT, Layout
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An aligned run of bytes on the device.
+
+    Attributes:
+        raw: [nbytes] uint8, its first byte at a multiple of the alignment.
+    """
+
+    raw: Tensor
+
+    @classmethod
+    def allocate(cls, nbytes: int, device: torch.device) -> "Slot":
+        """Return a slot of at least that many bytes."""
+        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
+        start = -memory.data_ptr() % ALIGNMENT
+        return cls(memory[start : start + nbytes])
+
+    def views(self, layout: Layout) -> dict[str, Tensor]:
+        """Return the layout's tensors as views of the slot."""
+        return {
+            name: self.raw[place.offset : place.offset + place.nbytes].view(place.dtype).view(place.shape)
+            for name, place in layout.places.items()
+        }
+
+
+def bind(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make the buffer `name` ("mlp.up_proj.weight") of `module` be `tensor`."""
+    owner, _, leaf = name.rpartition(".")
+    target = module.get_submodule(owner)
+    assert leaf in target._buffers, f"{type(target).__name__} has no buffer {leaf}"
+    setattr(target, leaf, tensor)

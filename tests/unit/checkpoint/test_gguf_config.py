@@ -1,0 +1,270 @@
+"""GGUF metadata to ModelConfig: files made by llama.cpp's converter against the config.json they were made from."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+
+from graphcore.checkpoint.config import ModelConfig, load_model_config
+from graphcore.checkpoint.gguf_config import config_from_gguf
+from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
+
+TINY = Path(__file__).parents[2] / "golden" / "tiny"
+
+# What SmolLM2-135M-Instruct's GGUF says: no key_length, no rope scaling, a tokenizer.
+SMOLLM2 = {
+    "general.architecture": "llama",
+    "llama.block_count": 30,
+    "llama.context_length": 8192,
+    "llama.embedding_length": 576,
+    "llama.feed_forward_length": 1536,
+    "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3,
+    "llama.rope.freq_base": 100000.0,
+    "llama.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "general.file_type": 3,
+    "llama.vocab_size": 49152,
+    "llama.rope.dimension_count": 64,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+# What Gemma 3 270M's GGUF says: no local theta, no vocab_size, no rope.dimension_count.
+GEMMA3 = {
+    "general.architecture": "gemma3",
+    "gemma3.context_length": 32768,
+    "gemma3.embedding_length": 640,
+    "gemma3.block_count": 18,
+    "gemma3.feed_forward_length": 2048,
+    "gemma3.attention.head_count": 4,
+    "gemma3.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
+    "gemma3.attention.key_length": 256,
+    "gemma3.attention.value_length": 256,
+    "gemma3.rope.freq_base": 1000000.0,
+    "gemma3.attention.sliding_window": 512,
+    "gemma3.attention.head_count_kv": 1,
+    "tokenizer.ggml.tokens": ["t"] * 100,
+    "tokenizer.ggml.bos_token_id": 2,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.eot_token_id": 106,
+}
+GPT2 = {
+    "general.architecture": "gpt2",
+    "gpt2.block_count": 12,
+    "gpt2.context_length": 1024,
+    "gpt2.embedding_length": 768,
+    "gpt2.feed_forward_length": 3072,
+    "gpt2.attention.head_count": 12,
+    "gpt2.attention.layer_norm_epsilon": 9.999999747378752e-06,
+    "gpt2.vocab_size": 50257,
+}
+
+
+def parse(metadata: dict, shapes: dict | None = None, freqs: list[float] | None = None, **changes: object) -> ModelConfig:
+    """Parse with keys added under the architecture's prefix; `__` stands for a dot, None removes."""
+    prefix = metadata["general.architecture"]
+    changed = {f"{prefix}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    merged = {key: value for key, value in {**metadata, **changed}.items() if value is not None}
+    return config_from_gguf(merged, shapes or {}, freqs, "model.gguf")
+
+
+def read_with_gguf_package(path: Path) -> ModelConfig:
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
+    freqs = [tensor.data.tolist() for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+    return config_from_gguf(metadata, shapes, freqs[0] if freqs else None, str(path))
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2"])
+def test_converted_models_say_what_their_config_json_says(name):
+    ours, theirs = read_with_gguf_package(TINY / f"{name}.gguf"), load_model_config(TINY / name)
+    assert ours.rms_norm_eps == float(numpy.float32(theirs.rms_norm_eps))  # as stored, not rounded back
+    same = replace(theirs, dtype=None, rms_norm_eps=ours.rms_norm_eps, bos_token_id=None, eos_token_ids=())
+    same = replace(same, layer_norm_eps=None if theirs.layer_norm_eps is None else ours.rms_norm_eps)
+    if name == "llama3":
+        same = replace(same, rope_scaling=None, rope_freq_divisors=ours.rope_freq_divisors)
+    if name == "qwen3":
+        same = replace(same, layer_types=None)  # all full, said or unsaid
+    assert ours == same
+
+
+def test_rope_freqs_divide_to_the_frequencies_of_transformers():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    raw = json.loads((TINY / "llama3" / "config.json").read_text())
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**raw), "cpu")
+    config = read_with_gguf_package(TINY / "llama3.gguf")
+    plain = config.rope_theta ** -(numpy.arange(0, config.computed_head_dim, 2) / config.computed_head_dim)
+    # rope_freqs are float32, and so is transformers' result: a few units in the last place.
+    numpy.testing.assert_allclose(plain / numpy.array(config.rope_freq_divisors), theirs.numpy(), rtol=5e-7)
+
+
+def test_smollm2_takes_its_head_dim_from_the_rotated_width():
+    config = parse(SMOLLM2)
+    assert (config.model_type, config.head_dim, config.rope_theta) == ("llama", 64, 1e5)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.vocab_size) == (9, 3, 49152)
+    assert (config.bos_token_id, config.eos_token_ids, config.tie_word_embeddings) == (1, (2,), True)
+    assert parse(SMOLLM2, rope__dimension_count=None).computed_head_dim == 576 // 9
+    assert parse(SMOLLM2, attention__key_length=32, rope__dimension_count=32).head_dim == 32
+
+
+def test_gemma3_gets_what_its_file_does_not_say():
+    config = parse(GEMMA3)
+    assert (config.rope_theta, config.rope_local_base_freq, config.rope_scaling) == (1e6, 1e4, None)
+    assert (config.sliding_window, config.sliding_window_pattern, config.query_pre_attn_scalar) == (512, 6, 256.0)
+    assert [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"] == [5, 11, 17]
+    assert (config.hidden_act, config.vocab_size, config.eos_token_ids) == ("gelu_pytorch_tanh", 100, (1, 106))
+    assert parse(GEMMA3, rope__freq_base=None).rope_theta == 1e6
+    assert parse(GEMMA3, rope__freq_base_swa=2e4).rope_local_base_freq == 2e4
+
+
+def test_gemma3_27b_scales_its_queries_by_hidden_over_heads():
+    sizes = {"block_count": 62, "embedding_length": 5376, "attention__head_count": 32, "attention__head_count_kv": 16}
+    narrow = {"attention__key_length": 128, "attention__value_length": 128}
+    assert parse(GEMMA3, **sizes, **narrow).query_pre_attn_scalar == 168.0  # as google/gemma-3-27b-it's config.json
+    assert parse(GEMMA3, **{**sizes, "block_count": 48}, **narrow).query_pre_attn_scalar == 128.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+        ({"rope__scaling__factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+        ({"rope__scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 8.0}, None),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, None),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 1.0}, None),
+    ],
+)
+def test_linear_scaling_is_read_as_llama_cpp_does(keys, expected):
+    assert parse(GEMMA3, **keys).rope_scaling == expected
+
+
+def test_tying_and_biases_are_read_from_the_tensors():
+    shapes = {"output.weight": (49152, 576), "blk.0.attn_q.bias": (576,)}
+    config = parse(SMOLLM2, shapes)
+    assert (config.tie_word_embeddings, config.qkv_bias, config.attention_bias) == (False, True, False)
+    assert parse(SMOLLM2, {"blk.0.attn_output.bias": (576,)}).attention_bias
+    assert parse(SMOLLM2, {"blk.0.ffn_gate.bias": (1536,)}).mlp_bias
+
+
+def test_qwen2_has_biases_on_q_k_and_v_only():
+    metadata = {key.replace("llama.", "qwen2."): value for key, value in SMOLLM2.items()}
+    config = parse({**metadata, "general.architecture": "qwen2"})
+    assert (config.model_type, config.qkv_bias, config.attention_bias) == ("qwen2", True, False)
+
+
+def test_the_embedding_says_how_many_tokens_there_are():
+    assert parse(SMOLLM2, {"token_embd.weight": (50000, 576)}).vocab_size == 50000
+    assert parse({**SMOLLM2, "tokenizer.ggml.tokens": ["a"] * 7}, vocab_size=None).vocab_size == 7
+    with pytest.raises(CheckpointError, match="vocabulary is unknown"):
+        parse(SMOLLM2, vocab_size=None)
+
+
+def test_gpt_is_an_alias_of_gpt2():
+    aliased = {key.replace("gpt2.", "gpt."): value for key, value in GPT2.items()}
+    config = parse({**aliased, "general.architecture": "gpt"})
+    assert config == parse(GPT2)
+    assert (config.model_type, config.hidden_act, config.computed_head_dim) == ("gpt2", "gelu_new", 64)
+    assert config.attention_bias and config.qkv_bias and config.mlp_bias
+
+
+def test_per_layer_arrays_of_one_value_are_that_value():
+    assert parse(SMOLLM2, attention__head_count_kv=[3] * 30).num_key_value_heads == 3
+    with pytest.raises(UnsupportedError, match="llama.attention.head_count_kv differs by layer"):
+        parse(SMOLLM2, attention__head_count_kv=[3, 9] * 15)
+
+
+def test_missing_kv_heads_are_as_many_as_query_heads():
+    assert parse(SMOLLM2, attention__head_count_kv=None).num_key_value_heads == 9
+
+
+@pytest.mark.parametrize("architecture", ["gpt-oss", "bitnet-b1.58", "gemma", "qwen3moe"])
+def test_unknown_architecture_lists_the_known_ones(architecture):
+    with pytest.raises(UnsupportedError, match=f"{architecture}.*known: gemma3, gpt, gpt2, llama, qwen2, qwen3"):
+        parse({**SMOLLM2, "general.architecture": architecture})
+
+
+def test_missing_keys_are_listed_all_at_once():
+    with pytest.raises(CheckpointError) as caught:
+        config_from_gguf({"general.architecture": "llama", "llama.block_count": 2}, {}, None, "model.gguf")
+    for key in ("context_length", "embedding_length", "feed_forward_length", "layer_norm_rms_epsilon"):
+        assert f"llama.{key}" in str(caught.value).replace("attention.", "")
+    assert "block_count" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="general.architecture"):
+        config_from_gguf({}, {}, None, "model.gguf")
+    with pytest.raises(CheckpointError, match="gemma3.attention.sliding_window"):
+        parse(GEMMA3, attention__sliding_window=None)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "key", "value"),
+    [
+        (SMOLLM2, "expert_count", 8),
+        (SMOLLM2, "attention.scale", 0.5),
+        (SMOLLM2, "logit_scale", 0.25),
+        (SMOLLM2, "residual_scale", 0.2),
+        (SMOLLM2, "embedding_scale", 12.0),
+        (SMOLLM2, "attention.causal", False),
+        (SMOLLM2, "attention.sliding_window", 4096),
+        (SMOLLM2, "attention.value_length", 32),
+        (GEMMA3, "final_logit_softcapping", 30.0),
+        (GEMMA3, "attn_logit_softcapping", 50.0),
+        (GEMMA3, "rope.dimension_count", 128),
+        (GEMMA3, "rope.scaling.type", "yarn"),
+        (GEMMA3, "rope.scaling.attn_factor", 1.2),
+    ],
+)
+def test_keys_that_change_the_mathematics_are_refused_by_name(metadata, key, value):
+    with pytest.raises(UnsupportedError, match=key.replace(".", r"\.")):
+        parse(metadata, **{key.replace(".", "__"): value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("embedding_length", 0),
+        ("embedding_length", 2**60),
+        ("embedding_length", "576"),
+        ("embedding_length", True),
+        ("block_count", 10**6),
+        ("block_count", -1),
+        ("attention.head_count_kv", 4),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("attention.layer_norm_rms_epsilon", 0.0),
+        ("rope.freq_base", -1.0),
+        ("rope.scaling.factor", -2.0),
+        ("rope.scaling.type", 2),
+    ],
+)
+def test_wrong_values_are_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=f"model.gguf: .*{key.rpartition('.')[2].replace('head_count', 'h')}") as caught:
+        parse(SMOLLM2, **{key.replace(".", "__"): value})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_query_weight_of_another_width_is_refused():
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight has 576 rows, 9 heads of 32"):
+        parse(SMOLLM2, {"blk.0.attn_q.weight": (576, 576)}, rope__dimension_count=32)
+
+
+@pytest.mark.parametrize("freqs", [[1.0] * 31, [1.0] * 31 + [0.0], [1.0] * 31 + [float("nan")], [1.0] * 31 + [-1.0]])
+def test_wrong_rope_freqs_are_refused(freqs):
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight has"):
+        parse(SMOLLM2, freqs=freqs)
+    assert parse(SMOLLM2, freqs=[1.0] * 32).rope_freq_divisors == (1.0,) * 32
+
+
+@pytest.mark.parametrize("metadata", [SMOLLM2, GEMMA3, GPT2], ids=["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("value", [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [None], float("inf")], ids=repr)
+def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(metadata, value):
+    for key in metadata:
+        try:
+            config_from_gguf({**metadata, key: value}, {}, None, "model.gguf")
+        except GraphcoreError as error:
+            assert "\n" not in str(error)

@@ -1,0 +1,145 @@
+"""Which reader a path gets, and what is said about paths that get none."""
+
+import os
+
+import pytest
+import torch
+from gguf_bytes import GGUF, U16, Tensor, entry
+from safetensors.torch import save_file
+from safetensors_bytes import write_index
+
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.checkpoint.open_checkpoint import open_checkpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+
+
+def write_safetensors(path):
+    save_file({"w": torch.arange(3.0)}, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, os.fspath, lambda path: path])
+def test_files_open_by_str_and_path(tmp_path, kind):
+    assert isinstance(open_checkpoint(kind(write_safetensors(tmp_path / "a.safetensors"))), SafetensorsCheckpoint)
+    assert isinstance(open_checkpoint(kind(GGUF().write(tmp_path / "a.gguf"))), GGUFCheckpoint)
+
+
+def test_the_first_bytes_decide_not_the_name(tmp_path):
+    assert isinstance(open_checkpoint(GGUF().write(tmp_path / "a.safetensors")), GGUFCheckpoint)
+    assert isinstance(open_checkpoint(GGUF().write(tmp_path / "b.bin")), GGUFCheckpoint)
+    assert isinstance(open_checkpoint(write_safetensors(tmp_path / "blob")), SafetensorsCheckpoint)
+
+
+def test_source_is_what_was_asked_for(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors")
+    assert open_checkpoint(str(tmp_path)).source == str(tmp_path)
+    assert open_checkpoint(GGUF().write(tmp_path / "a.gguf")).source == str(tmp_path / "a.gguf")
+
+
+def test_safetensors_are_preferred_in_a_folder(tmp_path):
+    GGUF().write(tmp_path / "a.gguf")
+    write_safetensors(tmp_path / "model.safetensors")
+    assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
+
+
+def test_an_index_makes_a_folder_a_safetensors_checkpoint(tmp_path):
+    GGUF().write(tmp_path / "a.gguf")
+    write_safetensors(tmp_path / "x.safetensors")
+    write_index(tmp_path, {"w": "x.safetensors"})
+    assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
+
+
+def test_one_gguf_in_a_folder_is_taken_and_projectors_are_ignored(tmp_path):
+    GGUF().write(tmp_path / "a.gguf")
+    GGUF(tensors=[Tensor("v")]).write(tmp_path / "mmproj-a-f16.gguf")
+    write_safetensors(tmp_path / "vision.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.layout == "gguf"
+    assert list(checkpoint.tensors) == ["w"]
+
+
+def test_a_split_gguf_in_a_folder_counts_as_one(tmp_path):
+    for number in range(2):
+        entries = [entry("split.no", U16, bytes([number, 0])), entry("split.count", U16, b"\2\0")]
+        GGUF(entries=entries, tensors=[Tensor(f"t{number}")]).write(tmp_path / f"m-0000{number + 1}-of-00002.gguf")
+    assert list(open_checkpoint(tmp_path).tensors) == ["t0", "t1"]
+
+
+def test_several_gguf_models_are_listed(tmp_path):
+    for name in ("q4", "q8"):
+        GGUF().write(tmp_path / f"{name}.gguf")
+    with pytest.raises(CheckpointError, match=r"2 GGUF models \(q4\.gguf, q8\.gguf\); name one"):
+        open_checkpoint(tmp_path)
+
+
+def test_one_other_safetensors_file_is_taken(tmp_path):
+    write_safetensors(tmp_path / "weights.safetensors")
+    assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
+
+
+@pytest.mark.parametrize("path", ["gone", "gone.gguf", "gone/model.safetensors"])
+def test_a_missing_path_is_not_found(tmp_path, path):
+    with pytest.raises(CheckpointNotFoundError, match="no such file or folder"):
+        open_checkpoint(tmp_path / path)
+
+
+def test_a_folder_with_a_projector_only_or_nothing_holds_no_weights(tmp_path):
+    GGUF().write(tmp_path / "mmproj.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointNotFoundError, match="holds no weights"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a.safetensors", "a"])
+def test_an_empty_file_is_refused(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match="is empty"):
+        open_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20])
+def test_unknown_magic_is_refused_with_what_was_found(tmp_path, content):
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.gguf: is neither safetensors nor GGUF, it starts with b'"):
+        open_checkpoint(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "model.safetensors"])
+def test_a_git_lfs_pointer_is_named_as_such(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(CheckpointError, match="Git LFS pointer"):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "a.pt", "a.pth", "a.ckpt", "renamed"])
+def test_pickles_are_refused(tmp_path, name):
+    torch.save({"w": torch.zeros(1)}, tmp_path / name)
+    with pytest.raises(UnsupportedError, match=r"pickle.*python -c"):
+        open_checkpoint(tmp_path / name)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_checkpoint(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointNotFoundError, match="holds no weights"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\ud800"])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(CheckpointError):
+        open_checkpoint(path)
+
+
+def test_a_file_that_may_not_be_read_is_a_checkpoint_error(tmp_path):
+    path = GGUF().write(tmp_path / "a.gguf")
+    if os.geteuid() == 0:  # root may read everything: a loop of links fails the same way
+        path.unlink()
+        path.symlink_to(path)
+    else:
+        path.chmod(0)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(path)
