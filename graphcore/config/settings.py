@@ -10,14 +10,28 @@ from omegaconf import MISSING
 
 
 @dataclass
+class PublishedSettings:
+    """The checkpoint that a model group stands for, and what its file hashes to."""
+
+    checkpoint: str = MISSING
+    sha256: str | None = MISSING
+
+
+@dataclass
 class ModelSettings:
     """conf/model/*: which checkpoint."""
 
     name: str = MISSING
+    published: PublishedSettings = field(default_factory=PublishedSettings)
     checkpoint: str = MISSING
     sha256: str | None = MISSING
     num_hidden_layers: int | None = MISSING
     random_config: dict[str, Any] = MISSING
+
+    @property
+    def expected_sha256(self) -> str | None:
+        """What the checkpoint's file must hash to: as asked, else as published, if that is the one."""
+        return self.sha256 or (self.published.sha256 if self.checkpoint == self.published.checkpoint else None)
 
 
 @dataclass

@@ -19,7 +19,7 @@ def check(settings: Settings) -> None:
     """
     _check_choices(settings)
     _check_sizes(settings)
-    _check_sampling(settings.sampling)
+    check_sampling(settings.sampling)
     _check_prompts(settings)
     if settings.streaming.policy != "off":
         raise ConfigError(f"streaming={settings.streaming.policy} is not available yet; use streaming=off")
@@ -48,7 +48,7 @@ def _check_sizes(settings: Settings) -> None:
         raise ConfigError(f"seed={settings.seed} is too large; use less than 2^63")
 
 
-def _check_sampling(sampling: SamplingSettings) -> None:
+def check_sampling(sampling: SamplingSettings) -> None:
     """Refuse what is no distribution; neutral values are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
     ranges = (
         ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),

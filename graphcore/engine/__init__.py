@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tokens: loading a model, prefill, decode, sampling and stopping."""

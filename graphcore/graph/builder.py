@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from graphcore.graph.capture import CapturedStep
 from graphcore.graph.compile import compile_whole, mark_length
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.step import BlockFunction, BlocksStep, BoundBlock, EmbedStep, HeadFunction, HeadStep, Step
+from graphcore.graph.step import BlockFunction, BlocksStep, BoundBlock, EmbedStep, GreedyStep, HeadFunction, HeadStep, Step
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
@@ -26,7 +27,7 @@ class GraphBuilder:
     """Builds programs and owns the compiled functions, one per kind.
 
     Attributes:
-        kind: "compiled" or "eager".
+        kind: "captured" (CUDA), "compiled" or "eager".
         layer_groups: which layers each group holds, in order.
         caches: one per layer, for the largest batch.
     """
@@ -44,9 +45,19 @@ class GraphBuilder:
     def __post_init__(self) -> None:
         self.tables = self.decoder.rope_tables(self.context, self.device)
 
-    def decode(self, batch: int) -> Program:
-        """Return the program that runs one token of each of `batch` sequences."""
-        return self._program(batch, "decode")
+    def decode(self, batch: int, is_greedy: bool) -> Program:
+        """Return the program that runs one token of each of `batch` sequences.
+
+        Args:
+            is_greedy: also choose the likeliest next token and make it the next input.
+        """
+        program = self._program(batch, "decode")
+        steps = list(program.steps)
+        if is_greedy:
+            steps.append(GreedyStep(steps[-1].group, program.state))
+        if self.kind == "captured":
+            return Program(program.state, [CapturedStep(0, steps, self.device)])
+        return Program(program.state, steps)
 
     def prefill(self, batch: int) -> Program:
         """Return the program that runs a chunk of at least two tokens; its state takes new inputs for each."""
@@ -60,6 +71,11 @@ class GraphBuilder:
         if key not in self.functions:
             self.functions[key] = self._compile_head(batch, WARMUP_TOKENS, "head_of_all")
         return self.functions[key]
+
+    def head_of_one(self, batch: int) -> HeadFunction:
+        """Return the head as a function of one token's hidden states, [B, 1, D] to [B, 1, V]."""
+        run = self._head_function(batch)
+        return lambda head, hidden: run(head, hidden[:, 0])[:, None]
 
     def _program(self, batch: int, phase: str) -> Program:
         state = StepState.empty(batch, 1, self.device)

@@ -24,6 +24,7 @@ class StepState:
         ropes: one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
         logits: [B, V] float32, after each sequence's last real token.
+        chosen: [B] int64, the tokens that a greedy program chose.
     """
 
     token_ids: Tensor
@@ -31,6 +32,7 @@ class StepState:
     ropes: tuple[Tensor, ...]
     hidden: Tensor
     logits: Tensor
+    chosen: Tensor
 
     @classmethod
     def empty(cls, batch: int, tokens: int, device: torch.device) -> "StepState":
@@ -40,7 +42,7 @@ class StepState:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         nothing = torch.empty(0, device=device)
-        return cls(zeros(batch, tokens), Span(zeros(batch), zeros(batch)), (), nothing, nothing)
+        return cls(zeros(batch, tokens), Span(zeros(batch), zeros(batch)), (), nothing, nothing, zeros(batch))
 
     def feed(self, token_ids: Tensor) -> None:
         """Make `token_ids` [B] the next input: what was just run is now in the cache."""

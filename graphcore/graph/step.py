@@ -92,3 +92,16 @@ class HeadStep:
         last = (state.span.counts - 1).clamp(min=0)
         rows = torch.arange(len(last), device=last.device)
         state.logits = self.run(self.head, state.hidden[rows, last])
+
+
+@dataclass
+class GreedyStep:
+    """The likeliest next token, fed back as the next input without leaving the device."""
+
+    group: int
+    state: StepState
+
+    def replay(self) -> None:
+        """Fill `chosen` and make it the input."""
+        self.state.chosen.copy_(self.state.logits.argmax(dim=-1))
+        self.state.feed(self.state.chosen)

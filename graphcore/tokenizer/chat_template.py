@@ -88,14 +88,19 @@ def default_template(value: object, source: str) -> str | None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_PublicNamespace, dict=_new_dict
     )
     return environment
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses what its parent would quietly render as an empty text."""
+
+    def unsafe_undefined(self, obj: object, attribute: str) -> jinja2.Undefined:
+        raise SecurityError(f"it reads '{attribute}' of a {type(obj).__name__}")
 
 
 class _GenerationTag(Extension):

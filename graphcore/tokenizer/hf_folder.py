@@ -1,9 +1,9 @@
 """Reads the tokenizer of a Hugging Face folder.
 
-`tokenizer.json` says how text becomes ids. Beside it, each optional: `tokenizer_config.json` and
-`special_tokens_map.json` (names of special tokens), `generation_config.json` and `config.json` (more ids that end a
-generation), and `chat_template.jinja`, `chat_template.json` or an entry of `tokenizer_config.json` (the first that
-exists counts).
+`tokenizer.json` says how text becomes ids, BOS and EOS included (`add_bos_token` in `tokenizer_config.json` has no
+effect beside it, as in transformers 5). Each optional: `tokenizer_config.json` and `special_tokens_map.json` (special
+tokens), `generation_config.json` and `config.json` (more ids that end a generation), and `chat_template.jinja`,
+`chat_template.json` or an entry of `tokenizer_config.json` (the first that exists counts).
 """
 
 import json
@@ -14,11 +14,12 @@ import tokenizers
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_template import default_template
-from graphcore.tokenizer.parts import TokenizerParts, bos_eos_processor
+from graphcore.tokenizer.parts import TokenizerParts
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -34,12 +35,10 @@ def read_folder(folder: Path) -> TokenizerParts:
     """
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
+    _add_missing(backend, config, folder)
     texts = {**_token_texts(_read_json(folder / "special_tokens_map.json")), **_token_texts(config)}
     model_config = _read_json(folder / "config.json")
     bos_id, eos_id = (_token_id(backend, texts, name, folder) for name in ("bos_token", "eos_token"))
-    adds = [config.get("add_bos_token"), config.get("add_eos_token")]
-    if any(isinstance(flag, bool) for flag in adds):  # as in transformers 5: either flag replaces the file's own rule
-        backend.post_processor = bos_eos_processor(bos_id if adds[0] else None, eos_id if adds[1] else None)
     return TokenizerParts(
         backend=backend,
         source=str(folder),
@@ -78,6 +77,34 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TokenizerError(f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form; text needs one")
     return tokenizer.backend_tokenizer
+
+
+def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> None:
+    """Add the tokens that tokenizer_config.json has under an id and tokenizer.json has not, as transformers does."""
+    for token_id, token in _stated_tokens(config, folder):
+        if backend.token_to_id(token.content) is not None:
+            continue
+        backend.add_tokens([token])
+        if backend.token_to_id(token.content) != token_id:
+            raise TokenizerError(
+                f"{folder}: tokenizer_config.json gives '{token.content}' the id {token_id}, which tokenizer.json cannot "
+                "give it; the files do not match"
+            )
+
+
+def _stated_tokens(config: Mapping[str, object], folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
+    """Return the entries of `added_tokens_decoder`, by id."""
+    stated = config.get("added_tokens_decoder") or {}
+    try:
+        tokens = [
+            (int(token_id), tokenizers.AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in _FLAGS}))
+            for token_id, entry in dict(stated).items()  # type: ignore[call-overload]
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"{folder}/tokenizer_config.json: added_tokens_decoder is malformed ({error!r})"
+        ) from error
+    return sorted(tokens, key=lambda entry: entry[0])
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -50,7 +50,7 @@ def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
     """Return the function from a decoder name to its source in this checkpoint's layout."""
     match checkpoint.layout:
         case "decoder":
-            return TensorSource
+            return lambda name: TensorSource(name)
         case "gguf":
             return lambda name: architecture.gguf_source(name, config)
     stored = checkpoint.tensors

@@ -76,10 +76,10 @@ def _local_path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
         is_there = path.exists()
-    except (RuntimeError, OSError) as error:  # "~nobody/...", a name that is too long, a folder that is closed
-        raise CheckpointNotFoundError(
-            f"checkpoint {quoted(text)} cannot be looked up ({error}); {HOW_TO_NAME}"
-        ) from error
+    except RuntimeError as error:  # "~nobody/..."
+        raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: {error} {HOW_TO_NAME}") from error
+    except OSError as error:  # a name that is too long, a folder that is closed
+        raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: {error.strerror}; {HOW_TO_NAME}") from error
     if is_there:
         return path
     looks_like_repo = len(path.parts) == 2 and not path.is_absolute() and not text.startswith((".", "~"))

@@ -1,13 +1,15 @@
 """Damaged and unusual GGUF headers: each is refused with the file, the place and the reason, on one line."""
 
+import io
 import struct
 import tracemalloc
 
 import pytest
-from gguf_bytes import ARRAY, GGUF, STRING, U32, Tensor, entry, text
+from gguf_bytes import ARRAY, GGUF, I32, STRING, U32, Tensor, entry, text
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.gguf_header import read_gguf_header
+from graphcore.checkpoint.gguf_reader import GGUFReader
 from graphcore.errors import CheckpointError, UnsupportedError
 
 HUGE = 2**60
@@ -154,12 +156,15 @@ def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path, alignment):
     assert f"general.alignment is {alignment}" in refusal(GGUF(entries=entries).write(tmp_path / "m.gguf"))
 
 
-def test_an_alignment_that_is_no_number_is_refused(tmp_path):
-    entries = [ARCH, entry("general.alignment", STRING, text("32"))]
-    assert "general.alignment is '32'" in refusal(GGUF(entries=entries).write(tmp_path / "m.gguf"))
+@pytest.mark.parametrize(
+    ("kind", "raw", "shown"), [(STRING, text("32"), "'32'"), (7, b"\1", "True"), (I32, struct.pack("<i", -32), "-32")]
+)
+def test_an_alignment_that_is_no_positive_number_is_refused(tmp_path, kind, raw, shown):
+    entries = [ARCH, entry("general.alignment", kind, raw)]
+    assert f"general.alignment is {shown}" in refusal(GGUF(entries=entries).write(tmp_path / "m.gguf"))
 
 
-@pytest.mark.parametrize(("version", "reason"), [(1, "version 1"), (4, "version 4"), (0, "version 0")])
+@pytest.mark.parametrize(("version", "reason"), [(1, "is GGUF version 1, of August 2023"), (4, "version 4"), (0, "version 0")])
 def test_other_versions_are_refused(tmp_path, version, reason):
     assert reason in refusal(GGUF(version=version).write(tmp_path / "m.gguf"), UnsupportedError)
 
@@ -194,6 +199,26 @@ def test_id_39_is_mxfp4_elsewhere_and_id_36_is_i2_s_everywhere(tmp_path):
     tensors = [Tensor("a", (32,), 39, bytes(17)), Tensor("b", (128,), 36, bytes(64))]
     checkpoint = GGUFCheckpoint(GGUF(tensors=tensors).write(tmp_path / "m.gguf"))
     assert [info.encoding for info in checkpoint.tensors.values()] == ["mxfp4", "i2_s"]
+
+
+@pytest.mark.parametrize("architecture", [entry("general.architecture", U32, bytes(4)), None])
+def test_a_file_without_a_readable_architecture_opens_as_a_container(tmp_path, architecture):
+    tensors = [Tensor("a", (32,), 39, bytes(17))]
+    path = GGUF(entries=[architecture] if architecture else [], tensors=tensors).write(tmp_path / "m.gguf")
+    assert GGUFCheckpoint(path).tensors["a"].encoding == "mxfp4"
+
+
+def test_other_types_are_read_in_bitnet_files(tmp_path):
+    entries = [entry("general.architecture", STRING, text("bitnet-b1.58"))]
+    tensors = [Tensor("a"), Tensor("b", (128,), 36, bytes(64))]
+    checkpoint = GGUFCheckpoint(GGUF(entries=entries, tensors=tensors).write(tmp_path / "m.gguf"))
+    assert [info.encoding for info in checkpoint.tensors.values()] == ["f32", "i2_s"]
+
+
+def test_nothing_is_read_past_the_size_a_file_had_or_its_end_now():
+    for stored, size in ((100, 2), (2, 100)):
+        with pytest.raises(CheckpointError, match="the magic needs 4 bytes"):
+            GGUFReader(io.BytesIO(bytes(stored)), size, "m.gguf").take(4, "the magic")
 
 
 def test_messages_stay_on_one_line_whatever_the_names(tmp_path):

@@ -98,7 +98,7 @@ def test_an_empty_file_is_refused(tmp_path, name):
         open_checkpoint(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20])
+@pytest.mark.parametrize("content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20, b"function{}"])
 def test_unknown_magic_is_refused_with_what_was_found(tmp_path, content):
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.gguf: is neither safetensors nor GGUF, it starts with b'"):
@@ -118,6 +118,12 @@ def test_pickles_are_refused(tmp_path, name):
     torch.save({"w": torch.zeros(1)}, tmp_path / name)
     with pytest.raises(UnsupportedError, match=r"pickle.*python -c"):
         open_checkpoint(tmp_path / name)
+
+
+def test_a_bin_file_counts_as_a_pickle_whatever_it_starts_with(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"protocol 0 has no magic")
+    with pytest.raises(UnsupportedError, match="is a pickle"):
+        open_checkpoint(tmp_path / "pytorch_model.bin")
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):

