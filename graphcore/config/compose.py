@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -11,11 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore.config.messages import one_line
-from graphcore.config.settings import TASK_SETTINGS, Settings
+from graphcore.config.settings import Settings
 from graphcore.config.validate import check
 from graphcore.errors import ConfigError
 
 VERSION_BASE = "1.3"
+T = TypeVar("T")
 
 
 def conf_dir() -> Path:
@@ -26,11 +28,8 @@ def conf_dir() -> Path:
 
 
 def register_schemas() -> None:
-    """Tell Hydra the types that conf/config.yaml and conf/task/* extend."""
-    store = ConfigStore.instance()
-    store.store(name="settings_schema", node=Settings)
-    for name, schema in TASK_SETTINGS.items():
-        store.store(group="task", name=f"{name}_schema", node=schema)
+    """Tell Hydra the types that conf/config.yaml extends."""
+    ConfigStore.instance().store(name="settings_schema", node=Settings)
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
@@ -66,3 +65,22 @@ def to_settings(composed: DictConfig) -> Settings:
     assert isinstance(settings, Settings), f"the root config is {type(settings).__name__}"
     check(settings)
     return settings
+
+
+def merge_schema(schema: type[T], values: object, where: str) -> T:
+    """Return an instance of a dataclass with the given values, types checked.
+
+    Args:
+        schema: a dataclass whose fields have no default.
+        values: a mapping of plain values.
+        where: the key that holds them, for messages.
+
+    Raises:
+        ConfigError: a value is missing, unknown or of the wrong type.
+    """
+    try:
+        merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(values)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {one_line(error)}") from error
+    assert isinstance(merged, schema), f"{where} is {type(merged).__name__}"
+    return merged

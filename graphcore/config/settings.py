@@ -74,60 +74,6 @@ class SamplingSettings:
 
 
 @dataclass
-class TaskSettings:
-    """conf/task/*: what to do; each task adds its own keys in a subclass."""
-
-    name: str = MISSING
-
-
-@dataclass
-class GenerateSettings(TaskSettings):
-    """conf/task/generate.yaml."""
-
-    prompts_jsonl: str | None = MISSING
-    logprobs: bool = MISSING
-
-
-@dataclass
-class ChatSettings(TaskSettings):
-    """conf/task/chat.yaml."""
-
-
-@dataclass
-class BenchSettings(TaskSettings):
-    """conf/task/bench.yaml."""
-
-    prompt_tokens: int = MISSING
-    new_tokens: int = MISSING
-    depth: int = MISSING
-    repeats: int = MISSING
-    batch: int = MISSING
-
-
-@dataclass
-class VerifySettings(TaskSettings):
-    """conf/task/verify.yaml."""
-
-    tokens: int = MISSING
-    new_tokens: int = MISSING
-    tolerance: float | None = MISSING
-
-
-@dataclass
-class PlanSettings(TaskSettings):
-    """conf/task/plan.yaml."""
-
-
-TASK_SETTINGS: dict[str, type[TaskSettings]] = {
-    "generate": GenerateSettings,
-    "chat": ChatSettings,
-    "bench": BenchSettings,
-    "verify": VerifySettings,
-    "plan": PlanSettings,
-}
-
-
-@dataclass
 class Settings:
     """conf/config.yaml: everything."""
 
@@ -137,7 +83,7 @@ class Settings:
     streaming: StreamingSettings = field(default_factory=StreamingSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    task: Any = MISSING
+    task: Any = MISSING  # the task's own schema is checked by the task
     prompt: str | None = MISSING
     prompt_file: str | None = MISSING
     prompt_ids: list[int] | None = MISSING

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from graphcore.config.settings import BenchSettings, SamplingSettings, Settings, VerifySettings
+from graphcore.config.settings import SamplingSettings, Settings
 from graphcore.errors import ConfigError
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -23,12 +23,6 @@ def check(settings: Settings) -> None:
     _check_prompts(settings)
     if settings.streaming.policy != "off":
         raise ConfigError(f"streaming={settings.streaming.policy} is not available yet; use streaming=off")
-    match settings.task:
-        case BenchSettings() as bench:
-            _at_least(1, "task.", bench, ("prompt_tokens", "new_tokens", "repeats", "batch"))
-            _at_least(0, "task.", bench, ("depth",))
-        case VerifySettings() as verify:
-            _at_least(1, "task.", verify, ("tokens", "new_tokens"))
 
 
 def _check_choices(settings: Settings) -> None:
@@ -40,10 +34,10 @@ def _check_choices(settings: Settings) -> None:
 
 
 def _check_sizes(settings: Settings) -> None:
-    _at_least(1, "", settings, ("batch_size", "max_new_tokens", "context_length", "threads"))
-    _at_least(2, "", settings, ("prefill_chunk",))
-    _at_least(1, "model.", settings.model, ("num_hidden_layers",))
-    _at_least(0, "", settings, ("seed",))
+    at_least(1, "", settings, ("batch_size", "max_new_tokens", "context_length", "threads"))
+    at_least(2, "", settings, ("prefill_chunk",))
+    at_least(1, "model.", settings.model, ("num_hidden_layers",))
+    at_least(0, "", settings, ("seed",))
     if settings.seed >= 1 << 63:
         raise ConfigError(f"seed={settings.seed} is too large; use less than 2^63")
 
@@ -79,7 +73,12 @@ def _check_prompts(settings: Settings) -> None:
         raise ConfigError("stop holds an empty string, which every text contains; remove it")
 
 
-def _at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> None:
+def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> None:
+    """Return if the named fields, where set, are at least `least`.
+
+    Raises:
+        ConfigError: one is not; its name is given with the prefix ("task.").
+    """
     for key in keys:
         value = vars(settings)[key]
         if value is not None and value < least:

@@ -141,7 +141,7 @@ def use_compile_cache(cache_dir: Path, device: torch.device) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "compiled" / key))
 
 
-def describe(choices: Choices, settings: Settings) -> Sequence[str]:
+def describe_choices(choices: Choices, settings: Settings) -> Sequence[str]:
     """Return the choices as short words for one line of output."""
     dtype = {value: name for name, value in DTYPES.items()}[choices.dtype]
     return (str(choices.device), dtype, f"graph={choices.graph}", f"streaming={settings.streaming.policy}")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What a user asks for; the only floor that prints."""

@@ -38,12 +38,11 @@ def _pre_tokenizer(splitter: Splitter) -> pre_tokenizers.PreTokenizer:
 
 
 def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    """Return the merges as pairs. A left part may start with a space, so the first character never separates."""
+    """Return the merges as pairs; byte-level spellings hold no spaces, so the first space separates."""
     pairs = []
     for rank, merge in enumerate(vocab.merges):
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
-        if cut < 0 or not {left, right, left + right} <= vocab.ids.keys():
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.ids.keys():
             raise TokenizerError(
                 f"{vocab.source}: tokenizer.ggml.merges has '{merge}' at {rank}, whose parts are not in the "
                 "vocabulary; the file is damaged"

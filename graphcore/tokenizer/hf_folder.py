@@ -87,8 +87,8 @@ def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, object], fo
         backend.add_tokens([token])
         if backend.token_to_id(token.content) != token_id:
             raise TokenizerError(
-                f"{folder}: tokenizer_config.json gives '{token.content}' the id {token_id}, which tokenizer.json cannot "
-                "give it; the files do not match"
+                f"{folder}: tokenizer_config.json gives '{token.content}' the id {token_id}, which tokenizer.json "
+                "cannot give it; the files do not match"
             )
 
 
@@ -98,7 +98,7 @@ def _stated_tokens(config: Mapping[str, object], folder: Path) -> list[tuple[int
     try:
         tokens = [
             (int(token_id), tokenizers.AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in _FLAGS}))
-            for token_id, entry in dict(stated).items()  # type: ignore[call-overload]
+            for token_id, entry in dict(stated).items()  # type: ignore[call-overload]  # TypeError: not an object
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerError(

@@ -15,7 +15,7 @@ from graphcore.tokenizer.tokenizer import Tokenizer
 _UNDECIDED = "\ufffd"
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _LONGEST_WINDOW = 12
-_KEPT = 4
+_KEPT = 3
 """Ids that stay when the window is cut: an unfinished character is at most three bytes, so at most three ids."""
 
 

@@ -114,6 +114,13 @@ def test_eot_and_eom_keys_count_and_ordinary_lookalikes_do_not() -> None:
     assert tokenizer.vocab_size == 5
 
 
+def test_sentencepiece_ids_that_a_file_leaves_out_are_llama_2s() -> None:
+    keys = ("bos_token_id", "eos_token_id", "unknown_token_id", "add_bos_token", "add_space_prefix")
+    tokenizer = Tokenizer.from_gguf(changed("llama-spm", **dict.fromkeys(keys)), "m")
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert tokenizer.encode("Hello") == golden_tokenizer("llama-spm").encode("Hello")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_id_is_outside_the_vocabulary(name: str) -> None:
     tokenizer = golden_tokenizer(name)

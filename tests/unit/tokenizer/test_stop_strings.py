@@ -29,11 +29,17 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 
 
 @given(
-    st.lists(st.text("ab\n", max_size=5), max_size=12),
-    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+    st.lists(st.text("ab", max_size=2), max_size=25),
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=2),
 )
 def test_any_cut_gives_what_the_whole_text_gives(pieces: list[str], stops: list[str]) -> None:
     assert run(pieces, stops) == reference("".join(pieces), stops)
+
+
+@pytest.mark.parametrize("stop", ["b", "bc", "bbc", "bcbd"])
+def test_one_character_at_a_time_stops_where_the_whole_text_does(stop: str) -> None:
+    for text in ("aabcbde", "abbbcbcbd", "bbcbcbdbcbd"):
+        assert run(list(text), [stop]) == reference(text, [stop])
 
 
 def test_a_stop_string_that_spans_pieces_is_never_printed() -> None:

@@ -69,10 +69,28 @@ def test_another_vocabulary_has_another_file(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) == 5
 
 
-def test_the_file_may_not_be_writable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_another_vocabulary_is_built_again(tmp_path: Path) -> None:
+    load("gpt-2", tmp_path)
+    (path,) = kept(tmp_path)
+    golden_tokenizer("smollm")._backend.save(str(path))
+    assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_keeping(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "tokenizers").write_text("a file where a folder should be")
     assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
     assert "cannot be kept" in caplog.text
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    load("gpt-2", tmp_path)
+    (path,) = kept(tmp_path)
+    path.unlink()
+    (path / "in the way").mkdir(parents=True)
+    assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
+    assert kept(tmp_path) == [path]
 
 
 def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:
