@@ -29,7 +29,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={name} is not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={name} was asked for, but torch {torch.__version__} sees no CUDA device; use device=cpu")
+        raise ConfigError(
+            f"device={name} was asked for, but torch {torch.__version__} sees no CUDA device; use device=cpu"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={name} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -31,5 +31,6 @@ def get_weight_map(config: ModelConfig) -> dict[str, str]:
     if len(set(stored)) != len(names):
         raise UnsupportedError(f"model_type '{config.model_type}' stores fused tensors; its map is not one to one")
     return {
-        source if name == "lm_head.weight" else prefix + source: name for source, name in zip(stored, names, strict=True)
+        source if name == "lm_head.weight" else prefix + source: name
+        for source, name in zip(stored, names, strict=True)
     }

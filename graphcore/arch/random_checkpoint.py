@@ -32,7 +32,10 @@ class RandomCheckpoint(Checkpoint):
             if not (spec.tied and name == "lm_head.weight")
         }
         self.tensors = MappingProxyType(
-            {name: TensorInfo(name, shape, "bf16", None, 0, 2 * torch.Size(shape).numel()) for name, shape in names.items()}
+            {
+                name: TensorInfo(name, shape, "bf16", None, 0, 2 * torch.Size(shape).numel())
+                for name, shape in names.items()
+            }
         )
 
     def read(self, name: str) -> torch.Tensor:

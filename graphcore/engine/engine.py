@@ -24,6 +24,7 @@ from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
 from graphcore.errors import ConfigError, TokenizerError
+from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.plan import Plan
 
@@ -103,7 +104,9 @@ class Engine:
             TokenizerError: it has none; only token ids can be used.
         """
         if self._model.tokenizer is None:
-            raise TokenizerError(f"{self._model.checkpoint.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])")
+            raise TokenizerError(
+                f"{self._model.checkpoint.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])"
+            )
         return self._model.tokenizer
 
     @property
@@ -133,6 +136,15 @@ class Engine:
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
         }
+
+    def warm_up(self, num_sequences: int = 1) -> CompileReport:
+        """Compile what that many sequences will need, or load it from the cache on disk; return what it took.
+
+        What is not warmed up compiles at its first use.
+        """
+        with torch.inference_mode(), measure_compile() as report:
+            self.runner.warm_up(num_sequences)
+        return report
 
     def close(self) -> None:
         """Give weights and caches back; the engine cannot be used any more."""

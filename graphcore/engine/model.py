@@ -1,6 +1,6 @@
 """From a checkpoint source to a model that has been understood: config, spec, tokenizer; no weight read.
 
-    source -> local path -> Checkpoint -> ModelConfig -> ModelSpec
+source -> local path -> Checkpoint -> ModelConfig -> ModelSpec
 """
 
 from collections.abc import Callable

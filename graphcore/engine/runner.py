@@ -50,6 +50,13 @@ class Runner:
             self._programs[key] = built
         return self._programs[key]
 
+    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
+        """Build, and compile or load from the cache, what that many sequences will need."""
+        width = self.width(num_sequences)
+        self.program("prefill", width)
+        self.program("decode", width)
+        self.program("decode", width, is_greedy)
+
     def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Append tokens to the rows' caches.
 
@@ -154,9 +161,7 @@ class Runner:
             raise ConfigError(f"{tokens} tokens do not fit in context_length={self.builder.context}; {advice}")
 
 
-def set_inputs(
-    state: StepState, rows: Sequence[Sequence[int]], starts: Sequence[int], width: int, tokens: int
-) -> None:
+def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence[int], width: int, tokens: int) -> None:
     """Make the rows, padded to `tokens` and to `width` rows, the state's inputs."""
     idle = width - len(rows)
     padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle

@@ -89,7 +89,12 @@ class Sequence:
 
     @classmethod
     def start(
-        cls, prompt_ids: Items[int], max_new_tokens: int, end_ids: frozenset[int], tokenizer: Tokenizer | None, stop: Items[str]
+        cls,
+        prompt_ids: Items[int],
+        max_new_tokens: int,
+        end_ids: frozenset[int],
+        tokenizer: Tokenizer | None,
+        stop: Items[str],
     ) -> "Sequence":
         """Return a request that has no new token yet."""
         decoder = IncrementalDecoder(tokenizer) if tokenizer else None

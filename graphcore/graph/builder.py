@@ -13,7 +13,16 @@ from graphcore.graph.capture import CapturedStep
 from graphcore.graph.compile import compile_whole, mark_length
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.step import BlockFunction, BlocksStep, BoundBlock, EmbedStep, GreedyStep, HeadFunction, HeadStep, Step
+from graphcore.graph.step import (
+    BlockFunction,
+    BlocksStep,
+    BoundBlock,
+    EmbedStep,
+    GreedyStep,
+    HeadFunction,
+    HeadStep,
+    Step,
+)
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache

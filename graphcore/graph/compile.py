@@ -6,7 +6,10 @@ A prefill chunk's length is a symbol of the graph: one compilation serves every 
 is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
@@ -42,3 +45,36 @@ def mark_length(*tensors: torch.Tensor) -> None:
     """Make dimension 1 (tokens) of each tensor a symbol of the graph that is compiled next."""
     for tensor in tensors:
         torch._dynamo.mark_dynamic(tensor, 1)
+
+
+@dataclass
+class CompileReport:
+    """What compiling took.
+
+    Attributes:
+        seconds: wall time.
+        cache_hits, cache_misses: graphs that came from the cache on disk, and graphs that were compiled anew.
+    """
+
+    seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+
+@contextmanager
+def measure_compile() -> Iterator[CompileReport]:
+    """Measure what is compiled inside the block; the report is complete when the block ends."""
+    report = CompileReport()
+    began, hits, misses = time.perf_counter(), *_cache_counts()
+    try:
+        yield report
+    finally:
+        report.seconds = time.perf_counter() - began
+        now_hits, now_misses = _cache_counts()
+        report.cache_hits, report.cache_misses = now_hits - hits, now_misses - misses
+
+
+def _cache_counts() -> tuple[int, int]:
+    """Return how many graphs Inductor has found and not found in its cache since the process began."""
+    inductor = torch._dynamo.utils.counters["inductor"]
+    return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"]

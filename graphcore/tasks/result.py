@@ -32,7 +32,11 @@ def base_record(settings: Settings, task: str) -> Record:
         "status": "ok",
         "error": None,
         "settings": asdict(settings),
-        "versions": {"graphcore": __version__, "python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "graphcore": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
         "machine": {
             "system": platform.platform(),
             "cpu": cpu_name(),
@@ -80,7 +84,9 @@ def write_json(path: Path, record: Record) -> None:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror}); free space or choose hydra.run.dir=...") from error
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror}); free space or choose hydra.run.dir=..."
+        ) from error
 
 
 def command() -> str:

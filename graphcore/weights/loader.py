@@ -46,7 +46,9 @@ class Loader:
         if info.encoding in FORMATS and stored.dtype is torch.uint8:
             stored = FORMATS[info.encoding].dequantize(stored, info.shape, dtype)
         elif not stored.is_floating_point():
-            raise CheckpointError(f"{self.checkpoint.source}: tensor '{source.name}' holds {info.encoding}, not weights")
+            raise CheckpointError(
+                f"{self.checkpoint.source}: tensor '{source.name}' holds {info.encoding}, not weights"
+            )
         for fold in source.folds:
             stored = fold.apply(stored)
         return stored.to(dtype)
@@ -78,7 +80,5 @@ class Loader:
     def layout(self, prefix: str, module: torch.nn.Module) -> Layout:
         """Return the layout of a group; a tied head has no bytes of its own."""
         return layout_of(
-            (name, tensor)
-            for name, tensor in module.named_buffers()
-            if not (self.is_tied and prefix + name == HEAD)
+            (name, tensor) for name, tensor in module.named_buffers() if not (self.is_tied and prefix + name == HEAD)
         )

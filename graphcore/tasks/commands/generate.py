@@ -32,6 +32,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         load_seconds = time.perf_counter() - began
         requests = read_requests(engine, settings, task.prompts_jsonl, console.note)
         console.note(describe(engine, load_seconds))
+        compiled = engine.warm_up(min(len(requests), settings.batch_size))
         done: list[Generation] = []
         status = "ok"
         for at in range(0, len(requests), settings.batch_size):
@@ -51,7 +52,13 @@ def run(context: Context, task: GenerateSettings) -> Record:
                 break
         console.note(speed_line(done))
         records = [_record(request, generation) for request, generation in zip(requests, done, strict=False)]
-        return {"status": status, **ran_record(engine), "load_seconds": load_seconds, **_summary(records)}
+        return {
+            "status": status,
+            **ran_record(engine),
+            "load_seconds": load_seconds,
+            "compile": asdict(compiled),
+            **_summary(records),
+        }
 
 
 def _print_events(context: Context, run: BatchRun, streams: bool, has_text: bool) -> str:

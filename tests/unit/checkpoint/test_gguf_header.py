@@ -164,7 +164,9 @@ def test_an_alignment_that_is_no_positive_number_is_refused(tmp_path, kind, raw,
     assert f"general.alignment is {shown}" in refusal(GGUF(entries=entries).write(tmp_path / "m.gguf"))
 
 
-@pytest.mark.parametrize(("version", "reason"), [(1, "is GGUF version 1, of August 2023"), (4, "version 4"), (0, "version 0")])
+@pytest.mark.parametrize(
+    ("version", "reason"), [(1, "is GGUF version 1, of August 2023"), (4, "version 4"), (0, "version 0")]
+)
 def test_other_versions_are_refused(tmp_path, version, reason):
     assert reason in refusal(GGUF(version=version).write(tmp_path / "m.gguf"), UnsupportedError)
 

@@ -98,7 +98,9 @@ def test_an_empty_file_is_refused(tmp_path, name):
         open_checkpoint(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20, b"function{}"])
+@pytest.mark.parametrize(
+    "content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20, b"function{}"]
+)
 def test_unknown_magic_is_refused_with_what_was_found(tmp_path, content):
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.gguf: is neither safetensors nor GGUF, it starts with b'"):
