@@ -50,7 +50,7 @@ class Architecture(ABC):
 
 
 def split_layer(name: str) -> tuple[int | None, str]:
-    """Return the layer index and the rest of a decoder name: "layers.3.mlp.up_proj.weight" to (3, "mlp.up_proj.weight").
+    """Return the layer index and the rest of a decoder name: "layers.3.mlp.up_proj.bias" to (3, "mlp.up_proj.bias").
 
     A name outside the layers has no index.
     """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import file_names, is_folder
-from graphcore.checkpoint.file_kind import FileKind, kind_of, refusal
+from graphcore.checkpoint.file_kind import FileKind, kind_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.gguf_split import model_names
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
@@ -27,12 +27,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if is_folder(path):
         return _open_folder(path)
-    kind = kind_of(path)
-    if kind is FileKind.GGUF:
-        return GGUFCheckpoint(path)
-    if kind is FileKind.SAFETENSORS:
-        return SafetensorsCheckpoint(path)
-    raise refusal(path, kind)
+    # What is neither is refused by the safetensors reader, with what it is instead.
+    return GGUFCheckpoint(path) if kind_of(path) is FileKind.GGUF else SafetensorsCheckpoint(path)
 
 
 def _open_folder(folder: Path) -> Checkpoint:

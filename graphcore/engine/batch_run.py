@@ -8,7 +8,8 @@ from torch import Tensor
 
 from graphcore.engine.runner import Runner, set_inputs
 from graphcore.engine.sampler import Sampler, SamplingParams
-from graphcore.engine.sequence import Generation, Sequence as Request, Timings, TokenEvent
+from graphcore.engine.sequence import Generation, Timings, TokenEvent
+from graphcore.engine.sequence import Sequence as Request
 from graphcore.streaming.scheduler import run_program
 
 

@@ -199,7 +199,7 @@ class Engine:
                 f"hidden_states must be [B, T, {self._model.spec.dim}], found {list(hidden_states.shape)}"
             )
         self._cached = []
-        return torch.cat([self.runner.blocks(wave) for wave in hidden_states.split(self.runner.batch_size)])
+        return torch.cat([self.runner.blocks(wave) for wave in torch.split(hidden_states, self.runner.batch_size)])
 
     def generate(
         self,

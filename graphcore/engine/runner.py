@@ -6,7 +6,8 @@ Programs exist for two widths, one sequence and the engine's batch size; a small
 have no real token. Rows of the batch keep what they have seen between calls: a call says where each row starts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,10 +16,24 @@ from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.step import BlocksStep
+from graphcore.graph.step import BlocksStep, Step
 from graphcore.nn.span import Span
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A program whose inputs are set.
+
+    Attributes:
+        tokens: of its longest row.
+        ended: rows whose last token is in it.
+    """
+
+    program: Program
+    tokens: int
+    ended: list[int]
 
 
 class Runner:
@@ -67,76 +82,53 @@ class Runner:
         Returns:
             [len(rows), V] float32 logits after each row's last token.
         """
-        width, vocab = self.width(len(rows)), self.builder.decoder.spec.vocab
-        logits = torch.empty(len(rows), vocab, dtype=torch.float32, device=self.device)
-
-        def keep(state: StepState, done: Sequence[int], counts: Sequence[int]) -> None:
-            ended = [row for row, ids in enumerate(rows) if counts[row] and done[row] + counts[row] == len(ids)]
-            logits[ended] = state.logits[ended]
-
-        self._in_chunks(rows, starts, width, lambda program: run_program(program, self.policy), keep)
+        logits = torch.empty(len(rows), self.builder.decoder.spec.vocab, dtype=torch.float32, device=self.device)
+        for chunk in self._chunks(rows, starts):
+            run_program(chunk.program, self.policy)
+            logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
         return logits
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
         head, width = self.builder.decoder.head, self.width(len(rows))
-        chunks: list[Tensor] = []
-
-        def run(program: Program) -> None:
-            run_program(Program(program.state, program.steps[:-1]), self.policy)
-
-        def keep(state: StepState, done: Sequence[int], counts: Sequence[int]) -> None:
-            hidden = state.hidden
-            project = self.builder.head_of_all(width) if hidden.shape[1] > 1 else self.builder.head_of_one(width)
-            chunks.append(project(head, hidden)[: len(rows)].cpu())
-
-        self._in_chunks(rows, [0] * len(rows), width, run, keep)
-        return torch.cat(chunks, dim=1)
+        parts: list[Tensor] = []
+        for chunk in self._chunks(rows, [0] * len(rows)):
+            state, steps = chunk.program.state, chunk.program.steps
+            run_program(Program(state, steps[:-1]), self.policy)
+            project = self.builder.head_of_all(width) if chunk.tokens > 1 else self.builder.head_of_one(width)
+            parts.append(project(head, state.hidden)[: len(rows)].cpu())
+        return torch.cat(parts, dim=1)
 
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         layers: list[list[Tensor]] = []
-
-        def run(program: Program) -> None:
+        for chunk in self._chunks(rows, [0] * len(rows)):
+            state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
             seen: list[Tensor] = []
-            for step in program.steps[:-1]:
-                for part in single_blocks(step) if isinstance(step, BlocksStep) else [step]:
-                    self.policy.acquire(part.group)
-                    part.replay()
-                    self.policy.release(part.group)
-                    seen.append(program.state.hidden[: len(rows)].cpu())
+            for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
+                run_program(Program(state, [step]), self.policy)
+                seen.append(state.hidden[: len(rows)].cpu())
             layers.append(seen)
-
-        self._in_chunks(rows, [0] * len(rows), self.width(len(rows)), run, lambda state, done, counts: None)
-        return tuple(torch.cat(chunks, dim=1) for chunks in zip(*layers, strict=True))
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
 
     def blocks(self, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
-        width = self.width(len(hidden))
-        out: list[Tensor] = []
-        pieces = [[0] * hidden.shape[1] for _ in hidden]
-
-        def run(program: Program) -> None:
-            embed, *blocks, _ = program.steps
-            embed.replay()
-            state, done = program.state, sum(chunk.shape[1] for chunk in out)
-            state.hidden[: len(hidden)] = hidden[:, done : done + state.hidden.shape[1]]
+        num_rows, length = hidden.shape[:2]
+        parts: list[Tensor] = []
+        done = 0
+        for chunk in self._chunks([[0] * length] * num_rows, [0] * num_rows):
+            state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
+            run_program(Program(state, [embed]), self.policy)
+            state.hidden[:num_rows] = hidden[:, done : done + chunk.tokens]
             run_program(Program(state, blocks), self.policy)
-            out.append(state.hidden[: len(hidden)].clone())
+            parts.append(state.hidden[:num_rows].clone())
+            done += chunk.tokens
+        return torch.cat(parts, dim=1)
 
-        self._in_chunks(pieces, [0] * len(hidden), width, run, lambda state, done, counts: None)
-        return torch.cat(out, dim=1)
-
-    def _in_chunks(
-        self,
-        rows: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        width: int,
-        run: Callable[[Program], None],
-        keep: Callable[[StepState, Sequence[int], Sequence[int]], None],
-    ) -> None:
-        """Run the rows chunk by chunk; `keep` sees the state with how much of each row was done before and in it."""
+    def _chunks(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Chunk]:
+        """Yield, one after another, programs whose inputs are the next piece of every row; the caller runs each."""
         self.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        width = self.width(len(rows))
         done = [0] * len(rows)
         while any(len(ids) > seen for ids, seen in zip(rows, done, strict=True)):
             counts = [min(self.prefill_chunk, len(ids) - seen) for ids, seen in zip(rows, done, strict=True)]
@@ -145,9 +137,9 @@ class Runner:
             pieces = [ids[seen : seen + count] for ids, seen, count in zip(rows, done, counts, strict=True)]
             begins = [start + seen for start, seen in zip(starts, done, strict=True)]
             set_inputs(program.state, pieces, begins, width, tokens)
-            run(program)
-            keep(program.state, done, counts)
             done = [seen + count for seen, count in zip(done, counts, strict=True)]
+            ended = [row for row, ids in enumerate(rows) if counts[row] and done[row] == len(ids)]
+            yield Chunk(program, tokens, ended)
 
     def check_context(self, tokens: int) -> None:
         """Return if a sequence of that many tokens fits in the cache.
@@ -177,6 +169,7 @@ def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence
         state.span = Span(begins.to(device), counts.to(device))
 
 
-def single_blocks(step: BlocksStep) -> list[BlocksStep]:
+def single_blocks(step: Step) -> list[BlocksStep]:
     """Return the step's blocks as steps of their own."""
+    assert isinstance(step, BlocksStep), f"{type(step).__name__} has no blocks"
     return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]

@@ -34,7 +34,7 @@ class CapturedStep:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Return the steps as a graph; nothing that they compute while being captured takes place."""
-        side = torch.cuda.Stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch does not type it
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(WARMUP_RUNS):

@@ -36,7 +36,7 @@ def attend(
         query: [B, T, H, E] compute dtype.
         key, value: [B, T, K, E] compute dtype.
         k_cache, v_cache: [B, K, S, E] cache dtype, written in place; positions 0 .. starts-1 are there already.
-        starts: [B] int64.  counts: [B] int64, real tokens of this pass; what the op returns for the others is unspecified.
+        starts: [B] int64.  counts: [B] int64, real tokens of this pass; what is returned for padding is unspecified.
         window: the last `window` keys are visible, the query's own included; 0 is all.
         scale: multiplies q . k.
 
@@ -47,7 +47,7 @@ def attend(
     return op(query, key, value, k_cache, v_cache, starts, counts, window, scale)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::attend")
+@torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
 def _attend_fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
@@ -83,13 +83,14 @@ def _attend_token(
     The H / K query heads of one kv head become rows of one matrix: a plain product instead of an expanded cache.
     """
     slots = k_cache.shape[1]
-    slot = start % slots
-    k_cache[:, slot] = key[:, 0]
-    v_cache[:, slot] = value[:, 0]
-    live = min(start + 1, slots)
+    k_cache[:, start % slots] = key[:, 0]
+    v_cache[:, start % slots] = value[:, 0]
+    visible = min(start + 1, slots, window or slots)
+    live = slice(start + 1 - visible, start + 1) if start < slots else slice(0, slots)
+    assert start < slots or visible == slots, f"a ring of {slots} slots serves a window of {visible}"
     kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
     rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
-    keys, values = k_cache[None, :, :live].to(query.dtype), v_cache[None, :, :live].to(query.dtype)
+    keys, values = k_cache[None, :, live].to(query.dtype), v_cache[None, :, live].to(query.dtype)
     return scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(query.shape)
 
 

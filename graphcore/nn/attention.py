@@ -14,8 +14,8 @@ from graphcore.kernels.attend import attend
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
-from graphcore.nn.spec import AttentionSpec
 from graphcore.nn.span import Span
+from graphcore.nn.spec import AttentionSpec
 
 
 class Attention(nn.Module):

@@ -96,7 +96,8 @@ class BlockSpec:
 
     Attributes:
         sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
-        outgrows_float16: activations pass 65504, so with fp16 the residual stream and the MLP product stay float32 (Gemma).
+        outgrows_float16: activations pass 65504, fp16's largest number, so with fp16 the residual stream stays float32
+            (Gemma).
     """
 
     dim: int

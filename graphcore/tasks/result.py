@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
 from graphcore import __version__
 from graphcore.config.settings import Settings
 from graphcore.device import cpu_name

@@ -96,9 +96,12 @@ def test_a_wrong_number_of_tensors_is_refused(tmp_path):
         GGUFCheckpoint(write_two(tmp_path, part(1, 2, [Tensor("b"), Tensor("c")])))
 
 
-def test_a_negative_part_number_is_refused(tmp_path):
-    broken = GGUF(entries=[entry("split.count", I32, struct.pack("<i", -2))]).write(tmp_path / "m.gguf")
-    with pytest.raises(CheckpointError, match=r"split\.count is -2"):
+@pytest.mark.parametrize(
+    ("kind", "raw", "shown"), [(I32, struct.pack("<i", -2), "-2"), (STRING, text("2"), "'2'"), (7, b"\1", "True")]
+)
+def test_a_part_number_that_is_none_is_refused(tmp_path, kind, raw, shown):
+    broken = GGUF(entries=[entry("split.count", kind, raw)]).write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=rf"split\.count is {shown}, not a number"):
         GGUFCheckpoint(broken)
 
 

@@ -153,6 +153,11 @@ def test_one_shard_without_its_index_is_not_taken_for_the_model(tmp_path):
         load_tensors(tmp_path)
 
 
+def test_one_shard_of_one_is_the_model(tmp_path):
+    save_file(STORED, tmp_path / "model-00001-of-00001.safetensors")
+    assert_stored(load_tensors(tmp_path))
+
+
 class Bomb:
     """Unpickling this raises."""
 
