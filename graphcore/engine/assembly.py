@@ -15,6 +15,7 @@ from graphcore.engine.model import Model, Progress
 from graphcore.engine.runner import Runner
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.compile import compiler_loading
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.streaming.policy import Resident
@@ -106,7 +107,10 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
     loader = Loader(model.checkpoint, match_weights(architecture, model.config, model.checkpoint, shapes))
     plan = make_plan(model, choices, loader, decoder)
     plan.check_fits(free_nbytes(choices.device))
-    loader.load(decoder, choices.device, on_progress)
+    if choices.graph != "eager":
+        use_compile_cache(Path(settings.cache_dir).expanduser(), choices.device)
+    with compiler_loading(is_needed=choices.graph != "eager"):
+        loader.load(decoder, choices.device, on_progress)
     caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
     compiled: list[str] = []
 
@@ -114,8 +118,6 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
         compiled.append(name)
         on_progress(f"compile {name}", len(compiled), 0)
 
-    if choices.graph != "eager":
-        use_compile_cache(Path(settings.cache_dir).expanduser(), choices.device)
     groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
     builder = GraphBuilder(decoder, choices.graph, groups, caches, choices.context, choices.device, report)
     return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan

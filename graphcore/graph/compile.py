@@ -6,9 +6,10 @@ A prefill chunk's length is a symbol of the graph: one compilation serves every 
 is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import ParamSpec, TypeVar
@@ -39,6 +40,32 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     """
     options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False}
     return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
+
+
+@contextmanager
+def compiler_loading(is_needed: bool) -> Iterator[None]:
+    """Load the compiler in a thread beside what the block does, and wait for it at the block's end.
+
+    Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
+    core idle meanwhile. A compiler that does not work is reported by the first real compilation.
+    """
+    thread = threading.Thread(target=_compile_something, name="compiler-loading", daemon=True)
+    if is_needed:
+        thread.start()
+    try:
+        yield
+    finally:
+        if is_needed:
+            thread.join()
+
+
+def _compile_something() -> None:
+    with torch.inference_mode(), suppress(RuntimeError):
+        compile_whole(_increment, "increment")(torch.zeros(64))
+
+
+def _increment(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 def mark_length(*tensors: torch.Tensor) -> None:

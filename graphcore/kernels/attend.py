@@ -52,7 +52,6 @@ def _attend_fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-@torch.library.impl("graphcore::attend", "CPU")
 def sliced_attend(
     query: Tensor,
     key: Tensor,
@@ -130,7 +129,6 @@ def _visible(first: int, start: int, count: int, window: int) -> Tensor:
     return visible & (distance < window) if window else visible
 
 
-@torch.library.impl("graphcore::attend", "CompositeExplicitAutograd")
 def masked_attend(
     query: Tensor,
     key: Tensor,
@@ -186,3 +184,8 @@ def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, 
     for cache, new in ((k_cache, key), (v_cache, value)):
         rows = torch.where(is_real, new[batch, chosen].to(cache.dtype), cache[batch, :, slot])  # [B, T, K, E]
         cache[batch, :, slot] = rows
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::attend", "CPU", sliced_attend)
+torch.library.impl("graphcore::attend", "CompositeExplicitAutograd", masked_attend)

@@ -1,0 +1,170 @@
+"""The engines that compare.py times, behind one interface: load, then timed runs of prefill and greedy decode.
+
+Run as `python engines.py NAME MODEL_FILE THREADS CONTEXT`: answers each line "prompt_tokens new_tokens" on standard
+input with a line of JSON. What an engine itself prints goes to standard error.
+"""
+
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+class PeerEngine(ABC):
+    """One loaded engine with an empty cache."""
+
+    @abstractmethod
+    def prefill(self, token_ids: list[int]) -> int:
+        """Empty the cache, run the tokens, return the likeliest next token."""
+
+    @abstractmethod
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        """Return that many tokens, each the likeliest after the one before; the first run is of `token_id`."""
+
+
+class Graphcore(PeerEngine):
+    def __init__(self, path: str, threads: int, context: int, *overrides: str) -> None:
+        from graphcore import Engine
+
+        settings = [f"context_length={context}", f"threads={threads}", *overrides]
+        self.engine = Engine.load(path, overrides=settings)
+        self.engine.warm_up()
+
+    def prefill(self, token_ids: list[int]) -> int:
+        import torch
+
+        with torch.inference_mode():
+            self.length = len(token_ids)
+            return int(self.engine.runner.feed([token_ids], [0]).argmax())
+
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        import torch
+
+        from graphcore.engine.runner import set_inputs
+        from graphcore.streaming.scheduler import run_program
+
+        with torch.inference_mode():
+            program = self.engine.runner.program("decode", 1, is_greedy=True)
+            set_inputs(program.state, [[token_id]], [self.length], 1, 1)
+            chosen = []
+            for _ in range(new_tokens):
+                run_program(program, self.engine.runner.policy)
+                chosen.append(int(program.state.chosen))
+            return chosen
+
+
+class LlamaCpp(PeerEngine):
+    def __init__(self, path: str, threads: int, context: int) -> None:
+        import llama_cpp
+
+        self.llama = llama_cpp.Llama(
+            path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads, n_gpu_layers=0, verbose=False
+        )
+        self.vocab = self.llama.n_vocab()
+
+    def prefill(self, token_ids: list[int]) -> int:
+        self.llama.reset()
+        self.llama.eval(token_ids)
+        return self._likeliest()
+
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        chosen = []
+        for _ in range(new_tokens):
+            self.llama.eval([token_id])
+            token_id = self._likeliest()
+            chosen.append(token_id)
+        return chosen
+
+    def _likeliest(self) -> int:
+        logits = self.llama._ctx.get_logits()
+        return int(np.ctypeslib.as_array(logits, shape=(self.vocab,)).argmax())
+
+
+class Transformers(PeerEngine):
+    def __init__(self, path: str, threads: int, context: int, compiles: bool = False) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, StaticCache
+
+        torch.set_num_threads(threads)
+        source = Path(path)
+        where = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
+        folder = source.parent if where else source
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where).eval()
+        self.cache = StaticCache(config=self.model.config, max_cache_len=context)
+        self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False) if compiles else self.model.forward
+
+    def prefill(self, token_ids: list[int]) -> int:
+        import torch
+
+        with torch.inference_mode():
+            self.cache.reset()
+            self.length = len(token_ids)
+            positions = torch.arange(self.length)
+            out = self.model.forward(
+                torch.tensor([token_ids]), past_key_values=self.cache, position_ids=positions[None], logits_to_keep=1
+            )
+            return int(out.logits[0, -1].argmax())
+
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        import torch
+
+        chosen = []
+        with torch.inference_mode():
+            for index in range(new_tokens):
+                positions = torch.tensor([[self.length + index]])
+                out = self.step(torch.tensor([[token_id]]), past_key_values=self.cache, position_ids=positions)
+                token_id = int(out.logits[0, -1].argmax())
+                chosen.append(token_id)
+        return chosen
+
+
+def transformers_compiled(path: str, threads: int, context: int) -> Transformers:
+    return Transformers(path, threads, context, compiles=True)
+
+
+def graphcore_fp32(path: str, threads: int, context: int) -> Graphcore:
+    return Graphcore(path, threads, context, "dtype=fp32")
+
+
+ENGINES: dict[str, Callable[[str, int, int], PeerEngine]] = {
+    "graphcore": Graphcore,
+    "graphcore-fp32": graphcore_fp32,
+    "llama.cpp": LlamaCpp,
+    "transformers": Transformers,
+    "transformers-compiled": transformers_compiled,
+}
+
+
+def timed_run(engine: PeerEngine, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
+    """Return tokens per second of a prefill and of a decode after it, and the tokens."""
+    prompt = [(7 * index) % 1000 + 100 for index in range(prompt_tokens)]
+    began = time.perf_counter()
+    token_id = engine.prefill(prompt)
+    middle = time.perf_counter()
+    chosen = engine.decode(token_id, new_tokens)
+    ended = time.perf_counter()
+    return {
+        "prefill": prompt_tokens / (middle - began),
+        "decode": new_tokens / (ended - middle),
+        "tokens": chosen[:16],
+    }
+
+
+def main() -> None:
+    name, path, threads, context = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print to standard output
+    engine = ENGINES[name](path, int(threads), int(context))
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        prompt_tokens, new_tokens = map(int, line.split())
+        print(json.dumps(timed_run(engine, prompt_tokens, new_tokens)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

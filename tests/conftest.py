@@ -1,0 +1,62 @@
+"""Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tiny_models import TinyModel, save_tiny
+
+from graphcore import Engine
+from graphcore.checkpoint.sources import resolve_source
+from graphcore.config.compose import compose_settings
+from graphcore.errors import CheckpointNotFoundError
+
+PREFILL_CHUNK = 16
+BATCH_SIZE = 3
+CONTEXT = 256
+
+
+def fetch_real(model: str) -> Path:
+    """Return the file of a model group's published checkpoint, or skip the test that needs it."""
+    settings = compose_settings([f"model={model}"])
+    published = settings.model.published
+    try:
+        return resolve_source(published.checkpoint, Path(settings.cache_dir).expanduser(), published.sha256)
+    except CheckpointNotFoundError as error:
+        pytest.skip(f"model={model} cannot be fetched here: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2 135M Instruct, Q4_1."""
+    return fetch_real("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M base, Q4_K_M."""
+    return fetch_real("gemma3")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """A function from a name in `tiny_models.BUILDERS` to the checkpoint and its reference."""
+
+    @cache
+    def make(name: str) -> TinyModel:
+        return save_tiny(name, tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tiny_model: Callable[[str], TinyModel]) -> Callable[[str, str], Engine]:
+    """A function from a name and a graph kind to a float32 engine that all tests share: do not close it."""
+
+    @cache
+    def load(name: str, graph: str) -> Engine:
+        sizes = [f"batch_size={BATCH_SIZE}", f"prefill_chunk={PREFILL_CHUNK}", f"context_length={CONTEXT}"]
+        return Engine.load(tiny_model(name).folder, dtype="fp32", device="cpu", graph=graph, overrides=sizes)
+
+    return load

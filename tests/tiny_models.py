@@ -1,0 +1,194 @@
+"""Small random models of every family, built by transformers: what whole-model tests are compared with.
+
+Everything that a mistake could hide behind is random and far from neutral: norm weights, biases, embeddings. Matrices
+keep activations near one, so that logits are of order one and an absolute tolerance means something.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+VOCAB = 96
+WINDOW = 8
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,  # short, so that all three bands of wavelengths occur
+}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 112, "max_position_embeddings": 512}
+GQA = {"num_attention_heads": 4, "num_key_value_heads": 2}
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GEMMA_TEXT = {
+    **SIZES,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": GEMMA_ROPE,
+    **NO_TOKENS,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def _llama(**changes: object) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **GQA, "num_hidden_layers": 3, **NO_TOKENS, **changes}))
+
+
+def _llama3() -> nn.Module:
+    return _llama(head_dim=24, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False)
+
+
+def _llama_biased() -> nn.Module:
+    return _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4)
+
+
+def _mistral() -> nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(
+        MistralConfig(**SIZES, **GQA, num_hidden_layers=3, sliding_window=WINDOW, head_dim=32, **NO_TOKENS)
+    )
+
+
+def _qwen2() -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **GQA, num_hidden_layers=3, tie_word_embeddings=False, **NO_TOKENS))
+
+
+def _qwen2_sliding() -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, **GQA, num_hidden_layers=3, tie_word_embeddings=True, **windows, **NO_TOKENS)
+    )
+
+
+def _qwen3() -> nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, **GQA, num_hidden_layers=3, head_dim=32, tie_word_embeddings=True, **NO_TOKENS)
+    )
+
+
+def _gemma3() -> nn.Module:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_TEXT))
+
+
+def _gemma3_nested() -> nn.Module:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=GEMMA_TEXT, vision_config=VISION, mm_tokens_per_image=4)
+    )
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS)
+    )
+
+
+BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
+    "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
+    "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
+    "mistral": _mistral,  # every layer slides
+    "qwen2": _qwen2,  # qkv bias, untied
+    "qwen2_sliding": _qwen2_sliding,  # full layers first, then sliding ones
+    "qwen3": _qwen3,  # q and k norms, tied
+    "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
+    "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
+    "gpt2": _gpt2,
+}
+ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2")  # one of each
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A checkpoint folder and the transformers model that it was saved from.
+
+    Attributes:
+        reference: float32, eager attention.
+    """
+
+    name: str
+    folder: Path
+    reference: nn.Module
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """Two sequences of 50 tokens: longer than the window, than any prefill chunk in use, and no multiple of it."""
+        return torch.randint(0, VOCAB, (2, 50), generator=torch.Generator().manual_seed(5))
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """transformers' float32 logits of `ids`: [2, 50, V]."""
+        return self.logits_of(self.ids)
+
+    @torch.no_grad()
+    def logits_of(self, ids: Tensor) -> Tensor:
+        """Return transformers' float32 logits, [B, T, V]."""
+        return self.reference(input_ids=ids, use_cache=False).logits.float()
+
+    @torch.no_grad()
+    def hidden_states(self) -> tuple[Tensor, ...]:
+        """Return transformers' hidden states of `ids`, the last one after the final norm: [2, 50, D] each."""
+        output = self.reference(input_ids=self.ids, use_cache=False, output_hidden_states=True)
+        return tuple(output.hidden_states)
+
+
+def build_reference(name: str, seed: int = 0) -> nn.Module:
+    """Return a family's model with random weights, float32, eager attention, ready to run."""
+    torch.manual_seed(seed)
+    model = BUILDERS[name]()
+    randomise(model, seed)
+    model.set_attn_implementation("eager")
+    return model.eval()
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int) -> None:
+    """Draw every parameter anew: matrices keep variance, vectors (norms and biases) vary by 0.3 around what they were."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.empty_like(parameter).normal_(generator=generator)
+        if parameter.ndim == 1:
+            parameter.add_(0.3 * noise)
+        else:
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+
+
+def save_tiny(name: str, folder: Path) -> TinyModel:
+    """Save a family's model as transformers does and return it with its folder."""
+    reference = build_reference(name)
+    reference.save_pretrained(folder)
+    return TinyModel(name, folder, reference)

@@ -1,0 +1,94 @@
+"""Sequences that grow pass by pass, and the attention over them as a plain loop in float64."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Implementation = Callable[..., Tensor]
+SENTINEL = 777.0  # stands in slots that nothing has written: reading one shows in the result
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one case; slots as nn.kv_cache makes them."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    context: int = 32
+    window: int = 0
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype = torch.float32
+    scale: float = 0.4
+
+    @property
+    def slots(self) -> int:
+        return min(self.window, self.context) if self.window else self.context
+
+
+@dataclass
+class Sequences:
+    """The keys and values of every position of each row, and the buffers of the implementation under test."""
+
+    shape: Shape
+    batch: int
+    seed: int = 0
+    keys: list[list[Tensor]] = field(init=False)
+    values: list[list[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = [[] for _ in range(self.batch)]
+        self.values = [[] for _ in range(self.batch)]
+        size = (self.batch, self.shape.kv_heads, self.shape.slots, self.shape.head_dim)
+        self.k_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
+        self.v_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def randn(self, tokens: int, heads: int) -> Tensor:
+        x = torch.randn(self.batch, tokens, heads, self.shape.head_dim, generator=self.generator)
+        return x.to(self.shape.dtype)
+
+    def run(self, attend: Implementation, counts: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
+        """Append counts[b] tokens to each row; return what `attend` says and what the loop says, real tokens only."""
+        tokens = max(1, *counts) + padding
+        query = self.randn(tokens, self.shape.heads)
+        key, value = self.randn(tokens, self.shape.kv_heads), self.randn(tokens, self.shape.kv_heads)
+        starts = torch.tensor([len(row) for row in self.keys])
+        caches = (self.k_cache, self.v_cache)
+        out = attend(query, key, value, *caches, starts, torch.tensor(counts), self.shape.window, self.shape.scale)
+        assert out.shape == query.shape
+        assert out.dtype == query.dtype
+        found, expected = [], []
+        for row, count in enumerate(counts):
+            self.keys[row] += list(key[row, :count])
+            self.values[row] += list(value[row, :count])
+            for token in range(count):
+                position = int(starts[row]) + token
+                found += list(out[row, token].double())
+                expected += [self.attended(row, position, head, query[row, token, head]) for head in self.heads]
+        empty = torch.zeros(0, self.shape.head_dim, dtype=torch.float64)
+        return torch.stack(found) if found else empty, torch.stack(expected) if expected else empty
+
+    @property
+    def heads(self) -> range:
+        return range(self.shape.heads)
+
+    def attended(self, row: int, position: int, head: int, query: Tensor) -> Tensor:
+        """Return softmax(scale q . k) v over the positions that this one sees: [E] float64."""
+        first = max(0, position - self.shape.window + 1) if self.shape.window else 0
+        kv_head = head // (self.shape.heads // self.shape.kv_heads)
+        seen = range(first, position + 1)
+        scores = [self.shape.scale * float(query.double() @ self.keys[row][at][kv_head].double()) for at in seen]
+        weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+        return sum((w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)), 0.0 * query)
+
+    def expected_caches(self) -> tuple[Tensor, Tensor]:
+        """Return both buffers as they must be: position p in slot p mod S, the latest wins, the rest never written."""
+        caches = torch.full_like(self.k_cache, SENTINEL), torch.full_like(self.v_cache, SENTINEL)
+        for cache, rows in zip(caches, (self.keys, self.values), strict=True):
+            for row, positions in enumerate(rows):
+                for position, entry in enumerate(positions):
+                    cache[row, :, position % self.shape.slots] = entry.to(cache.dtype)
+        return caches

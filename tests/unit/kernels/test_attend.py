@@ -1,0 +1,138 @@
+"""Both implementations of attention over a static cache, against a loop over positions in float64."""
+
+import pytest
+import torch
+from attend_cases import SENTINEL, Implementation, Sequences, Shape
+from graphcore.kernels.attend import attend, masked_attend, sliced_attend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": attend}
+# float32: a softmax of scores up to 10, then a sum of values up to 4
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+
+
+def check(sequences: Sequences, implementation: Implementation, passes: list[list[int]], padding: int = 0) -> None:
+    """Run the passes; after each, the real tokens' results and every byte of both caches must be right."""
+    narrowest = max(CLOSE[sequences.shape.dtype], CLOSE[sequences.shape.cache_dtype])
+    for counts in passes:
+        found, expected = sequences.run(implementation, counts, padding)
+        assert (found - expected).abs().max().item() < narrowest if len(found) else True, f"counts {counts}"
+        for cache, right in zip((sequences.k_cache, sequences.v_cache), sequences.expected_caches(), strict=True):
+            assert torch.equal(cache, right), f"cache after counts {counts}"
+
+
+@every_implementation
+@pytest.mark.parametrize("window", [0, 1, 3, 8, 31, 32, 100])
+def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(implementation: Implementation, window: int) -> None:
+    check(Sequences(Shape(window=window), 1), implementation, [[5], [7], [1], [1], [2], [3], *[[1]] * 13])
+
+
+@every_implementation
+@pytest.mark.parametrize("window", [4, 5])
+def test_ring_wraps_around_many_times(implementation: Implementation, window: int) -> None:
+    check(Sequences(Shape(window=window, context=64), 1), implementation, [[1]] * 11 + [[9], [1], [4], [5], [1], [1]])
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [3, 4, 5, 9, 17])
+def test_first_chunk_longer_than_the_ring_leaves_its_last_tokens_in_it(
+    implementation: Implementation, tokens: int
+) -> None:
+    check(Sequences(Shape(window=4), 1), implementation, [[tokens], [1], [6]])
+
+
+@every_implementation
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_rows_of_a_batch_grow_at_their_own_pace(implementation: Implementation, window: int, padding: int) -> None:
+    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [0, 0, 1], [1, 1, 1]]
+    check(Sequences(Shape(window=window), 3), implementation, passes, padding)
+
+
+@every_implementation
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("grown", [0, 3, 4, 9])
+def test_a_pass_without_tokens_leaves_the_cache_as_it_is(
+    implementation: Implementation, window: int, grown: int
+) -> None:
+    sequences = Sequences(Shape(window=window), 2)
+    if grown:
+        sequences.run(implementation, [grown, 0])
+    before = sequences.k_cache.clone(), sequences.v_cache.clone()
+    sequences.run(implementation, [0, 0], padding=5)
+    assert torch.equal(sequences.k_cache, before[0])
+    assert torch.equal(sequences.v_cache, before[1])
+    assert (sequences.k_cache[1] == SENTINEL).all()
+
+
+@every_implementation
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 3), (6, 2), (5, 1), (1, 1)])
+def test_query_heads_share_kv_heads_in_order(implementation: Implementation, heads: int, kv_heads: int) -> None:
+    check(Sequences(Shape(heads=heads, kv_heads=kv_heads), 2), implementation, [[4, 2], [1, 1], [3, 1]])
+
+
+@every_implementation
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("window", [0, 4])
+def test_cache_may_have_a_dtype_of_its_own(
+    implementation: Implementation, window: int, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> None:
+    shape = Shape(window=window, dtype=dtype, cache_dtype=cache_dtype)
+    check(Sequences(shape, 2), implementation, [[5, 2], [1, 1], [3, 4], [1, 0], [1, 1]])
+
+
+@every_implementation
+def test_scale_multiplies_the_scores(implementation: Implementation) -> None:
+    check(Sequences(Shape(scale=0.05), 1), implementation, [[6], [1]])
+    check(Sequences(Shape(scale=2.0), 1), implementation, [[6], [1]])
+
+
+@every_implementation
+def test_inputs_may_be_strided_views(implementation: Implementation) -> None:
+    """Projections are sliced out of wider tensors; nothing may read past the strides."""
+
+    def on_views(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
+        views = [torch.cat((x, x + 50), dim=2)[:, :, : x.shape[2]] for x in (query, key, value)]
+        assert not views[0].is_contiguous()
+        return implementation(*views, *rest)
+
+    check(Sequences(Shape(), 2), on_views, [[3, 2], [1, 1]])
+
+
+@every_implementation
+def test_padding_of_a_full_cache_writes_nowhere(implementation: Implementation) -> None:
+    check(Sequences(Shape(context=8), 2), implementation, [[6, 7], [2, 1]], padding=4)
+
+
+@every_implementation
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_chunking_of_any_batch_matches_the_loop(implementation: Implementation, data: st.DataObject) -> None:
+    kv_heads = data.draw(st.integers(1, 2), "kv_heads")
+    shape = Shape(
+        heads=kv_heads * data.draw(st.integers(1, 3), "group"),
+        kv_heads=kv_heads,
+        head_dim=4,
+        context=24,
+        window=data.draw(st.integers(0, 26), "window"),
+    )
+    batch = data.draw(st.integers(1, 3), "batch")
+    left, passes = [shape.context] * batch, []
+    for _ in range(data.draw(st.integers(1, 6), "passes")):
+        counts = [data.draw(st.integers(0, min(10, room)), "count") for room in left]
+        left = [room - count for room, count in zip(left, counts, strict=True)]
+        passes.append(counts)
+    padding = data.draw(st.integers(0, 2), "padding")
+    check(Sequences(shape, batch, data.draw(st.integers(0, 99), "seed")), implementation, passes, padding)

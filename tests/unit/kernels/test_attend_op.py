@@ -1,0 +1,87 @@
+"""Attention as torch sees it: schema, fake, dispatch, and a compiled caller."""
+
+import pytest
+import torch
+from graphcore.kernels.attend import attend, masked_attend, sliced_attend
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+OP = torch.ops.graphcore.attend.default
+Arguments = tuple[Tensor | int | float, ...]
+
+
+def arguments(tokens: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> Arguments:
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    new = randn(batch, tokens, 4, 8), randn(batch, tokens, 2, 8), randn(batch, tokens, 2, 8)
+    caches = randn(batch, 2, 16, 8), randn(batch, 2, 16, 8)
+    return (*new, *caches, torch.tensor([3, 5])[:batch], torch.tensor([tokens, 1])[:batch], 0, 0.35)
+
+
+def copied(args: Arguments) -> Arguments:
+    return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
+
+
+def test_schema_says_that_both_caches_are_written_and_nothing_else() -> None:
+    written = [arg.name for arg in OP._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    assert written == ["k_cache", "v_cache"]
+    assert [result.alias_info for result in OP._schema.returns] == [None]
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_opcheck_finds_schema_and_fake_true_to_the_op(tokens: int) -> None:
+    torch.library.opcheck(OP, arguments(tokens), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("implementation", [sliced_attend, masked_attend])
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fake_has_the_shape_strides_and_dtype_of_the_real_result(
+    implementation: object, tokens: int, dtype: torch.dtype
+) -> None:
+    query, *rest = arguments(tokens, dtype=dtype)
+    assert isinstance(query, Tensor)
+    strided = query.transpose(1, 2).contiguous().transpose(1, 2)
+    real = implementation(strided, *copied(tuple(rest)))  # type: ignore[operator]
+    with FakeTensorMode() as mode:
+        fake_args = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in (strided, *rest)]
+        fake = OP(*fake_args)
+    assert fake.shape == real.shape
+    assert fake.stride() == real.stride()
+    assert fake.dtype == real.dtype
+
+
+def test_op_on_the_cpu_is_the_sliced_implementation() -> None:
+    args = arguments(4)
+    first, second = copied(args), copied(args)
+    assert torch.equal(attend(*first), sliced_attend(*second))  # type: ignore[arg-type]
+
+
+def test_inputs_other_than_the_caches_are_not_written() -> None:
+    for implementation in (sliced_attend, masked_attend):
+        args = arguments(4)
+        used = copied(args)
+        implementation(*used)  # type: ignore[arg-type]
+        for index in (0, 1, 2, 5, 6):
+            before, after = args[index], used[index]
+            assert isinstance(before, Tensor)
+            assert isinstance(after, Tensor)
+            assert torch.equal(before, after)
+
+
+def test_compiled_caller_writes_the_caller_s_caches_in_place() -> None:
+    args = arguments(4)
+    eager, compiled = copied(args), copied(args)
+    expected = attend(*eager)  # type: ignore[arg-type]
+    found = torch.compile(attend, backend="aot_eager", fullgraph=True)(*compiled)
+    assert torch.equal(found, expected)
+    for index in (3, 4):
+        before, after, right = args[index], compiled[index], eager[index]
+        assert isinstance(before, Tensor)
+        assert isinstance(after, Tensor)
+        assert isinstance(right, Tensor)
+        assert torch.equal(after, right)
+        assert not torch.equal(after, before)

@@ -1,0 +1,80 @@
+"""The feed-forward layer against its formula in float64, activations written out from their definitions."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from graphcore.nn.mlp import ACTIVATIONS, MLP
+from graphcore.nn.spec import MLPSpec
+from torch import Tensor
+
+DIM, HIDDEN = 24, 40
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_new": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
+    "relu": lambda x: x.clamp(min=0),
+}
+
+
+def filled_mlp(spec: MLPSpec, dtype: torch.dtype = torch.float32) -> MLP:
+    generator = torch.Generator().manual_seed(1)
+    mlp = MLP(spec, DIM, dtype)
+    for buffer in mlp.buffers():
+        buffer.normal_(0.0, 0.3, generator=generator)
+    return mlp
+
+
+def project(name: str, mlp: MLP, x: Tensor) -> Tensor:
+    weights = {key: tensor.double() for key, tensor in mlp.named_buffers()}
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.zeros(1))
+
+
+def test_every_activation_has_a_definition_here() -> None:
+    assert ACTIVATIONS.keys() == DEFINITIONS.keys()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_mlp_is_down_of_activated_gate_times_up(activation: str, gated: bool, bias: bool) -> None:
+    mlp = filled_mlp(MLPSpec(HIDDEN, activation, gated, bias))
+    x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0))
+    act, wide = DEFINITIONS[activation], x.double()
+    up = project("up_proj", mlp, wide)
+    hidden = act(project("gate_proj", mlp, wide)) * up if gated else act(up)
+    expected = project("down_proj", mlp, hidden)
+    out = mlp(x)
+    assert out.shape == (2, 5, DIM)
+    assert out.dtype == torch.float32
+    # sums of 40 products of values up to about 30, each float32 rounded
+    assert (out.double() - expected).abs().max() < 1e-4
+
+
+def test_names_are_hugging_face_leaf_names() -> None:
+    gated = MLP(MLPSpec(HIDDEN, "silu", True, True), DIM, torch.float32)
+    plain = MLP(MLPSpec(HIDDEN, "gelu_new", False, False), DIM, torch.float32)
+    parts = ("gate_proj", "up_proj", "down_proj")
+    assert {name for name, _ in gated.named_buffers()} == {f"{p}.{kind}" for p in parts for kind in ("weight", "bias")}
+    assert {name for name, _ in plain.named_buffers()} == {"up_proj.weight", "down_proj.weight"}
+    assert gated.down_proj.weight.shape == (DIM, HIDDEN)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_stay_narrow_and_near(dtype: torch.dtype) -> None:
+    mlp, wide = filled_mlp(MLPSpec(HIDDEN, "silu"), dtype), filled_mlp(MLPSpec(HIDDEN, "silu"), torch.float32)
+    for narrow, exact in zip(mlp.buffers(), wide.buffers(), strict=True):
+        exact.copy_(narrow)
+    x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0)).to(dtype)
+    out = mlp(x)
+    assert out.dtype == dtype
+    scale = wide(x.float()).abs().max()
+    assert (out.float() - wide(x.float())).abs().max() < scale * 4 * torch.finfo(dtype).eps  # four roundings
