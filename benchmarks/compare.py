@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -32,7 +33,8 @@ class Worker:
             str(threads),
             str(context),
         ]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        quiet = {**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet)
         worker = cls(name, process)
         if worker._answer() != "ready\n":
             raise SystemExit(f"{name} did not load; its message is above")

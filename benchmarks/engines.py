@@ -11,8 +11,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 
 class PeerEngine(ABC):
@@ -88,21 +92,29 @@ class LlamaCpp(PeerEngine):
 class Transformers(PeerEngine):
     def __init__(self, path: str, threads: int, context: int, compiles: bool = False) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, StaticCache
+        from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
         torch.set_num_threads(threads)
         source = Path(path)
         where = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
         folder = source.parent if where else source
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where).eval()
-        self.cache = StaticCache(config=self.model.config, max_cache_len=context)
-        self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False) if compiles else self.model.forward
+        self.new_cache: Callable[[], Cache] = DynamicCache
+        self.step = self.model.forward
+        if compiles:
+            self.cache = StaticCache(config=self.model.config, max_cache_len=context)
+            self.new_cache = self._emptied_cache
+            self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False)
+
+    def _emptied_cache(self) -> "Cache":
+        self.cache.reset()
+        return self.cache
 
     def prefill(self, token_ids: list[int]) -> int:
         import torch
 
         with torch.inference_mode():
-            self.cache.reset()
+            self.cache = self.new_cache()
             self.length = len(token_ids)
             positions = torch.arange(self.length)
             out = self.model.forward(

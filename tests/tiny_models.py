@@ -113,9 +113,7 @@ def _gemma3_nested() -> nn.Module:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS)
-    )
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
 
 
 BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
@@ -177,7 +175,7 @@ def build_reference(name: str, seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
-    """Draw every parameter anew: matrices keep variance, vectors (norms and biases) vary by 0.3 around what they were."""
+    """Draw every parameter anew: matrices keep variance, norms and biases vary by 0.3 around what they were."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         noise = torch.empty_like(parameter).normal_(generator=generator)

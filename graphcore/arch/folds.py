@@ -26,7 +26,7 @@ class Transpose(Fold):
 
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the transposed matrix."""
-        return tensor.T
+        return tensor.mT
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ LONGEST = 100  # characters; llama.cpp's tensor names end at 63, Hugging Face's 
 
 def quoted(name: object) -> str:
     """Return `name` as a one-line literal, cut in the middle if it is long."""
-    literal = ascii(name[: 2 * LONGEST] if isinstance(name, str) else name)
+    literal = ascii(name)
     if len(literal) <= LONGEST:
         return literal
     return f"{literal[: LONGEST // 2]}...{literal[-LONGEST // 4 :]}"

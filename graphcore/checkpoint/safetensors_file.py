@@ -49,7 +49,7 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
 def _header_bytes(path: Path, size: int) -> bytes:
     with opened(path) as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER):
+        if length > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise CheckpointError(
                 f"{path}: promises a header of {length} bytes, but has {size} in all "
                 f"(limit {MAX_SAFETENSORS_HEADER}); it is cut off or no safetensors file, fetch it again"

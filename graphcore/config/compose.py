@@ -1,30 +1,26 @@
 """conf/ and overrides to `Settings`: the one place where Hydra's and OmegaConf's types are known."""
 
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from graphcore.config.messages import one_line
+from graphcore.config.conf_folder import check_groups, conf_dir
+from graphcore.config.messages import one_line, unknown_key
 from graphcore.config.settings import Settings
 from graphcore.config.validate import check
 from graphcore.errors import ConfigError
 
 VERSION_BASE = "1.3"
 T = TypeVar("T")
-
-
-def conf_dir() -> Path:
-    """Return the folder of the yaml files: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parent.parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
 
 
 def register_schemas() -> None:
@@ -41,6 +37,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: an override names no key, has the wrong type, or a value is out of range.
     """
+    check_groups(overrides)
     register_schemas()
     was_initialised = GlobalHydra.instance().is_initialized()
     try:
@@ -52,19 +49,72 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
         raise ConfigError(one_line(error)) from error
 
 
+def check_sweep(overrides: Sequence[str]) -> None:
+    """Return if every job of a sweep composes; values out of range are left to the job that has them.
+
+    Hydra checks this too, but only after it has made the sweep's folder.
+
+    Raises:
+        ConfigError: an override names no key or has the wrong type, or the sweep is of a kind that Hydra lacks.
+    """
+    register_schemas()
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        swept = [override for override in parsed if override.is_sweep_override()]
+        if not all(override.is_discrete_sweep() for override in swept):
+            raise ConfigError("a sweep needs values with commas, such as dtype=fp32,bf16, or range(1,4)")
+        fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
+        values = [
+            [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+            for override in swept
+        ]
+        with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
+            for job in itertools.product(*values):
+                compose("config", [*fixed, *job], return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(one_line(error)) from error
+
+
 def to_settings(composed: DictConfig) -> Settings:
     """Return the typed settings of a composed config, checked.
 
     Raises:
-        ConfigError: a value is missing, of the wrong type, or out of range.
+        ConfigError: a value is missing, of the wrong type, or out of range, or a key was added that nothing reads.
     """
+    refuse_added_keys(composed, "")
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
     assert isinstance(settings, Settings), f"the root config is {type(settings).__name__}"
+    spell_switches(settings)
     check(settings)
     return settings
+
+
+def refuse_added_keys(node: DictConfig, prefix: str) -> None:
+    """Return if no node of a known class has a key that its class lacks (+key=value adds one).
+
+    Raises:
+        ConfigError: one has.
+    """
+    schema = OmegaConf.get_type(node)
+    if not is_dataclass(schema):
+        return
+    known = {field.name for field in fields(schema)}
+    for key in map(str, node):
+        if key not in known:
+            raise ConfigError(unknown_key(prefix + key))
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            refuse_added_keys(child, f"{prefix}{key}.")
+
+
+def spell_switches(settings: Settings) -> None:
+    """Write "on" and "off" where yaml has read them as booleans."""
+    spelt = {"True": "on", "False": "off"}
+    settings.chat = spelt.get(settings.chat, settings.chat)
+    settings.streaming.policy = spelt.get(settings.streaming.policy, settings.streaming.policy)
 
 
 def merge_schema(schema: type[T], values: object, where: str) -> T:

@@ -1,17 +1,91 @@
-"""Hydra's and OmegaConf's errors as one line: what key, what value, what is allowed."""
+"""Hydra's and OmegaConf's errors as one line: which key, which class, what is allowed.
+
+Both put what matters on lines of their own ("full_key: sampling.top_k", "object_type=SamplingSettings") and in the
+error's cause. What is not recognised here is passed on with its line breaks taken out.
+"""
+
+import re
+from dataclasses import is_dataclass
+from typing import get_type_hints
+
+from omegaconf import OmegaConf
+
+from graphcore.config.conf_folder import conf_dir
+from graphcore.config.settings import Settings
+from graphcore.registry import nearest
+
+WANTED = {
+    r"could not be converted to Integer": "a whole number",
+    r"could not be converted to Float": "a number",
+    r"is not a valid bool": "true or false",
+    r"is not a ListConfig, list or tuple": "a list, such as [a,b]",
+    r"Cannot convert '\w+' to string": "a text",
+    r"is not Optional|Incompatible value 'None'": "set; it cannot be null",
+}
+NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "See https://", "^", "provider=", "Config search path")
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error's text, and its cause's where that says more, without line breaks.
+    """Return what the error says, without line breaks."""
+    lines = _lines(error)
+    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    unknown = re.search(r"Could not override '([^']+)'", lines[0])
+    if unknown:
+        return unknown_key(unknown[1])
+    wanted = next((words for pattern, words in WANTED.items() for line in lines if re.search(pattern, line)), None)
+    if wanted and key:
+        return f"{_as_given(lines[0], key)} must be {wanted} ({_owner(lines)}{_value(lines)})"
+    said = " ".join(dict.fromkeys(line for line in lines if not line.startswith(NOISE)))
+    return f"{said} (key {key})" if key and key not in said else said
 
-    OmegaConf puts the offending key on lines of its own ("full_key: sampling.top_k"); they are kept, in parentheses.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if error.__cause__ is not None and "full_key" not in str(error):
-        lines += [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
-    said = [
-        line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type=", "Set the env"))
-    ]
-    keys = [line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")]
-    text = " ".join(dict.fromkeys(said))
-    return f"{text} (key {keys[0]})" if keys and keys[0] not in text else text
+
+def unknown_key(path: str) -> str:
+    """Return one line about a setting that does not exist, with the nearest name and all that do."""
+    parent, _, leaf = path.rpartition(".")
+    if parent == "task":
+        return _unknown_task_key(leaf)
+    schema: type = Settings
+    for part in parent.split(".") if parent else []:
+        hints = get_type_hints(schema)
+        if part in hints and not is_dataclass(hints[part]):
+            return f"unknown key '{path}'; add it to {part} with +{path}=..."
+        if part not in hints:
+            return f"unknown key '{path}'{nearest(part, hints)}"
+        schema = hints[part]
+    hints = get_type_hints(schema)
+    return f"unknown key '{path}'{nearest(leaf, hints)} of {schema.__name__}; known: {', '.join(hints)}"
+
+
+def _unknown_task_key(leaf: str) -> str:
+    """Each task has its own keys, so say which task has which."""
+    owned = {
+        str(key): file.stem
+        for file in sorted((conf_dir() / "task").glob("*.yaml"))
+        for key in OmegaConf.to_container(OmegaConf.load(file)) or ()
+        if key != "name"
+    }
+    if leaf in owned:
+        return f"task.{leaf} is a key of task={owned[leaf]}; ask for that task or leave the key out"
+    known = ", ".join(f"{key} ({task})" for key, task in owned.items())
+    return f"unknown key 'task.{leaf}'{nearest(leaf, owned)}; tasks' keys: {known}"
+
+
+def _lines(error: BaseException) -> list[str]:
+    """Return the lines of the error and of its cause, stripped."""
+    texts = [str(error), str(error.__cause__) if error.__cause__ is not None else ""]
+    return [line.strip() for text in texts for line in text.splitlines() if line.strip()] or [type(error).__name__]
+
+
+def _as_given(first: str, key: str) -> str:
+    """Return "key=value" as the user wrote it, where the first line has it."""
+    return first.removeprefix("Error merging override ") if first.startswith("Error merging override ") else key
+
+
+def _owner(lines: list[str]) -> str:
+    classes = [line.partition("=")[2] for line in lines if line.startswith("object_type=")]
+    return next((name for name in classes if name not in ("list", "dict")), "Settings")
+
+
+def _value(lines: list[str]) -> str:
+    found = next((match for line in lines if (match := re.search(r"Value ('.*') (of type|is not)", line))), None)
+    return f"; found {found[1]}" if found else ""

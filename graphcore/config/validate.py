@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from graphcore.config.settings import SamplingSettings, Settings
 from graphcore.errors import ConfigError
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "chat": ("auto", "on", "off"),
-    "kv_dtype": ("auto", "fp32", "bf16", "fp16"),
-}
+DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 
 def check(settings: Settings) -> None:
@@ -26,9 +23,15 @@ def check(settings: Settings) -> None:
 
 
 def _check_choices(settings: Settings) -> None:
-    for key, allowed in CHOICES.items():
-        value = vars(settings)[key]
-        # yaml reads a bare on or off as a boolean, which becomes the text True or False
+    choices = (
+        ("chat", settings.chat, ("auto", "on", "off")),
+        ("kv_dtype", settings.kv_dtype, DTYPES),
+        ("dtype.name", settings.dtype.name, DTYPES),
+        ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
+        ("quant.format", settings.quant.format, ("stored",)),
+        ("streaming.policy", settings.streaming.policy, ("auto", "on", "off")),
+    )
+    for key, value, allowed in choices:
         if value not in allowed:
             raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}")
 
@@ -67,6 +70,9 @@ def _check_prompts(settings: Settings) -> None:
     given = [key for key in ("prompt", "prompt_file", "prompt_ids") if vars(settings)[key] is not None]
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} are both given; use one")
+    empty = [key for key in given if not vars(settings)[key]]
+    if empty:
+        raise ConfigError(f"{empty[0]} is empty; give at least one character or token id")
     if settings.prompt_ids is not None and any(token_id < 0 for token_id in settings.prompt_ids):
         raise ConfigError(f"prompt_ids={settings.prompt_ids} holds a negative token id")
     if "" in settings.stop:

@@ -96,15 +96,7 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
         PlanError: it does not fit.
         CheckpointError: names, shapes or bytes are wrong.
     """
-    with torch.device("meta"):
-        decoder = Decoder(model.spec, choices.dtype)
-    shapes = {
-        prefix + name: tuple(tensor.shape)
-        for prefix, module in decoder.groups()
-        for name, tensor in module.named_buffers()
-    }
-    architecture = architecture_of(model.config)
-    loader = Loader(model.checkpoint, match_weights(architecture, model.config, model.checkpoint, shapes))
+    decoder, loader = match_model(model, choices.dtype)
     plan = make_plan(model, choices, loader, decoder)
     plan.check_fits(free_nbytes(choices.device))
     if choices.graph != "eager":
@@ -121,6 +113,24 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
     groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
     builder = GraphBuilder(decoder, choices.graph, groups, caches, choices.context, choices.device, report)
     return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan
+
+
+def match_model(model: Model, dtype: torch.dtype) -> tuple[Decoder, Loader]:
+    """Return the model's decoder on the meta device and the loader that knows its weights; no weight is read.
+
+    Raises:
+        CheckpointError: names or shapes are wrong.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(model.spec, dtype)
+    shapes = {
+        prefix + name: tuple(tensor.shape)
+        for prefix, module in decoder.groups()
+        for name, tensor in module.named_buffers()
+    }
+    architecture = architecture_of(model.config)
+    sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
+    return decoder, Loader(model.checkpoint, sources)
 
 
 def make_plan(model: Model, choices: Choices, loader: Loader, decoder: Decoder) -> Plan:

@@ -35,6 +35,7 @@ class Model:
 
     Attributes:
         path: local file or folder; None for random weights.
+        stored_layers: layers that the checkpoint has; the config may ask for the first of them only.
         dtype: what the weights are stored in, as torch names it ("bfloat16"), or None where it is packed or unsaid.
         tokenizer: None if the checkpoint has none.
     """
@@ -43,6 +44,7 @@ class Model:
     path: Path | None
     config: ModelConfig
     spec: ModelSpec
+    stored_layers: int
     dtype: str | None
     tokenizer: Tokenizer | None
 
@@ -69,7 +71,8 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     config = cut_layers(stored, settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
     tokenizer = read_tokenizer(checkpoint, cache_dir)
-    return Model(checkpoint, path, config, spec, stored_dtype(checkpoint, config), tokenizer)
+    dtype = stored_dtype(checkpoint, config)
+    return Model(checkpoint, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
 
 
 def _random_model(settings: ModelSettings, seed: int) -> Model:
@@ -80,7 +83,7 @@ def _random_model(settings: ModelSettings, seed: int) -> Model:
     where = f"conf/model/{settings.name}.yaml: model.random_config"
     config = cut_layers(parse_model_config(settings.random_config, where), settings.num_hidden_layers, where)
     spec = architecture_of(config).spec(config)
-    return Model(RandomCheckpoint(spec, seed), None, config, spec, "bfloat16", None)
+    return Model(RandomCheckpoint(spec, seed), None, config, spec, config.num_hidden_layers, "bfloat16", None)
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -1,19 +1,48 @@
 """What tasks that run a model share: loading it with progress, and saying what runs."""
 
 from graphcore.config.settings import Settings
-from graphcore.engine.assembly import describe_choices
+from graphcore.device import resolve_device
+from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
 from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.graph.compile import CompileReport
+from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Context
 from graphcore.weights.plan import gib
 
 
 def load_engine(context: Context) -> Engine:
-    """Return the engine that the settings ask for, saying what happens meanwhile."""
-    engine = Engine.from_settings(context.settings, context.console.progress)
-    for note in engine.choices.notes:
+    """Return the engine that the settings ask for, saying what happens meanwhile.
+
+    Raises:
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way.
+    """
+    settings = context.settings
+    choose_graph(settings.graph.kind, resolve_device(settings.device))  # refuse before anything is fetched
+    engine = Engine.from_settings(settings, context.console.progress)
+    for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)
     return engine
+
+
+def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:
+    """Return a line if the checkpoint is not of the model group's architecture; the checkpoint wins."""
+    usual = settings.model.random_config.get("model_type", model_type)
+    if usual == model_type:
+        return ()
+    return (f"model={settings.model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
+
+
+def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
+    """Return if none of these keys is set; the others of a task's settings have an effect.
+
+    Raises:
+        ConfigError: one is.
+    """
+    given = [key for key in keys if vars(settings)[key] not in (None, [])]
+    if given:
+        raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")
 
 
 def describe(engine: Engine, load_seconds: float) -> str:
@@ -27,6 +56,15 @@ def describe(engine: Engine, load_seconds: float) -> str:
         f"loaded in {load_seconds:.1f} s",
     )
     return f"[{'; '.join(parts)}]"
+
+
+def describe_compile(report: CompileReport) -> str:
+    """Return a few words about how blocks became graphs: "3 graphs in 2.1 s from a warm cache"."""
+    state = cache_state(report)
+    if state == "none":
+        return "nothing compiled"
+    num_graphs = report.cache_hits + report.cache_misses
+    return f"{num_graphs} graphs in {report.seconds:.1f} s from a {state} cache"
 
 
 def sampling_of(settings: Settings) -> SamplingParams:

@@ -1,34 +1,106 @@
 """Sweeps: each job in a fresh process, a failed one beside the others, one summary of all."""
 
+import json
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.conf import HydraConf
 
-CHILD = "from graphcore.tasks.main import main; main(is_quoted=True)"
+import graphcore
+from graphcore.tasks.command_line import quote
+from graphcore.tasks.output import write_json
+from graphcore.tasks.result_file import FILE_NAME, failed, minimal_record
+from graphcore.tasks.sweep_summary import SweepRow, write_summary
+
+# The package's own folder comes last on the path, for checkouts that are not installed.
+CHILD = "import sys; sys.path.append({root!r}); from graphcore.tasks.main import main; main(is_quoted=True)"
+SECONDS_TO_END = (3.0, 15.0)  # after Ctrl-C: before the job is told itself, and before it is killed
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job of a sweep that has ended."""
+    """One job of a sweep that has ended.
+
+    Attributes:
+        status: its exit status; negative is the signal that killed it.
+    """
 
     output_dir: Path
     overrides: tuple[str, ...]
     status: int
+    seconds: float
 
 
-def run_child(hydra_config: HydraConf) -> SweepJob:
-    """Run the job in a process of its own: no compiled graph, cache or broken state of another job reaches it."""
-    output_dir = Path(hydra_config.runtime.output_dir)
-    overrides = tuple(hydra_config.overrides.task)
-    command = [sys.executable, "-c", CHILD, *overrides, f"hydra.run.dir='{output_dir}'"]
-    print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
-    status = subprocess.run(command, check=False).returncode
-    return SweepJob(output_dir, overrides, abs(status))
+@dataclass
+class Sweep:
+    """The jobs of a sweep so far."""
+
+    folder: Path | None = None
+    jobs: list[SweepJob] = field(default_factory=list)
+
+    def run_child(self, hydra_config: HydraConf) -> None:
+        """Run a job in a process of its own: no compiled graph, cache or broken state of another job reaches it."""
+        self.folder = Path(hydra_config.sweep.dir).absolute()
+        output_dir = Path(hydra_config.runtime.output_dir)
+        overrides = tuple(hydra_config.overrides.task)
+        code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
+        command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
+        print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
+        began = time.perf_counter()
+        child = subprocess.Popen(command)
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            end_child(child)
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            self.jobs.append(SweepJob(output_dir, overrides, child.returncode, seconds))
+
+    def finish(self) -> int:
+        """Write what jobs that died left out, and the summary; return the sweep's exit status.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        assert self.folder is not None, "no job has run"
+        rows = [SweepRow.of(job.overrides, job.seconds, completed_record(job)) for job in self.jobs]
+        write_summary(self.folder, rows)
+        num_failed = sum(row.status != "ok" for row in rows)
+        ended = f"{len(rows)} jobs" + (f", {num_failed} not ok" if num_failed else "")
+        print(f"sweep: {ended}; {self.folder}/summary.md", file=sys.stderr, flush=True)
+        return int(num_failed > 0)
 
 
-def finish_sweep(jobs: Sequence[SweepJob]) -> None:
-    """Write the sweep's summary."""
+def end_child(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a job that Ctrl-C has reached too; tell it if it has not, and kill it if it does not listen."""
+    try:
+        child.wait(SECONDS_TO_END[0])
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(SECONDS_TO_END[1])
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def completed_record(job: SweepJob) -> dict[str, object]:
+    """Return the job's result.json, written now if the job died without one."""
+    path = job.output_dir / FILE_NAME
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(record, dict), f"{path} holds no object"
+        return record
+    ended = f"signal {-job.status}" if job.status < 0 else f"exit status {job.status}"
+    error = f"the job's process ended with {ended} and left no result"
+    record = {**failed(minimal_record(None, None), error), "seconds": job.seconds}
+    if job.status == EXIT_INTERRUPTED:
+        record.update(status="interrupted", error=None)
+    write_json(path, record)
+    return record

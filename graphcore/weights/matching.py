@@ -19,12 +19,17 @@ Namer = Callable[[str], TensorSource]
 
 
 def match_weights(
-    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
+    architecture: Architecture,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    stored_layers: int,
 ) -> dict[str, TensorSource]:
     """Return the stored tensor and folds of each weight; a tied head without a tensor of its own has the embedding's.
 
     Args:
         shapes: of the decoder's weights, by name.
+        stored_layers: layers that the checkpoint has; `config` may ask for the first of them only.
 
     Raises:
         CheckpointError: a weight has no stored tensor, a stored tensor of a layer or of the model has no weight, or a
@@ -40,7 +45,8 @@ def match_weights(
             f"{checkpoint.source}: Missing required tensor: {_listed(missing)}; the file is incomplete or is no "
             f"{config.model_type} model"
         )
-    _refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()})
+    left_out = range(config.num_hidden_layers, stored_layers)
+    _refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()}, left_out)
     for name, source in sources.items():
         _check_shape(checkpoint, source, name, shapes[name])
     return sources
@@ -67,7 +73,7 @@ def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
 
 
 def _refuse_unexpected(
-    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str]
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str], left_out: range
 ) -> None:
     """Refuse tensors that nothing reads: they would change what the model computes (a norm, a bias, an adapter)."""
     ignored = (*architecture.ignored, *GGUF_IGNORED)
@@ -76,7 +82,7 @@ def _refuse_unexpected(
         for name in checkpoint.tensors.keys() - set(used)
         if not any(part in name for part in ignored) and not _is_tied_head(name, config)
     ]
-    unexpected = sorted(name for name in unused if not _is_of_later_layer(name, config.num_hidden_layers))
+    unexpected = sorted(name for name in unused if not _is_of_layers(name, left_out))
     if unexpected:
         raise CheckpointError(
             f"{checkpoint.source}: unexpected tensor {_listed(unexpected)}, which a {config.model_type} model does not "
@@ -88,10 +94,10 @@ def _is_tied_head(name: str, config: ModelConfig) -> bool:
     return config.tie_word_embeddings and name.endswith(HEAD)
 
 
-def _is_of_later_layer(name: str, num_layers: int) -> bool:
-    """Return whether the tensor is of a layer that `model.num_hidden_layers` leaves out."""
+def _is_of_layers(name: str, layers: range) -> bool:
+    """Return whether the first number in a stored name is one of these layers'."""
     numbers = [int(part) for part in name.split(".") if part.isdecimal()]
-    return bool(numbers) and numbers[0] >= num_layers
+    return bool(numbers) and numbers[0] in layers
 
 
 def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expected: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ import torch
 from graphcore import Engine
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
-LLAMACPP_TOLERANCES = {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 6e-4, "gemma3": 1.5e-3}
+LLAMACPP_TOLERANCES = {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 4e-4, "gemma3": 1.5e-3}
 FORMS = [(name, form) for name in LLAMACPP_TOLERANCES for form in ("safetensors", "gguf")]
 
 
@@ -31,7 +31,8 @@ def test_logits_match_both_references(name: str, form: str) -> None:
 @pytest.mark.parametrize("name", LLAMACPP_TOLERANCES)
 def test_both_forms_hold_the_same_weights(name: str) -> None:
     engines = [
-        Engine.load(path, dtype="fp32", device="cpu", graph="eager") for path in (GOLDEN / name, GOLDEN / f"{name}.gguf")
+        Engine.load(path, dtype="fp32", device="cpu", graph="eager")
+        for path in (GOLDEN / name, GOLDEN / f"{name}.gguf")
     ]
     folder, file = (dict(engine.runner.builder.decoder.named_buffers()) for engine in engines)
     assert folder.keys() == file.keys()

@@ -1,17 +1,19 @@
 """task=generate: answer or continue a prompt, or a JSONL file of them, and print the text as it is made."""
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from omegaconf import MISSING
 
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.engine import Engine
 from graphcore.engine.sequence import Generation
-from graphcore.errors import ConfigError
-from graphcore.tasks.prompts import Request, read_requests
-from graphcore.tasks.result import ran_record
-from graphcore.tasks.running import describe, load_engine, sampling_of
+from graphcore.graph.compile import CompileReport
+from graphcore.tasks.prompts import Request, encode_prompts, read_prompts
+from graphcore.tasks.result import compile_record, ran_record
+from graphcore.tasks.running import describe, describe_compile, load_engine, sampling_of
+from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.task import Context, Record, Task
 
 
@@ -24,81 +26,104 @@ class GenerateSettings:
     logprobs: bool = MISSING
 
 
+@dataclass
+class Progress:
+    """What has come out so far.
+
+    Attributes:
+        streams: print the text as it comes; with several requests each is printed when it is whole.
+        first_token_at: seconds from the start of the process to the first token; None before it.
+        status: "ok", or "interrupted" after Ctrl-C.
+    """
+
+    streams: bool
+    done: list[Generation] = field(default_factory=list)
+    first_token_at: float | None = None
+    status: str = "ok"
+
+
 def run(context: Context, task: GenerateSettings) -> Record:
     """Generate for every prompt; Ctrl-C keeps what there is."""
     settings, console = context.settings, context.console
+    prompts = read_prompts(settings, task.prompts_jsonl)
     began = time.perf_counter()
     with load_engine(context) as engine:
         load_seconds = time.perf_counter() - began
-        requests = read_requests(engine, settings, task.prompts_jsonl, console.note)
+        requests = encode_prompts(engine, settings, prompts, console.note)
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(min(len(requests), settings.batch_size))
-        done: list[Generation] = []
-        status = "ok"
-        for at in range(0, len(requests), settings.batch_size):
-            wave = requests[at : at + settings.batch_size]
-            run_of_wave = engine.open_run(
-                [request.token_ids for request in wave],
-                settings.max_new_tokens,
-                settings.stop,
-                sampling_of(settings),
-                task.logprobs,
-            )
-            status = _print_events(context, run_of_wave, streams=len(requests) == 1, has_text=engine.has_tokenizer)
-            done += run_of_wave.generations()
-            if len(requests) > 1:
-                _print_wave(context, wave, run_of_wave.generations(), engine)
-            if status != "ok":
-                break
-        console.note(speed_line(done))
-        records = [_record(request, generation) for request, generation in zip(requests, done, strict=False)]
+        waves = [requests[at : at + settings.batch_size] for at in range(0, len(requests), settings.batch_size)]
+        engine.runner.check_context(max(len(request.token_ids) for request in requests))
+        compiled = engine.warm_up(max(map(len, waves)))
+        progress = Progress(streams=len(requests) == 1)
+        for wave in waves:
+            if progress.status == "ok":
+                _run_wave(context, engine, wave, task.logprobs, progress)
+        console.note(speed_line(progress.done))
+        console.note(start_line(progress, compiled))
+        records = [_record(request, done) for request, done in zip(requests, progress.done, strict=False)]
         return {
-            "status": status,
+            "status": progress.status,
             **ran_record(engine),
             "load_seconds": load_seconds,
-            "compile": asdict(compiled),
-            **_summary(records),
+            "compile": compile_record(compiled),
+            "process_to_first_token_seconds": progress.first_token_at,
+            **_first(records),
+            "generations": records,
         }
 
 
-def _print_events(context: Context, run: BatchRun, streams: bool, has_text: bool) -> str:
-    """Run to the end, printing a single request's text as it comes; return "ok" or "interrupted"."""
+def _run_wave(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool, progress: Progress) -> None:
+    """Run the requests that fit in one batch."""
+    settings = context.settings
+    run = engine.open_run(
+        [request.token_ids for request in wave],
+        settings.max_new_tokens,
+        settings.stop,
+        sampling_of(settings),
+        logprobs,
+    )
+    _print_events(context, run, engine.has_tokenizer, progress)
+    for request, generation in zip(wave, run.generations(), strict=True):
+        if not progress.streams:
+            text = generation.text if engine.has_tokenizer else " ".join(map(str, generation.token_ids))
+            context.console.line(f"--- {request.label}")
+            context.console.line(text)
+        progress.done.append(generation)
+
+
+def _print_events(context: Context, run: BatchRun, has_text: bool, progress: Progress) -> None:
+    """Run to the end, or to Ctrl-C."""
     try:
         for event in run.events():
-            if streams:
+            if progress.first_token_at is None:
+                progress.first_token_at = seconds_since_start()
+            if progress.streams:
                 context.console.text(event.text if has_text else f"{event.token_id} ")
     except KeyboardInterrupt:
         run.interrupt()
+        progress.status = "interrupted"
+    if progress.streams:
         context.console.line()
-        return "interrupted"
-    if streams:
-        context.console.line()
-    return "ok"
 
 
-def _print_wave(context: Context, wave: list[Request], done: list[Generation], engine: Engine) -> None:
-    for request, generation in zip(wave, done, strict=True):
-        text = generation.text if engine.has_tokenizer else " ".join(map(str, generation.token_ids))
-        context.console.line(f"--- {request.label}")
-        context.console.line(text)
-
-
-def speed_line(done: list[Generation]) -> str:
-    """Return one line about how fast it went."""
-    if not done:
-        raise ConfigError("there is no prompt; give at least one")
+def speed_line(done: Sequence[Generation]) -> str:
+    """Return one line about how fast it went; requests of one batch share its time."""
     timings = [generation.timings for generation in done]
     prompt_tokens, new_tokens = sum(t.prompt_tokens for t in timings), sum(t.new_tokens for t in timings)
-    # requests of one batch share its time
-    seconds = {id(t): (t.prefill_seconds / t.batch, t.decode_seconds / t.batch) for t in timings}
-    prefill, decode = (sum(pair[part] for pair in seconds.values()) for part in (0, 1))
+    prefill = sum(t.prefill_seconds / t.batch for t in timings)
+    decode = sum(t.decode_seconds / t.batch for t in timings)
     later = new_tokens - len(done)
-    rate = f"{later / decode:.1f} tokens/s" if decode and later else "no decode step"
-    first = timings[0].first_token_seconds
+    rate = f"{later / decode:.1f} tokens/s" if decode and later > 0 else "no decode step"
     return (
         f"[{prompt_tokens} prompt tokens in {prefill:.2f} s; {new_tokens} new tokens, {rate}; "
-        f"first token after {first:.2f} s; ended by: {', '.join(sorted({g.finish_reason for g in done}))}]"
+        f"ended by: {', '.join(sorted({g.finish_reason for g in done}))}]"
     )
+
+
+def start_line(progress: Progress, compiled: CompileReport) -> str:
+    """Return one line about what had to happen before the first token."""
+    reached = f"{progress.first_token_at:.1f} s after the process began" if progress.first_token_at else "not reached"
+    return f"[first token {reached}; {describe_compile(compiled)}]"
 
 
 def _record(request: Request, generation: Generation) -> Record:
@@ -118,11 +143,11 @@ def _record(request: Request, generation: Generation) -> Record:
     }
 
 
-def _summary(records: list[Record]) -> Record:
-    """Return the fields of the first generation at the top, and all of them in a list."""
+def _first(records: list[Record]) -> Record:
+    """Return the fields of the first generation that stand at the top."""
     first = records[0]
     top = {key: first[key] for key in ("text", "token_ids", "finish_reason", "timings")}
-    return {**top, "first_token_seconds": first["timings"]["first_token_seconds"], "generations": records}
+    return {**top, "first_token_seconds": first["timings"]["first_token_seconds"]}
 
 
 GENERATE = Task("generate", GenerateSettings, run)

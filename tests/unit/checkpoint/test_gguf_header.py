@@ -223,6 +223,18 @@ def test_nothing_is_read_past_the_size_a_file_had_or_its_end_now():
             GGUFReader(io.BytesIO(bytes(stored)), size, "m.gguf").take(4, "the magic")
 
 
+@pytest.mark.parametrize("stored", [8, 13, 21, 22])
+def test_an_array_of_strings_in_a_file_that_shrinks_is_an_error(stored):
+    raw = struct.pack("<IIQ", ARRAY, STRING, 2) + text("x" * 5) + text("y" * 5)
+    for end in (16 + stored, len(raw)):
+        reader = GGUFReader(io.BytesIO(raw[:end]), len(raw), "m.gguf")
+        if end == len(raw):
+            assert reader.value("a") == ("xxxxx", "yyyyy")
+        else:
+            with pytest.raises(CheckpointError, match="key 'a' needs"):
+                reader.value("a")
+
+
 def test_messages_stay_on_one_line_whatever_the_names(tmp_path):
     refusal(GGUF(tensors=[Tensor("a\nb" * 20000, offset=8)]).write(tmp_path / "m.gguf"))
     assert len(refusal(GGUF(entries=[ARCH, entry("k\n" * 9999, 99, b"")]).write(tmp_path / "m.gguf"))) < 500

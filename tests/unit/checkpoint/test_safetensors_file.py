@@ -234,6 +234,12 @@ def test_a_file_that_shrinks_or_changes_after_opening_is_an_error(tmp_path):
     save_file({"w": torch.arange(8)}, path)
     with pytest.raises(CheckpointError, match="tensor 'w' changed since it was opened"):
         checkpoint.read("w")
+    save_file({"w": torch.zeros(2, 4)}, path)
+    with pytest.raises(CheckpointError, match="tensor 'w' changed since it was opened"):
+        checkpoint.read("w")
+    save_file({"v": torch.zeros(8)}, path)
+    with pytest.raises(CheckpointError, match="tensor 'w' cannot be read"):
+        checkpoint.read("w")
     path.unlink()
     with pytest.raises(FileNotFoundError):
         checkpoint.read("w")

@@ -1,0 +1,151 @@
+"""task=bench: time prefill and decode apart, at a given depth of the KV cache; a table and JSON."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from omegaconf import MISSING
+
+from graphcore.config.settings import Settings
+from graphcore.config.validate import at_least
+from graphcore.device import resolve_device
+from graphcore.engine.assembly import DEFAULT_CONTEXT
+from graphcore.engine.engine import Engine
+from graphcore.errors import ConfigError
+from graphcore.graph.compile import CompileReport
+from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
+from graphcore.tasks.result import compile_record, ran_record
+from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
+from graphcore.tasks.startup import seconds_since_start
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.workload import Workload
+
+PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")
+COLUMNS = ("", "median", "min", "q1", "q3", "max")
+
+
+@dataclass
+class BenchSettings:
+    """conf/task/bench.yaml."""
+
+    name: str = MISSING
+    prompt_tokens: int = MISSING
+    new_tokens: int = MISSING
+    depth: int = MISSING
+    repeats: int = MISSING
+    batch: int = MISSING
+
+    @property
+    def context(self) -> int:
+        """Tokens of KV cache that each sequence needs."""
+        return self.depth + max(self.prompt_tokens, self.new_tokens)
+
+
+def run(context: Context, task: BenchSettings) -> Record:
+    """Load, warm up once, repeat, report."""
+    settings = sized(context.settings, task)
+    peak = PeakMemory(resolve_device(settings.device))
+    began = time.perf_counter()
+    with load_engine(replace(context, settings=settings)) as engine:
+        load_seconds = time.perf_counter() - began
+        engine.runner.check_context(task.context)
+        context.console.note(describe(engine, load_seconds))
+        compiled = engine.warm_up(task.batch)
+        work = Workload(engine.runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed)
+        work.first_prefill()
+        first_token_at = seconds_since_start()
+        work.fill()
+        timed = measure(context, engine, work, task.repeats)
+        ran = ran_record(engine)
+        record = {
+            **ran,
+            "load_seconds": load_seconds,
+            "compile": compile_record(compiled),
+            "process_to_first_token_seconds": first_token_at,
+            **timed,
+            "first_token_seconds": timed["prefill"]["median_seconds"],
+            "graph": {**ran["graph"], "kernels_per_token": count_kernels(work.decode_one, engine.runner.device)},
+            "memory": {**ran["memory"], "peak_device_bytes": peak.nbytes()},
+            "streaming": streaming_record(settings),
+        }
+    show(context, task, record, compiled)
+    return record
+
+
+def sized(settings: Settings, task: BenchSettings) -> Settings:
+    """Return the settings with room for the task's batch and depth.
+
+    Raises:
+        ConfigError: a size is out of range, or another setting contradicts it or has no effect.
+    """
+    at_least(1, "task.", task, ("prompt_tokens", "new_tokens", "repeats", "batch"))
+    at_least(0, "task.", task, ("depth",))
+    refuse_without_effect(settings, "bench", PROMPT_KEYS)
+    if settings.batch_size not in (1, task.batch):
+        raise ConfigError(
+            f"batch_size={settings.batch_size} and task.batch={task.batch} contradict each other; set task.batch alone"
+        )
+    context = settings.context_length
+    if context is None and task.context > DEFAULT_CONTEXT:
+        context = task.context
+    return replace(settings, batch_size=task.batch, context_length=context)
+
+
+def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> Record:
+    """Return prefill and decode, each timed after one run that is not."""
+    context.console.progress("bench prefill", 0, 0)
+    work.prefill()
+    prefill = time_repeats(work.prefill, repeats, engine.runner.device)
+    context.console.progress("bench decode", 0, 0)
+    work.decode()
+    decode = time_repeats(work.decode, repeats, engine.runner.device)
+    nbytes = work.weight_nbytes()
+    step_seconds = Spread.of(decode).median / work.new_tokens
+    return {
+        "prefill": phase_record(prefill, work.batch * work.prompt_tokens),
+        "decode": {
+            **phase_record(decode, work.batch * work.new_tokens),
+            "weight_bytes_per_step": nbytes,
+            "weight_gb_per_second": nbytes / step_seconds / 1e9,
+        },
+    }
+
+
+def phase_record(seconds: Sequence[float], tokens: int) -> Record:
+    """Return what repeats of one phase come to; tokens are those of all sequences."""
+    speeds = Spread.of([tokens / each for each in seconds])
+    return {
+        "tokens_per_second": speeds.median,
+        "tokens_per_second_spread": asdict(speeds),
+        "median_seconds": Spread.of(seconds).median,
+        "seconds": list(seconds),
+        "tokens": tokens,
+    }
+
+
+def streaming_record(settings: Settings) -> Record:
+    """Return what moved; with streaming off nothing does."""
+    names = ("link_gb_per_second", "raw_link_gb_per_second", "bytes_per_token", "overlap")
+    return {"policy": settings.streaming.policy, **dict.fromkeys(names)}
+
+
+def show(context: Context, task: BenchSettings, record: Record, compiled: CompileReport) -> None:
+    """Print the table and what does not fit in it."""
+    rows = []
+    for phase in ("prefill", "decode"):
+        spread = record[phase]["tokens_per_second_spread"]
+        rows.append([f"{phase} tokens/s", *(f"{spread[name]:.1f}" for name in COLUMNS[1:])])
+    sizes = f"prompt {task.prompt_tokens}, new {task.new_tokens}, depth {task.depth}, batch {task.batch}"
+    context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
+    decode, memory, graph = record["decode"], record["memory"], record["graph"]
+    for line in (
+        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {graph['kernels_per_token']} kernels a step",
+        f"{graph['compiled']} graphs compiled ({describe_compile(compiled)}); loaded in {record['load_seconds']:.2f} s",
+        f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
+        f"{record['process_to_first_token_seconds']:.1f} s after the process began",
+        f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB, peak {memory['peak_device_bytes'] / 1e6:.0f} MB",
+    ):
+        context.console.line(line)
+
+
+BENCH = Task("bench", BenchSettings, run)

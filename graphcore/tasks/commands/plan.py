@@ -1,0 +1,97 @@
+"""task=plan: say what would lie where, in bytes, and whether it fits; no weight is read."""
+
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from omegaconf import MISSING
+
+from graphcore.device import resolve_device
+from graphcore.engine.assembly import Choices, choose, choose_graph, make_plan, match_model
+from graphcore.engine.model import Model, open_model
+from graphcore.errors import PlanError
+from graphcore.tasks.running import group_note, refuse_without_effect
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.weights.plan import Plan, free_nbytes, gib
+
+
+@dataclass
+class PlanSettings:
+    """conf/task/plan.yaml."""
+
+    name: str = MISSING
+
+
+def run(context: Context, task: PlanSettings) -> Record:
+    """Print the plan; what cannot fit is a failure."""
+    settings, console = context.settings, context.console
+    refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
+    choose_graph(settings.graph.kind, resolve_device(settings.device))
+    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
+    choices = choose(settings, model)
+    for note in (*choices.notes, *group_note(settings, model.config.model_type)):
+        console.note(note)
+    decoder, loader = match_model(model, choices.dtype)
+    plan = make_plan(model, choices, loader, decoder)
+    names = [prefix.rstrip(".") or "head" for prefix, _ in decoder.groups()]
+    free = free_nbytes(choices.device)
+    console.table(
+        f"{settings.model.name} ({model.config.model_type}) on {plan.device}, streaming={settings.streaming.policy}",
+        ("", "bytes", "GiB"),
+        [[name, f"{nbytes:,}", gib(nbytes)] for name, nbytes in table_rows(names, plan, free)],
+    )
+    return {**_fit(plan, free), **_record(context, model, choices, plan, names), "free_bytes": free}
+
+
+def table_rows(names: list[str], plan: Plan, free: int) -> list[tuple[str, int]]:
+    """Return the rows of the table; neighbouring groups of one size share a row."""
+    rows = []
+    for nbytes, run_of in groupby(zip(names, plan.group_nbytes, strict=True), key=lambda pair: pair[1]):
+        same = [name for name, _ in run_of]
+        label = same[0] if len(same) == 1 else f"{same[0]} ... {same[-1]} (each)"
+        rows.append((label, nbytes))
+    return [
+        *rows,
+        ("weights", plan.weight_nbytes),
+        ("kv cache", plan.kv_nbytes),
+        ("total", plan.total_nbytes),
+        ("free", free),
+    ]
+
+
+def _fit(plan: Plan, free: int) -> Record:
+    """Return the status that the plan comes to."""
+    try:
+        plan.check_fits(free)
+    except PlanError as error:
+        return {"status": "failed", "error": f"PlanError: {error}", "fits": False}
+    return {"fits": True}
+
+
+def _record(context: Context, model: Model, choices: Choices, plan: Plan, names: list[str]) -> Record:
+    settings = context.settings
+    return {
+        "model": {
+            "source": settings.model.checkpoint,
+            "model_type": model.config.model_type,
+            "num_hidden_layers": model.config.num_hidden_layers,
+        },
+        "device": plan.device,
+        "dtype": str(choices.dtype).removeprefix("torch."),
+        "kv_dtype": str(choices.kv_dtype).removeprefix("torch."),
+        "graph": {"kind": choices.graph},
+        "streaming": {"policy": settings.streaming.policy},
+        "context_length": choices.context,
+        "threads": torch.get_num_threads(),
+        "notes": list(choices.notes),
+        "groups": [{"name": name, "bytes": nbytes} for name, nbytes in zip(names, plan.group_nbytes, strict=True)],
+        "memory": {
+            "weight_bytes": plan.weight_nbytes,
+            "kv_bytes": plan.kv_nbytes,
+            "total_bytes": plan.total_nbytes,
+        },
+    }
+
+
+PLAN = Task("plan", PlanSettings, run)

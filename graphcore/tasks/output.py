@@ -1,0 +1,60 @@
+"""Files that tasks leave behind, each whole or not there at all."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from graphcore.errors import GraphcoreError
+
+
+class OutputError(GraphcoreError, OSError):
+    """A result cannot be written."""
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record as JSON; a number that is not finite becomes null, for JSON has no word for it.
+
+    Raises:
+        OutputError: the folder cannot be written to, or the disk is full.
+    """
+    write_text(path, json.dumps(_finite(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the text as UTF-8, beside its place first; half a surrogate pair becomes its escape.
+
+    Raises:
+        OutputError: the folder cannot be written to, or the disk is full.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write the bytes, beside their place first.
+
+    Raises:
+        OutputError: the folder cannot be written to, or the disk is full.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror}); free space or choose hydra.run.dir=..."
+        ) from error

@@ -1,0 +1,83 @@
+"""What task=bench times: a prefill and a run of decode steps, each from a KV cache of a given depth.
+
+    cache: [ depth tokens | timed prefill ]        then, over the same place,        [ depth tokens | timed decode ]
+
+Legend: B sequences, V vocab.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from graphcore.engine.runner import Runner, set_inputs
+from graphcore.streaming.scheduler import run_program
+
+
+@dataclass
+class Workload:
+    """Random tokens of one batch.
+
+    A later run overwrites what an earlier one left beyond the depth. Sliding-window layers then hold keys of other
+    tokens than a true sequence would: as many, and of the same size.
+
+    Attributes:
+        depth: tokens that every sequence's cache holds before the timed part.
+    """
+
+    runner: Runner
+    batch: int
+    depth: int
+    prompt_tokens: int
+    new_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.batch, self.depth + self.prompt_tokens)
+        ids = torch.randint(self.runner.builder.decoder.spec.vocab, shape, generator=generator).tolist()
+        self._before = [row[: self.depth] for row in ids]
+        self._prompts = [row[self.depth :] for row in ids]
+
+    @torch.inference_mode()
+    def fill(self) -> None:
+        """Bring every sequence's cache to the depth."""
+        if self.depth:
+            self.runner.feed(self._before, [0] * self.batch)
+
+    def first_prefill(self) -> None:
+        """Run the prompts from empty caches."""
+        self._run_prompts(0)
+
+    def prefill(self) -> None:
+        """Run the prompts from the depth, and choose a token for each."""
+        self._run_prompts(self.depth)
+
+    @torch.inference_mode()
+    def _run_prompts(self, start: int) -> None:
+        self.runner.feed(self._prompts, [start] * self.batch).argmax(dim=-1).tolist()
+
+    def decode(self) -> None:
+        """Run new_tokens greedy steps from the depth, each token fed back and seen by the host, as in a generation."""
+        self._run_steps(self.new_tokens)
+
+    def decode_one(self) -> None:
+        """Run one step from the depth."""
+        self._run_steps(1)
+
+    @torch.inference_mode()
+    def _run_steps(self, steps: int) -> None:
+        width = self.runner.width(self.batch)
+        program = self.runner.program("decode", width, is_greedy=True)
+        first = [[row[0]] for row in self._prompts]
+        set_inputs(program.state, first, [self.depth] * self.batch, width, 1)
+        for _ in range(steps):
+            run_program(program, self.runner.policy)
+            program.state.chosen.tolist()
+
+    def weight_nbytes(self) -> int:
+        """Return the bytes of weights that a decode step reads: all but the embedding table, of which it reads rows.
+
+        A head that is tied to that table reads it whole, once.
+        """
+        groups = self.runner.builder.decoder.groups()
+        return sum(tensor.nbytes for prefix, module in groups if prefix != "embed_tokens." for tensor in module.buffers())

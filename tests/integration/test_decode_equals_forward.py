@@ -1,0 +1,114 @@
+"""Token by token over the cache gives the logits of one teacher-forced pass: every architecture, alone and in a batch.
+
+The reference is transformers' pass over the whole sequence, which has no cache. Tolerance as in test_model_parity:
+the promise is 1e-4.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, BUILDERS, VOCAB, TinyModel
+
+from graphcore import Engine
+
+TOLERANCE = 2e-5
+LENGTHS = (50, 33, 3)  # tokens of the rows of the batch: three chunks, two and one token, less than a window
+PROMPTS = (17, 5, 2)
+Tiny = Callable[[str], TinyModel]
+Load = Callable[[str, str], Engine]
+EVERYWHERE = [(name, "eager") for name in BUILDERS] + [(name, "compiled") for name in ARCHITECTURES]
+
+
+def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape
+    return (found - expected).abs().max().item()
+
+
+def rows_of(seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+@torch.inference_mode()
+def one_by_one(engine: Engine, row: list[int], prompt: int) -> torch.Tensor:
+    """Return the logits after the prompt and after each later token: [T - prompt + 1, V]."""
+    runner = engine.runner
+    steps = [runner.feed([row[:prompt]], [0])]
+    steps += [runner.feed([[token_id]], [at]) for at, token_id in enumerate(row[prompt:], start=prompt)]
+    return torch.cat(steps)
+
+
+@torch.inference_mode()
+def together(engine: Engine, rows: list[list[int]], prompts: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return the same for each of several rows that run at once; a row that has ended is fed its last token again."""
+    runner = engine.runner
+    begun = [row[:prompt] for row, prompt in zip(rows, prompts, strict=True)]
+    steps = [[logits] for logits in runner.feed(begun, [0] * len(rows))]
+    at = list(prompts)
+    while any(place < len(row) for place, row in zip(at, rows, strict=True)):
+        places = [min(place, len(row) - 1) for place, row in zip(at, rows, strict=True)]
+        logits = runner.feed([[row[place]] for row, place in zip(rows, places, strict=True)], places)
+        for index, row in enumerate(rows):
+            if at[index] < len(row):
+                steps[index].append(logits[index])
+                at[index] += 1
+    return [torch.stack(step) for step in steps]
+
+
+@pytest.mark.parametrize(("name", "graph"), EVERYWHERE)
+def test_one_sequence_decodes_to_its_teacher_forced_logits(
+    name: str, graph: str, tiny_model: Tiny, load_tiny: Load
+) -> None:
+    tiny, engine = tiny_model(name), load_tiny(name, graph)
+    ids = tiny.ids[0].tolist()
+    for prompt in (1, 17, 40):
+        assert worst(one_by_one(engine, ids, prompt), tiny.logits[0, prompt - 1 :]) < TOLERANCE, prompt
+    forced = engine.logits(tiny.ids[:1])
+    assert worst(one_by_one(engine, ids, 17), forced[0, 16:]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "graph"), EVERYWHERE)
+def test_a_batch_of_different_lengths_decodes_to_its_teacher_forced_logits(
+    name: str, graph: str, tiny_model: Tiny, load_tiny: Load
+) -> None:
+    tiny, engine = tiny_model(name), load_tiny(name, graph)
+    rows = rows_of(seed=1)
+    found = together(engine, rows, PROMPTS)
+    for row, prompt, logits in zip(rows, PROMPTS, found, strict=True):
+        expected = tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]
+        assert worst(logits, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("graph", ["eager", "compiled"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_two_rows_of_a_batch_of_three_run_beside_an_idle_one(
+    name: str, graph: str, tiny_model: Tiny, load_tiny: Load
+) -> None:
+    tiny, engine = tiny_model(name), load_tiny(name, graph)
+    rows = rows_of(seed=2)[:2]
+    for row, prompt, logits in zip(rows, PROMPTS, together(engine, rows, PROMPTS[:2]), strict=False):
+        assert worst(logits, tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma3"])
+def test_a_cache_is_filled_in_pieces_of_any_size(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
+    # Chunks that begin inside, at and past the window; then a single token; then a chunk over several wraps of a ring.
+    tiny, engine = tiny_model(name), load_tiny(name, "eager")
+    ids = tiny.ids[1].tolist()
+    ends = (3, 8, 9, 10, 21, 22, 50)
+    for start, end in zip((0, *ends), ends, strict=False):
+        with torch.inference_mode():
+            logits = engine.runner.feed([ids[start:end]], [start])
+        assert worst(logits[0], tiny.logits[1, end - 1]) < TOLERANCE, end
+
+
+def test_what_a_cache_held_before_does_not_matter(tiny_model: Tiny, load_tiny: Load) -> None:
+    tiny, engine = tiny_model("gemma3"), load_tiny("gemma3", "eager")
+    with torch.inference_mode():
+        for cache in engine.runner.builder.caches:
+            cache.k.fill_(1e3)
+            cache.v.fill_(1e3)
+    found = together(engine, rows_of(seed=3), PROMPTS)
+    for row, prompt, logits in zip(rows_of(seed=3), PROMPTS, found, strict=True):
+        assert worst(logits, tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]) < TOLERANCE

@@ -1,0 +1,77 @@
+"""After warm-up nothing compiles: not for another prompt, length, chunk, wrapped ring, batch or sampling setting.
+
+`fail_on_recompile` turns any compilation into an error; torch's own counters say that none was skipped either.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tiny_models import VOCAB, TinyModel
+
+from graphcore import Engine
+
+NEW_TOKENS = 200
+NAMES = ("llama3", "gemma3")
+Tiny = Callable[[str], TinyModel]
+Load = Callable[[str, str], Engine]
+
+
+@pytest.fixture
+def warm(request: pytest.FixtureRequest, load_tiny: Load) -> Iterator[tuple[str, Engine]]:
+    engine = load_tiny(request.param, "compiled")
+    for num_sequences in (1, engine.runner.batch_size):
+        engine.warm_up(num_sequences)
+        engine.logits([[1, 2, 3]] * num_sequences)  # teacher forcing has a head of its own
+    with torch.compiler.set_stance("fail_on_recompile"):
+        yield request.param, engine
+
+
+def compiled_graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def prompt(length: int) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+@pytest.mark.parametrize("warm", NAMES, indirect=True)
+def test_nothing_compiles_after_warm_up(warm: tuple[str, Engine], load_tiny: Load) -> None:
+    name, engine = warm
+    eager = load_tiny(name, "eager")
+    before = compiled_graphs()
+    # One token, one chunk, chunks and a single token, chunks and a rest; 200 new tokens wrap gemma's ring 25 times.
+    for length in (1, 2, 16, 33, 45):
+        found = engine.generate([prompt(length)], max_new_tokens=NEW_TOKENS)[0]
+        assert len(found.token_ids) == NEW_TOKENS
+        if length == 33:
+            assert found.token_ids == eager.generate([prompt(length)], max_new_tokens=NEW_TOKENS)[0].token_ids
+    batch = [prompt(length) for length in (40, 1, 17)]
+    found = engine.generate(batch, max_new_tokens=NEW_TOKENS)
+    assert [item.token_ids for item in found] == [
+        item.token_ids for item in eager.generate(batch, max_new_tokens=NEW_TOKENS)
+    ]
+    engine.generate(batch[:2], max_new_tokens=9, temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.1)
+    engine.generate(batch[:1], max_new_tokens=9, temperature=0.9, min_p=0.1, logprobs=True)
+    engine.logits([prompt(50)])
+    engine.logits([prompt(33), prompt(33)])
+    assert compiled_graphs() == before
+
+
+def test_layers_of_a_kind_share_one_graph(tiny_model: Tiny) -> None:
+    tiny = tiny_model("gemma3")
+    with Engine.load(tiny.folder, dtype="fp32", device="cpu", graph="compiled") as engine:
+        before = compiled_graphs()
+        engine.warm_up()
+        # Five layers of two kinds (sliding, full), each for prefill and decode, and the head.
+        assert engine.config.num_hidden_layers == 5
+        assert compiled_graphs() - before == engine.stats["compiled_graphs"] == 2 * 2 + 1
+
+
+def test_the_check_itself_catches_a_compilation(tiny_model: Tiny) -> None:
+    with (
+        Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", graph="compiled") as cold,
+        torch.compiler.set_stance("fail_on_recompile"),
+        pytest.raises(RuntimeError, match="recompile"),
+    ):
+        cold.generate([prompt(5)], max_new_tokens=2)

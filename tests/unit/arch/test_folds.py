@@ -1,0 +1,50 @@
+"""Folds against what the other side does: llama.cpp's converter, Conv1D, Gemma's norm."""
+
+import numpy as np
+import pytest
+import torch
+from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+
+def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
+    """Return what llama.cpp's converter stores. Source: its LlamaModel.permute, halves to interleaved pairs."""
+    rows = weights.shape[0] // heads // 2
+    return weights.reshape(heads, 2, rows, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (1, 8), (4, 6), (3, 64)])
+@pytest.mark.parametrize("columns", [(), (5,)])
+def test_split_pairs_undoes_llama_cpp_s_permutation(heads: int, head_dim: int, columns: tuple[int, ...]) -> None:
+    stored_by_hf = torch.arange(heads * head_dim * (columns or (1,))[0]).reshape(heads * head_dim, *columns)
+    in_gguf = torch.from_numpy(permuted(stored_by_hf.numpy(), heads).copy())
+    assert torch.equal(SplitPairs(heads).apply(in_gguf), stored_by_hf)
+    if head_dim > 2:
+        assert not torch.equal(in_gguf, stored_by_hf)
+
+
+def test_split_pairs_moves_whole_rows_so_that_packed_bytes_survive_it() -> None:
+    packed = torch.randint(0, 256, (24, 18), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    moved = SplitPairs(3).apply(packed)
+    assert sorted(map(tuple, moved.tolist())) == sorted(map(tuple, packed.tolist()))
+
+
+def test_pick_rows_takes_one_of_three_fused_projections() -> None:
+    fused = torch.arange(24).reshape(12, 2)
+    parts = [PickRows(at, at + 4).apply(fused) for at in (0, 4, 8)]
+    assert torch.equal(torch.cat(parts), fused)
+    assert parts[1].tolist() == [[8, 9], [10, 11], [12, 13], [14, 15]]
+
+
+def test_transpose_turns_a_conv1d_s_weight_into_a_linear_s() -> None:
+    conv = Conv1D(7, 5)  # 5 inputs, 7 outputs, weight [5, 7]
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    weight: Tensor = Transpose().apply(conv.weight)
+    assert torch.allclose(torch.nn.functional.linear(x, weight, conv.bias), conv(x), atol=1e-6)
+
+
+def test_add_one_adds_in_float32() -> None:
+    stored = torch.tensor([2**-9, -0.5, 0.0], dtype=torch.bfloat16)  # 1 + 2^-9 is no bf16 number
+    assert AddOne().apply(stored).tolist() == [1 + 2**-9, 0.5, 1.0]
+    assert AddOne().apply(stored).dtype == torch.float32

@@ -1,0 +1,94 @@
+"""llama.cpp's names against the table in its own gguf package, and the folds that each family's files need."""
+
+import pytest
+from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from gguf import MODEL_ARCH, get_tensor_name_map
+from graphcore.arch.architecture import TensorSource
+from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
+from graphcore.arch.names import weight_names
+from graphcore.arch.registry import architecture_of
+
+ARCHS = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gpt2": MODEL_ARCH.GPT2,
+}
+
+
+def sources(raw: dict, layout: str) -> dict[str, TensorSource]:
+    config = config_of(raw, num_hidden_layers=2, n_layer=2)
+    architecture = architecture_of(config)
+    source = architecture.gguf_source if layout == "gguf" else architecture.hf_source
+    return {name: source(name, config) for name in weight_names(architecture.spec(config))}
+
+
+def folds(raw: dict, layout: str, name: str) -> tuple[object, ...]:
+    return sources(raw, layout)[name].folds
+
+
+def test_every_architecture_is_checked_here() -> None:
+    assert ARCHS.keys() == EVERY.keys()
+
+
+@pytest.mark.parametrize("model_type", ARCHS)
+def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
+    table = get_tensor_name_map(ARCHS[model_type], 2)
+    stored = sources(EVERY[model_type], "hf")
+    for name, source in sources(EVERY[model_type], "gguf").items():
+        hf_name = stored[name].name if model_type == "gpt2" else f"model.{stored[name].name}"
+        if name == "lm_head.weight":
+            hf_name = name
+        module, _, parameter = hf_name.rpartition(".")
+        assert f"{table.get_name(module)}.{parameter}" == source.name
+
+
+@pytest.mark.parametrize("raw", [LLAMA, MISTRAL], ids=["llama", "mistral"])
+def test_llama_s_q_and_k_rows_are_put_back_in_order_per_head(raw: dict) -> None:
+    heads = {name: source.folds for name, source in sources(raw, "gguf").items() if source.folds}
+    assert heads == {
+        f"layers.{i}.self_attn.{part}_proj.weight": (SplitPairs(count),)
+        for i in range(2)
+        for part, count in (("q", 32), ("k", 8))
+    }
+
+
+def test_biases_of_q_and_k_are_put_back_in_order_too() -> None:
+    assert folds({**LLAMA, "attention_bias": True}, "gguf", "layers.0.self_attn.k_proj.bias") == (SplitPairs(8),)
+
+
+@pytest.mark.parametrize("raw", [QWEN2, QWEN3, GEMMA3], ids=["qwen2", "qwen3", "gemma3"])
+def test_other_rotary_files_are_read_as_they_are(raw: dict) -> None:
+    assert not any(source.folds for source in sources(raw, "gguf").values())
+
+
+def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does() -> None:
+    folded = {name for name, source in sources(GEMMA3, "hf").items() if source.folds == (AddOne(),)}
+    assert folded == {name for name in sources(GEMMA3, "hf") if "norm" in name}
+    assert len(folded) == 2 * 6 + 1
+
+
+@pytest.mark.parametrize("raw", [LLAMA, MISTRAL, QWEN2, QWEN3], ids=["llama", "mistral", "qwen2", "qwen3"])
+def test_rotary_safetensors_are_read_as_they_are(raw: dict) -> None:
+    assert all(source == TensorSource(name) for name, source in sources(raw, "hf").items())
+
+
+def test_gpt2_s_fused_projection_is_cut_in_three() -> None:
+    for part, start in (("q", 0), ("k", 768), ("v", 1536)):
+        rows = PickRows(start, start + 768)
+        assert folds(GPT2, "hf", f"layers.1.self_attn.{part}_proj.weight") == (Transpose(), rows)
+        assert folds(GPT2, "hf", f"layers.1.self_attn.{part}_proj.bias") == (rows,)
+        assert folds(GPT2, "gguf", f"layers.1.self_attn.{part}_proj.weight") == (rows,)
+    assert sources(GPT2, "hf")["layers.1.self_attn.v_proj.bias"].name == "h.1.attn.c_attn.bias"
+
+
+def test_gpt2_s_conv1d_weights_are_transposed_and_its_embeddings_are_not() -> None:
+    transposed = {name for name, source in sources(GPT2, "hf").items() if Transpose() in source.folds}
+    assert {name.split(".", 2)[2] for name in transposed if name.startswith("layers.0")} == {
+        *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
+        "mlp.up_proj.weight",
+        "mlp.down_proj.weight",
+    }
+    assert all(name.startswith("layers.") for name in transposed)

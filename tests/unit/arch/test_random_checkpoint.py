@@ -1,0 +1,59 @@
+"""Seeded random weights: of the true shape, the same for the same seed, whatever else is read."""
+
+import pytest
+import torch
+from dev_models import GEMMA3, LLAMA, QWEN2, config_of
+from graphcore.arch.names import weight_names
+from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
+from graphcore.arch.registry import architecture_of
+from graphcore.errors import CheckpointError
+from graphcore.nn.spec import ModelSpec
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128, "head_dim": 16}
+Q_PROJ = "layers.0.self_attn.q_proj.weight"
+
+
+def spec_of(raw: dict, **changes: object) -> ModelSpec:
+    config = config_of({**raw, **SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, **changes})
+    return architecture_of(config).spec(config)
+
+
+def test_it_holds_every_weight_of_the_spec_and_no_head_of_its_own_if_tied() -> None:
+    tied, untied = spec_of(LLAMA), spec_of(LLAMA, tie_word_embeddings=False)
+    assert RandomCheckpoint(untied, 0).tensors.keys() == set(weight_names(untied))
+    assert set(weight_names(tied)) - RandomCheckpoint(tied, 0).tensors.keys() == {"lm_head.weight"}
+
+
+def test_tensors_have_the_promised_shape_size_and_dtype() -> None:
+    checkpoint = RandomCheckpoint(spec_of(LLAMA), 0)
+    for name, info in checkpoint.tensors.items():
+        tensor = checkpoint.read(name)
+        assert tuple(tensor.shape) == info.shape
+        assert tensor.nbytes == info.nbytes
+        assert (tensor.dtype, info.encoding) == (torch.bfloat16, "bf16")
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_or_name_others() -> None:
+    one, again, other = (RandomCheckpoint(spec_of(LLAMA), seed) for seed in (7, 7, 8))
+    assert torch.equal(one.read(Q_PROJ), again.read(Q_PROJ))
+    assert not torch.equal(one.read(Q_PROJ), other.read(Q_PROJ))
+    assert not torch.equal(one.read(Q_PROJ), one.read(Q_PROJ.replace("0", "1")))
+
+
+def test_a_layer_keeps_its_weights_when_later_layers_are_cut() -> None:
+    whole, cut = RandomCheckpoint(spec_of(GEMMA3), 7), RandomCheckpoint(spec_of(GEMMA3, num_hidden_layers=1), 7)
+    assert cut.tensors.keys() < whole.tensors.keys()
+    assert torch.equal(whole.read(Q_PROJ), cut.read(Q_PROJ))
+
+
+def test_matrices_vary_norms_are_one_and_biases_zero() -> None:
+    checkpoint = RandomCheckpoint(spec_of(QWEN2), 0)
+    matrix = checkpoint.read("layers.0.mlp.up_proj.weight").float()
+    assert matrix.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)  # 6144 draws
+    assert (checkpoint.read("layers.1.input_layernorm.weight") == 1).all()
+    assert not checkpoint.read("layers.1.self_attn.q_proj.bias").any()
+
+
+def test_a_tensor_that_it_does_not_hold_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(CheckpointError, match=r"q_prj.*did you mean 'layers\.0\.self_attn\.q_proj\.weight'"):
+        RandomCheckpoint(spec_of(LLAMA), 0).read("layers.0.self_attn.q_prj.weight")

@@ -1,0 +1,126 @@
+"""What each family computes: specs of the development models, written down by hand."""
+
+from dataclasses import replace
+
+import pytest
+from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from graphcore.arch.registry import ARCHITECTURES, architecture_of
+from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
+from graphcore.errors import UnsupportedError
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
+
+
+def spec_of(raw: dict, **changes: object) -> ModelSpec:
+    config = config_of(raw, **changes)
+    return architecture_of(config).spec(config)
+
+
+def test_every_model_type_that_the_config_reader_knows_has_an_architecture_and_none_has_more() -> None:
+    assert ARCHITECTURES.keys() == CLASS_DEFAULTS.keys()
+    assert all(model_type in item.model_types for model_type, item in ARCHITECTURES.items())
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_dispatch_is_by_model_type(model_type: str) -> None:
+    assert architecture_of(config_of(EVERY[model_type])) is ARCHITECTURES[model_type]
+    assert len(spec_of(EVERY[model_type], num_hidden_layers=3, n_layer=3).blocks) == 3
+
+
+def test_dev_model_list_covers_every_architecture() -> None:
+    assert EVERY.keys() == ARCHITECTURES.keys()
+
+
+def test_unknown_model_type_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match=r"mamba.*llama"):
+        config_of(LLAMA, model_type="mamba")
+
+
+def test_llama_3_2_1b() -> None:
+    norm = NormSpec("rms", 1e-5)
+    rope = RopeSpec(500_000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))
+    attention = AttentionSpec(heads=32, kv_heads=8, head_dim=64, scale=0.125, rope=rope)
+    block = BlockSpec(2048, norm, attention, MLPSpec(8192, "silu"))
+    assert spec_of(LLAMA) == ModelSpec(2048, 128_256, (block,) * 16, norm, context=131_072, tied=True)
+
+
+def test_qwen3_1_7b() -> None:
+    norm = NormSpec("rms", 1e-6)
+    attention = AttentionSpec(16, 8, 128, 128**-0.5, qk_norm=norm, rope=RopeSpec(1_000_000.0))
+    block = BlockSpec(2048, norm, attention, MLPSpec(6144, "silu"))
+    assert spec_of(QWEN3) == ModelSpec(2048, 151_936, (block,) * 28, norm, context=40_960, tied=True)
+
+
+def test_gemma_3_1b() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    mlp = MLPSpec(6912, "gelu_pytorch_tanh")
+
+    def block(window: int | None, theta: float) -> BlockSpec:
+        attention = AttentionSpec(4, 1, 256, 256**-0.5, window=window, qk_norm=norm, rope=RopeSpec(theta))
+        return BlockSpec(1152, norm, attention, mlp, sandwich=True, outgrows_float16=True)
+
+    spec = spec_of(GEMMA3)
+    sliding, full = block(512, 10_000.0), block(None, 1_000_000.0)
+    assert spec.blocks == (*((sliding,) * 5 + (full,)) * 4, sliding, sliding)
+    assert [i for i, b in enumerate(spec.blocks) if b == full] == [5, 11, 17, 23]
+    assert (spec.dim, spec.vocab, spec.norm, spec.context) == (1152, 262_144, norm, 32_768)
+    assert spec.embedding_scale == 1152**0.5
+    assert spec.tied
+    assert spec.ropes == (RopeSpec(10_000.0), RopeSpec(1_000_000.0))
+
+
+def test_gemma_27b_divides_scores_by_its_own_scalar_not_by_head_dim() -> None:
+    spec = spec_of(GEMMA3, query_pre_attn_scalar=168, head_dim=128)
+    assert {block.attention.scale for block in spec.blocks} == {168**-0.5}
+
+
+def test_gemma_s_linear_scaling_is_for_full_layers_only() -> None:
+    spec = spec_of(GEMMA3, rope_scaling={"factor": 8.0, "rope_type": "linear"})
+    scalings = [block.attention.rope.scaling for block in spec.blocks if block.attention.rope]
+    assert scalings == [None] * 5 + [LinearScaling(8.0)] + ([None] * 5 + [LinearScaling(8.0)]) * 3 + [None] * 2
+
+
+def test_qwen2_has_biases_on_q_k_and_v_alone() -> None:
+    attention = spec_of(QWEN2).blocks[0].attention
+    assert (attention.qkv_bias, attention.output_bias, attention.qk_norm) == (True, False, None)
+
+
+def test_mistral_is_llama_with_a_window_on_every_layer() -> None:
+    assert {block.attention.window for block in spec_of(MISTRAL).blocks} == {4096}
+    assert {block.attention.window for block in spec_of(MISTRAL, sliding_window=None).blocks} == {None}
+
+
+def test_gpt2_has_layer_norms_biases_learned_positions_and_no_rotation() -> None:
+    norm = NormSpec("layer", 1e-5)
+    attention = AttentionSpec(12, 12, 64, 0.125, qkv_bias=True, output_bias=True)
+    block = BlockSpec(768, norm, attention, MLPSpec(3072, "gelu_new", gated=False, bias=True))
+    assert spec_of(GPT2) == ModelSpec(768, 50_257, (block,) * 12, norm, context=1024, positions=1024, tied=True)
+
+
+def test_llama_with_biases_has_them_in_all_projections() -> None:
+    block = spec_of(LLAMA, attention_bias=True, mlp_bias=True).blocks[0]
+    assert (block.attention.qkv_bias, block.attention.output_bias, block.mlp.bias) == (True, True, True)
+
+
+def test_stored_frequency_divisors_take_the_place_of_a_scaling() -> None:
+    divisors = tuple(1.0 + i for i in range(32))
+    config = replace(config_of(LLAMA), rope_freq_divisors=divisors)
+    rope = architecture_of(config).spec(config).ropes
+    assert rope == (RopeSpec(500_000.0, DivisorScaling(divisors)),)
+
+
+@pytest.mark.parametrize("raw", EVERY.values(), ids=EVERY)
+def test_layers_of_one_kind_have_equal_specs(raw: dict) -> None:
+    """Equal specs share a compiled graph, so their number must not grow with the layers."""
+    few, many = spec_of(raw, num_hidden_layers=12, n_layer=12), spec_of(raw, num_hidden_layers=60, n_layer=60)
+    assert set(few.blocks) == set(many.blocks)
+    assert len(set(many.blocks)) <= 2

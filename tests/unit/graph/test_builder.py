@@ -1,0 +1,128 @@
+"""Compiled programs: as eager ones to rounding, one graph per kind, no recompilation after warm-up."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graphcore.graph.builder import GraphBuilder
+from graphcore.nn.spec import MLPSpec
+from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids
+
+# float32: fused kernels sum in another order; logits of order one
+ROUNDING = 2e-5
+
+
+@pytest.fixture(scope="module")
+def compiled() -> GraphBuilder:
+    """A builder of two kinds of layer whose programs for two rows are compiled by Inductor."""
+    with torch.inference_mode():
+        builder = builder_of(model_of(SLIDING, FULL), "compiled")
+        builder.prefill(2)
+        builder.decode(2, is_greedy=True)
+    return builder
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_every_prefill_length_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
+    eager = builder_of(compiled.decoder.spec, "eager")
+    programs = eager.prefill(2), compiled.prefill(2)
+    before = graphs()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in range(2, 201):
+            rows = random_ids(2, tokens, seed=tokens)
+            expected, found = (feed(program, rows, [0, 0]) for program in programs)
+            assert (found - expected).abs().max() < ROUNDING, tokens
+    assert graphs() == before
+
+
+def test_decode_across_ring_and_context_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
+    """The window is 24 and the context 256: the ring wraps ten times, and the last token fills the cache."""
+    eager = builder_of(compiled.decoder.spec, "eager")
+    rows = [random_ids(5)[:5], random_ids(2)[:2]]
+    programs = [(builder.prefill(2), builder.decode(2, is_greedy=False)) for builder in (eager, compiled)]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for prefill, _ in programs:
+            feed(prefill, rows, [0, 0])
+        for position in range(251):
+            tokens = random_ids(2, 1, seed=position)
+            expected, found = (feed(decode, tokens, [5 + position, 2 + position]) for _, decode in programs)
+            assert (found - expected).abs().max() < ROUNDING, position
+
+
+def test_chunks_after_a_start_give_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
+    eager = builder_of(compiled.decoder.spec, "eager")
+    ids, at = random_ids(2, 90), 0
+    programs = eager.prefill(2), compiled.prefill(2)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for count in (17, 2, 31, 40):
+            rows = [row[at : at + count] for row in ids]
+            expected, found = (feed(program, rows, [at, at]) for program in programs)
+            assert (found - expected).abs().max() < ROUNDING
+            at += count
+
+
+@pytest.mark.usefixtures("_traced_only")
+@pytest.mark.parametrize("layers", [2, 24])
+def test_number_of_compilations_does_not_depend_on_the_number_of_layers(layers: int) -> None:
+    names: list[str] = []
+    before = graphs()
+    builder = builder_of(model_of(*((SLIDING, FULL) * (layers // 2))), "compiled", names=names)
+    programs = builder.prefill(2), builder.decode(2, is_greedy=True)
+    builder.prefill(2)
+    feed(programs[0], random_ids(2, 9), [0, 0])
+    feed(programs[1], random_ids(2, 1), [9, 9])
+    assert names == ["block0_prefill_2", "block1_prefill_2", "head_2", "block0_decode_2", "block1_decode_2"]
+    assert graphs() - before == 5
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_compiling_leaves_the_caches_as_they_were() -> None:
+    builder = builder_of(model_of(SLIDING, FULL), "compiled")
+    for cache in builder.caches:
+        cache.k.fill_(3.0)
+        cache.v.fill_(4.0)
+    builder.prefill(2)
+    builder.decode(2, is_greedy=True)
+    builder.head_of_all(2)
+    assert all((cache.k == 3.0).all() and (cache.v == 4.0).all() for cache in builder.caches)
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_more_models_than_the_recompile_limit_live_in_one_process() -> None:
+    """Each has its own sizes, so nothing can be shared; the first must still run when the last has been compiled."""
+    hidden = range(16, 16 + 8 * (torch._dynamo.config.recompile_limit + 2), 8)
+    specs = [model_of(replace(FULL, mlp=MLPSpec(size, "silu"))) for size in hidden]
+    builders = [builder_of(spec, "compiled") for spec in specs]
+    programs = [(builder.prefill(2), builder.decode(2, is_greedy=True)) for builder in builders]
+    rows, token = random_ids(2, 9), random_ids(2, 1)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for spec, (prefill, decode) in zip(specs, programs, strict=True):
+            eager = builder_of(spec, "eager")
+            assert (feed(prefill, rows, [0, 0]) - feed(eager.prefill(2), rows, [0, 0])).abs().max() < ROUNDING
+            expected = feed(eager.decode(2, is_greedy=False), token, [9, 9])
+            assert (feed(decode, token, [9, 9]) - expected).abs().max() < ROUNDING
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_heads_of_all_tokens_and_of_one_are_compiled_once_each() -> None:
+    names: list[str] = []
+    builder = builder_of(model_of(FULL), "compiled", names=names)
+    hidden = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    head = builder.decoder.head
+    expected = head(hidden)
+    for _ in range(2):
+        assert (builder.head_of_all(2)(head, hidden) - expected).abs().max() < ROUNDING
+        assert (builder.head_of_one(2)(head, hidden[:, 3:4]) - expected[:, 3:4]).abs().max() < ROUNDING
+    assert names == ["head_of_all_2", "head_2"]
+
+
+def test_head_of_all_compiles_for_any_length(compiled: GraphBuilder) -> None:
+    head = compiled.decoder.head
+    run = compiled.head_of_all(2)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (2, 3, 64, 128, 199):
+            hidden = torch.randn(2, tokens, 32, generator=torch.Generator().manual_seed(tokens))
+            assert (run(head, hidden) - head(hidden)).abs().max() < ROUNDING

@@ -1,0 +1,114 @@
+"""torch.compile as this engine uses it: whole graphs, one per kind, and a recompile limit that nobody shares."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from graphcore.graph.compile import compile_whole, fresh_copy, mark_length, measure_compile
+from torch import Tensor
+
+LIMIT = torch._dynamo.config.recompile_limit
+
+
+def doubled(x: Tensor, *, shift: float = 1.0) -> Tensor:
+    return x * 2 + shift
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_a_fresh_copy_is_the_same_function_over_a_code_object_of_its_own() -> None:
+    copy = fresh_copy(doubled, "kind_7")
+    assert copy.__name__ == copy.__code__.co_name == "kind_7"
+    assert copy.__code__ is not doubled.__code__
+    assert copy(torch.ones(1), shift=5.0).item() == 7.0
+    assert copy(torch.ones(1)).item() == 3.0
+    assert doubled.__name__ == "doubled"
+
+
+def test_a_method_or_builtin_is_no_plain_function() -> None:
+    with pytest.raises(AssertionError, match="is no plain function"):
+        fresh_copy(torch.ones(1).add, "kind")
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_more_kinds_than_the_recompile_limit_compile_each_once() -> None:
+    before = graphs()
+    kinds = [compile_whole(doubled, f"kind_{size}") for size in range(2, LIMIT + 6)]
+    for _ in range(2):
+        for size, run in enumerate(kinds, start=2):
+            assert run(torch.ones(size)).tolist() == [3.0] * size
+    assert graphs() - before == len(kinds)
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_without_copies_the_limit_would_be_hit() -> None:
+    """What the copies are for; if torch ever drops the limit, they can go."""
+    shared = torch.compile(doubled, fullgraph=True, dynamic=False, options={})
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        for size in range(2, LIMIT + 6):
+            shared(torch.ones(size))
+
+
+def branches_on_data(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+def breaks_the_graph(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x
+
+
+def calls_what_cannot_be_traced(x: Tensor) -> Tensor:
+    return torch.compiler.disable(doubled)(x)
+
+
+@pytest.mark.usefixtures("_traced_only")
+@pytest.mark.parametrize("broken", [branches_on_data, breaks_the_graph, calls_what_cannot_be_traced])
+def test_what_cannot_be_one_graph_raises_and_never_runs_eager(broken: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compile_whole(broken, "broken")(torch.ones(3))
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_a_marked_length_is_a_symbol_and_others_are_not() -> None:
+    run = compile_whole(doubled, "prefill")
+    first = torch.ones(2, 128, 3)
+    mark_length(first)
+    run(first)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (2, 3, 127, 128, 129, 200):
+            assert run(torch.ones(2, tokens, 3)).shape == (2, tokens, 3)
+        with pytest.raises(RuntimeError, match="recompile"):
+            run(torch.ones(3, 128, 3))
+        with pytest.raises(RuntimeError, match="recompile"):
+            run(torch.ones(2, 128, 4))
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_an_unmarked_length_is_a_number() -> None:
+    run = compile_whole(doubled, "decode")
+    run(torch.ones(1, 4))
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="recompile"):
+        run(torch.ones(1, 5))
+
+
+def test_report_counts_what_was_compiled_and_how_long_it_took(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x = torch.arange(5.0)
+    with measure_compile() as cold:
+        first = compile_whole(doubled, "counted")(x)
+        assert cold.seconds == 0.0
+    with measure_compile() as warm:
+        second = compile_whole(doubled, "counted")(x)
+    assert (cold.cache_hits, cold.cache_misses) == (0, 1)
+    assert (warm.cache_hits, warm.cache_misses) == (1, 0)
+    assert cold.seconds > 0
+    assert first.tolist() == second.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0]
+
+
+def test_report_is_complete_even_if_the_compiled_function_raises() -> None:
+    with pytest.raises(ZeroDivisionError), measure_compile() as report:
+        _ = 1 / 0
+    assert report.seconds > 0

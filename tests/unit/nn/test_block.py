@@ -1,0 +1,74 @@
+"""A block's residual structure, written out from its own parts, and what must stay wide in fp16."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graphcore.nn.block import Block, residual_dtype
+from graphcore.nn.rope import rope_table
+from graphcore.nn.span import Span
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, NormSpec, RopeSpec
+from plain_attention import fill
+
+TOKENS, DIM = 6, 24
+ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))
+PRE_NORM = BlockSpec(DIM, NormSpec("rms", 1e-6), ATTENTION, MLPSpec(40, "silu"))
+SANDWICH = replace(PRE_NORM, sandwich=True, outgrows_float16=True)
+
+
+def filled_block(spec: BlockSpec, dtype: torch.dtype = torch.float32) -> Block:
+    block = Block(spec, dtype)
+    fill(block)
+    return block
+
+
+def context(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Span, torch.Tensor, torch.Tensor]:
+    """Return rope rows, span and empty caches of one sequence."""
+    span = Span(torch.tensor([0]), torch.tensor([TOKENS]))
+    rope = rope_table(RopeSpec(10_000.0), 8, TOKENS)[span.positions(TOKENS)]
+    return rope, span, torch.zeros(1, 2, TOKENS, 8, dtype=dtype), torch.zeros(1, 2, TOKENS, 8, dtype=dtype)
+
+
+def hidden() -> torch.Tensor:
+    return torch.randn(1, TOKENS, DIM, generator=torch.Generator().manual_seed(0))
+
+
+def test_pre_norm_block_adds_attention_and_then_mlp_of_the_normalised_stream() -> None:
+    block, x = filled_block(PRE_NORM), hidden()
+    after = x + block.self_attn(block.input_layernorm(x), *context())
+    expected = after + block.mlp(block.post_attention_layernorm(after))
+    assert torch.allclose(block(x, *context()), expected, atol=1e-6)
+    assert not hasattr(block, "pre_feedforward_layernorm")
+
+
+def test_sandwich_block_normalises_each_sublayer_s_output_before_it_is_added() -> None:
+    block, x = filled_block(SANDWICH), hidden()
+    after = x + block.post_attention_layernorm(block.self_attn(block.input_layernorm(x), *context()))
+    expected = after + block.post_feedforward_layernorm(block.mlp(block.pre_feedforward_layernorm(after)))
+    assert torch.allclose(block(x, *context()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outgrows", "expected"),
+    [
+        (torch.float16, True, torch.float32),
+        (torch.float16, False, torch.float16),
+        (torch.bfloat16, True, torch.bfloat16),
+        (torch.float32, True, torch.float32),
+    ],
+)
+def test_residual_stream_is_wide_only_where_float16_would_overflow(
+    dtype: torch.dtype, outgrows: bool, expected: torch.dtype
+) -> None:
+    assert residual_dtype(replace(SANDWICH, outgrows_float16=outgrows), dtype) == expected
+    out = filled_block(replace(SANDWICH, outgrows_float16=outgrows), dtype)(hidden().to(expected), *context(dtype))
+    assert out.dtype == expected
+
+
+def test_a_stream_beyond_float16_passes_through_a_block_that_computes_in_float16() -> None:
+    x = hidden()
+    x[0, :, 0] = 1e5  # Gemma 3's residual stream reaches such values
+    out = filled_block(SANDWICH, torch.float16)(x, *context(torch.float16))
+    exact = filled_block(SANDWICH)(x, *context())
+    assert out.isfinite().all()
+    assert (out - exact).abs().max() < 2e-2  # both sublayers' outputs, of order one, rounded to float16

@@ -1,0 +1,105 @@
+"""What the machine can do, on machines of every kind: what torch says of CUDA is set by the test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from graphcore.device import cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
+from graphcore.errors import ConfigError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def with_two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_without_cuda_auto_is_the_cpu_and_cuda_is_refused() -> None:
+    assert resolve_device("auto") == resolve_device("cpu") == CPU
+    with pytest.raises(ConfigError, match=r"device=cuda was asked for, but torch \S+ sees no CUDA device"):
+        resolve_device("cuda")
+
+
+@pytest.mark.usefixtures("with_two_cuda_devices")
+def test_with_cuda_auto_is_its_first_device_and_any_can_be_named() -> None:
+    assert resolve_device("auto") == resolve_device("cuda") == CUDA
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert resolve_device("cpu") == CPU
+    with pytest.raises(ConfigError, match=r"device=cuda:2 was asked for, but there are 2"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "", "meta", "mps", "cpu:a b"])
+def test_what_is_no_device_here_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="device="):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_a_named_dtype_is_taken_whatever_is_stored(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    assert resolve_dtype(name, "float32", device) == dtype
+    assert resolve_dtype(name, None, device) == dtype
+
+
+@pytest.mark.parametrize(
+    ("stored", "device", "supports_bf16", "expected"),
+    [
+        ("float32", CPU, True, torch.float32),
+        ("bfloat16", CPU, True, torch.bfloat16),
+        ("float16", CPU, True, torch.bfloat16),
+        (None, CPU, True, torch.bfloat16),
+        ("float32", CUDA, True, torch.bfloat16),
+        ("bfloat16", CUDA, False, torch.float16),
+        (None, CUDA, False, torch.float16),
+    ],
+)
+def test_auto_dtype_suits_the_weights_and_the_device(
+    stored: str | None, device: torch.device, supports_bf16: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supports_bf16)
+    assert resolve_dtype("auto", stored, device) == expected
+
+
+def test_processor_has_a_name() -> None:
+    assert cpu_name().strip()
+
+
+def compilers(folder: Path, **scripts: str) -> str:
+    for name, script in scripts.items():
+        path = folder / name.replace("gxx", "g++").replace("clangxx", "clang++")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "expected"),
+    [
+        ({}, None),
+        ({"gxx": "exit 1"}, None),
+        ({"gxx": "exit 0"}, "g++"),
+        ({"gxx": "exit 1", "clangxx": "exit 0"}, "clang++"),
+        ({"clangxx": "exit 0"}, "clang++"),
+    ],
+)
+def test_a_compiler_counts_only_if_it_works(
+    scripts: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", compilers(tmp_path, **scripts))
+    find_cpp_compiler.cache_clear()
+    try:
+        found = find_cpp_compiler()
+    finally:
+        find_cpp_compiler.cache_clear()
+    assert found == (expected and str(tmp_path / expected))

@@ -1,0 +1,44 @@
+"""Every error can be caught as ours and as the built-in that a caller would expect."""
+
+import pytest
+from graphcore import errors
+from graphcore.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    GraphcoreError,
+    GraphError,
+    PlanError,
+    TokenizerError,
+    UnsupportedError,
+)
+
+BUILT_INS = {
+    ConfigError: ValueError,
+    CheckpointError: ValueError,
+    CheckpointNotFoundError: FileNotFoundError,
+    UnsupportedError: ValueError,
+    TokenizerError: ValueError,
+    PlanError: ValueError,
+    GraphError: RuntimeError,
+}
+
+
+def test_every_error_class_is_listed_here() -> None:
+    defined = {item for item in vars(errors).values() if isinstance(item, type)}
+    assert defined == {*BUILT_INS, GraphcoreError}
+
+
+@pytest.mark.parametrize(("error", "built_in"), BUILT_INS.items())
+def test_an_error_is_ours_and_the_built_in_one_and_keeps_its_message(
+    error: type[GraphcoreError], built_in: type[Exception]
+) -> None:
+    raised = error("model.gguf: tensor 'x' is wrong")
+    assert isinstance(raised, GraphcoreError)
+    assert isinstance(raised, built_in)
+    assert str(raised) == "model.gguf: tensor 'x' is wrong"
+
+
+def test_a_missing_checkpoint_is_a_checkpoint_error_too() -> None:
+    assert issubclass(CheckpointNotFoundError, CheckpointError)
+    assert issubclass(UnsupportedError, CheckpointError)

@@ -1,0 +1,154 @@
+"""Which stored tensor becomes which weight: prefixes, heads, cut layers, and every refusal's message."""
+
+import pytest
+import torch
+from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
+from graphcore.arch.architecture import TensorSource
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.errors import CheckpointError
+from graphcore.weights.matching import match_weights
+from torch import Tensor
+
+UNTIED, TIED = config_of(LLAMA), config_of(LLAMA, tie_word_embeddings=True)
+GEMMA = config_of({**LLAMA, "model_type": "gemma3_text", "head_dim": 8, "tie_word_embeddings": True})
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def match(
+    config: ModelConfig, tensors: dict[str, Tensor], stored_layers: int = 2, layout: str = "hf"
+) -> dict[str, TensorSource]:
+    checkpoint = FakeCheckpoint(tensors, layout)
+    return match_weights(architecture_of(config), config, checkpoint, shapes_of(config), stored_layers)
+
+
+def without(tensors: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_llama_is_found_under_either_prefix(prefix: str) -> None:
+    sources = match(UNTIED, stored_tensors(UNTIED, prefix))
+    assert sources.keys() == shapes_of(UNTIED).keys()
+    assert sources["layers.1.self_attn.q_proj.weight"] == TensorSource(f"{prefix}layers.1.self_attn.q_proj.weight")
+    assert sources["lm_head.weight"] == TensorSource("lm_head.weight")
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "model.language_model.", ""])
+def test_gemma_is_found_inside_a_multimodal_model(prefix: str) -> None:
+    tensors = stored_tensors(GEMMA, prefix) | {"vision_tower.embeddings.weight": torch.zeros(3)}
+    sources = match(GEMMA, tensors)
+    assert sources["norm.weight"].name == f"{prefix}norm.weight"
+    assert sources["layers.0.self_attn.k_norm.weight"].name == f"{prefix}layers.0.self_attn.k_norm.weight"
+
+
+def test_multimodal_head_is_found_under_its_own_prefix() -> None:
+    tensors = stored_tensors(GEMMA, "language_model.model.")
+    tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
+    assert match(GEMMA, tensors)["lm_head.weight"].name == "language_model.lm_head.weight"
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_gpt2_is_found_under_either_prefix_and_its_mask_buffers_are_left_alone(prefix: str) -> None:
+    config = config_of(GPT2)
+    tensors = stored_gpt2(prefix) | {f"{prefix}h.0.attn.bias": torch.ones(1, 1, 12, 12)}
+    sources = match(config, tensors)
+    assert sources["layers.1.self_attn.v_proj.bias"].name == f"{prefix}h.1.attn.c_attn.bias"
+    assert sources["lm_head.weight"] == sources["embed_tokens.weight"] == TensorSource(f"{prefix}wte.weight")
+
+
+def test_decoder_s_own_names_need_no_map() -> None:
+    sources = match(UNTIED, {name: torch.zeros(shape) for name, shape in shapes_of(UNTIED).items()}, layout="decoder")
+    assert all(source == TensorSource(name) for name, source in sources.items())
+
+
+def test_tied_head_without_a_tensor_reads_the_embedding() -> None:
+    sources = match(TIED, without(stored_tensors(TIED), "lm_head.weight"))
+    assert sources["lm_head.weight"] == sources["embed_tokens.weight"] == TensorSource("model.embed_tokens.weight")
+
+
+def test_stored_head_of_a_tied_model_wins() -> None:
+    assert match(TIED, stored_tensors(TIED))["lm_head.weight"] == TensorSource("lm_head.weight")
+
+
+def test_untied_model_without_a_head_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"fake\.safetensors: Missing required tensor: 'lm_head\.weight'"):
+        match(UNTIED, without(stored_tensors(UNTIED), "lm_head.weight"))
+
+
+def test_missing_tensor_is_named_with_the_file() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        match(UNTIED, without(stored_tensors(UNTIED), Q_PROJ))
+    assert str(caught.value).startswith(f"fake.safetensors: Missing required tensor: '{Q_PROJ}';")
+    assert "\n" not in str(caught.value)
+
+
+def test_many_missing_tensors_are_named_in_part_and_counted() -> None:
+    layer = [name for name in stored_tensors(UNTIED) if "layers.1." in name]
+    with pytest.raises(CheckpointError, match=r"and 5 more;"):
+        match(UNTIED, without(stored_tensors(UNTIED), *layer))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_norm.weight",  # a qwen3 checkpoint under a llama config
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.self_attn.q_proj.lora_A.weight",
+        "score.weight",
+        "model.layers.2.input_layernorm.weight",  # the config says two layers
+    ],
+)
+def test_tensor_that_nothing_reads_is_refused_by_name(name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        match(UNTIED, stored_tensors(UNTIED) | {name: torch.zeros(16)})
+    assert str(caught.value).startswith(f"fake.safetensors: unexpected tensor '{name}'")
+
+
+def test_inverse_frequencies_of_old_checkpoints_are_left_alone() -> None:
+    match(UNTIED, stored_tensors(UNTIED) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+
+
+def test_layers_that_were_cut_may_be_stored_and_others_may_not() -> None:
+    whole = config_of(LLAMA, num_hidden_layers=4)
+    cut = config_of(LLAMA, num_hidden_layers=2)
+    assert match(cut, stored_tensors(whole), stored_layers=4).keys() == shapes_of(cut).keys()
+    with pytest.raises(CheckpointError, match=r"unexpected tensor 'model\.layers\.4\.norm\.weight'"):
+        match(cut, stored_tensors(whole) | {"model.layers.4.norm.weight": torch.zeros(16)}, stored_layers=4)
+
+
+def test_wrong_shape_is_told_with_file_tensor_expected_and_found() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        match(UNTIED, stored_tensors(UNTIED) | {Q_PROJ: torch.zeros(16, 8)})
+    message = str(caught.value)
+    assert f"fake.safetensors: Shape mismatch for {Q_PROJ}: expected [16, 16]" in message
+    assert "got [16, 8]" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("shape", [(20, 16, 1), (320,), (), (16, 20), (0, 16)])
+def test_embedding_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match=r"Shape mismatch for model\.embed_tokens\.weight"):
+        match(UNTIED, stored_tensors(UNTIED) | {"model.embed_tokens.weight": torch.zeros(shape)})
+
+
+def test_shape_is_compared_after_the_folds() -> None:
+    config = config_of(GPT2)
+    with pytest.raises(CheckpointError) as caught:
+        match(config, stored_gpt2() | {"h.0.mlp.c_fc.weight": torch.zeros(64, 16)})
+    assert "expected [64, 16] for layers.0.mlp.up_proj.weight, got [64, 16], which becomes [16, 64]" in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (48, 16), (48,)])
+def test_fused_projection_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match=r"Shape mismatch for h\.0\.attn\.c_attn\.weight"):
+        match(config_of(GPT2), stored_gpt2() | {"h.0.attn.c_attn.weight": torch.zeros(shape)})
+
+
+def test_a_fold_that_cannot_be_applied_is_a_wrong_shape_too() -> None:
+    """llama.cpp's rows of q come in pairs per head; 15 rows do not."""
+    gguf = {architecture_of(UNTIED).gguf_source(name, UNTIED).name: shape for name, shape in shapes_of(UNTIED).items()}
+    tensors = {name: torch.zeros(shape) for name, shape in gguf.items()}
+    assert match(UNTIED, tensors, layout="gguf")["lm_head.weight"] == TensorSource("output.weight")
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: expected \[16, 16\].* got \[15, 16\]"):
+        match(UNTIED, tensors | {"blk.0.attn_q.weight": torch.zeros(15, 16)}, layout="gguf")
