@@ -190,3 +190,18 @@ def save_tiny(name: str, folder: Path) -> TinyModel:
     reference = build_reference(name)
     reference.save_pretrained(folder)
     return TinyModel(name, folder, reference)
+
+
+def add_tokenizer(folder: Path, adds_bos: bool = False) -> None:
+    """Give a checkpoint folder a tokenizer: a token per printable ASCII character, and the special "<|end|>" (0)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    characters = ["\u0120", *map(chr, range(33, 127))]  # byte-level BPE writes the space as U+0120
+    vocab = {"<|end|>": 0} | {character: at for at, character in enumerate(characters, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))

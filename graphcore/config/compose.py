@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -117,7 +117,7 @@ def spell_switches(settings: Settings) -> None:
     settings.streaming.policy = spelt.get(settings.streaming.policy, settings.streaming.policy)
 
 
-def merge_schema(schema: type[T], values: object, where: str) -> T:
+def merge_schema(schema: type[T], values: dict[str, Any], where: str) -> T:
     """Return an instance of a dataclass with the given values, types checked.
 
     Args:

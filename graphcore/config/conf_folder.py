@@ -40,5 +40,6 @@ def check_groups(overrides: Iterable[str]) -> None:
         unknown = [option for option in value.split(",") if option not in groups[group]]
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
-            raise ConfigError(f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; "
-                              f"known: {known}")
+            raise ConfigError(
+                f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; known: {known}"
+            )

@@ -22,7 +22,16 @@ WANTED = {
     r"Cannot convert '\w+' to string": "a text",
     r"is not Optional|Incompatible value 'None'": "set; it cannot be null",
 }
-NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "See https://", "^", "provider=", "Config search path")
+NOISE = (
+    "full_key:",
+    "object_type=",
+    "reference_type=",
+    "Set the env",
+    "See https://",
+    "^",
+    "provider=",
+    "Config search path",
+)
 
 
 def one_line(error: BaseException) -> str:

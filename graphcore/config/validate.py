@@ -46,7 +46,7 @@ def _check_sizes(settings: Settings) -> None:
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
-    """Refuse what is no distribution; neutral values are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
+    """Refuse what is no distribution; neutral are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
     ranges = (
         ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
         ("top_k", sampling.top_k >= 0, "0 (off) or more"),

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
-from graphcore.config.settings import SamplingSettings, Settings
-from graphcore.config.validate import check_sampling
+from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Choices, build_runner, choose
 from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.inputs import check_hidden, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
 from graphcore.engine.prefix import reusable_prefix
 from graphcore.engine.runner import Runner
@@ -173,9 +173,10 @@ class Engine:
             [B, T, D].
 
         Raises:
-            ConfigError: T is 0 or longer than the context, or an id is no token.
+            ConfigError: T is 0 or longer than the context or differs between rows, or an id is no token.
         """
-        rows = self._checked_rows(token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids)
+        given = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
+        rows = equal_rows(given, self._model.spec.vocab)
         self._cached = []
         waves = [rows[at : at + self.runner.batch_size] for at in range(0, len(rows), self.runner.batch_size)]
         logits = torch.cat([self.runner.logits(wave) for wave in waves])
@@ -194,10 +195,7 @@ class Engine:
         Returns:
             [B, T, D] residual stream, before the final norm.
         """
-        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self._model.spec.dim:
-            raise ConfigError(
-                f"hidden_states must be [B, T, {self._model.spec.dim}], found {list(hidden_states.shape)}"
-            )
+        check_hidden(hidden_states, self._model.spec.dim)
         self._cached = []
         return torch.cat([self.runner.blocks(wave) for wave in torch.split(hidden_states, self.runner.batch_size)])
 
@@ -215,7 +213,7 @@ class Engine:
         Args:
             prompts: a text, or texts and lists of token ids. Texts are encoded as they are; see `chat_ids`.
             max_new_tokens: at least 1.
-            stop: texts that end a generation.
+            stop: texts that end a generation, or one such text.
             logprobs: record the log probability of each new token.
             ignore_eos: go on after end-of-sequence tokens, for measurements.
             **sampling: fields of `SamplingParams`: temperature, top_k, top_p, min_p, repetition_penalty, seed.
@@ -223,12 +221,14 @@ class Engine:
         Raises:
             ConfigError: a value is out of range, a prompt is empty or longer than the context.
         """
-        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = [self._ids(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
+        self.runner.check_context(max(map(len, rows), default=0))
+        params = sampling_params(sampling)
         end_ids = frozenset[int]() if ignore_eos else self.end_ids
         done: list[Generation] = []
-        for at in range(0, len(items), self.runner.batch_size):
-            wave = items[at : at + self.runner.batch_size]
-            run = self.open_run(wave, max_new_tokens, stop, sampling_params(sampling), logprobs, end_ids)
+        for at in range(0, len(rows), self.runner.batch_size):
+            wave = rows[at : at + self.runner.batch_size]
+            run = self.open_run(wave, max_new_tokens, stop, params_from(params, at), logprobs, end_ids)
             for _ in run.events():
                 continue
             done += run.generations()
@@ -258,13 +258,16 @@ class Engine:
         """
         if max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        rows = self._checked_rows([self._ids(prompt) for prompt in prompts])
+        rows = [self._ids(prompt) for prompt in prompts]
+        if not rows:
+            raise ConfigError("there is no prompt; give at least one")
         self.runner.check_context(max(map(len, rows)))
         ends = self.end_ids if end_ids is None else end_ids
         tokenizer = self._model.tokenizer
         if stop and tokenizer is None:
             raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-        requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stop) for ids in rows]
+        stops = [stop] if isinstance(stop, str) else stop
+        requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stops) for ids in rows]
         cached = 0
         if reuse_cache and len(rows) == 1:
             cached = reusable_prefix(self._cached, rows[0], self.runner.builder.caches)
@@ -286,35 +289,10 @@ class Engine:
         return self.tokenizer.encode_chat(messages)
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-    def _checked_rows(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        vocab = self._model.spec.vocab
-        if not rows:
-            raise ConfigError("there is no prompt; give at least one")
-        for row in rows:
-            if not row:
-                raise ConfigError("the prompt is empty; give at least one token")
-            wrong = [token_id for token_id in row if not 0 <= token_id < vocab]
-            if wrong:
-                raise ConfigError(f"token id {wrong[0]} is not in the vocabulary of {vocab} tokens")
-        return [list(row) for row in rows]
-
-
-def sampling_params(values: dict[str, float | int]) -> SamplingParams:
-    """Return checked sampling parameters.
-
-    Raises:
-        ConfigError: a name is unknown or a value out of range.
-    """
-    known = SamplingParams()
-    unknown = values.keys() - vars(known).keys()
-    if unknown:
-        raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
-    merged = {**vars(known), **values}
-    seed = int(merged.pop("seed"))
-    check_sampling(SamplingSettings(**merged))
-    return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
+        if prompt == "":
+            raise ConfigError("the prompt is empty; give at least one character")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return token_row(ids, self._model.spec.vocab)
 
 
 def _ignore(stage: str, done: int, total: int) -> None:

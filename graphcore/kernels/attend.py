@@ -171,7 +171,7 @@ def masked_attend(
 def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor) -> None:
     """Write the last S real tokens at their slots; every other token repeats the last real one's write.
 
-    A sequence with no real token (count 0) rewrites the slot of its last position with what is there.
+    A sequence with no real token (count 0) rewrites the slot of its next position with what is there.
     """
     slots, tokens = k_cache.shape[2], key.shape[1]
     offsets = torch.arange(tokens, device=key.device)[None, :]

@@ -51,13 +51,14 @@ class Console:
         print(line, file=sys.stderr, flush=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table of results: the first column to the left, numbers to the right."""
+        """Print a title and a table of results: the first column to the left, numbers to the right."""
         self.end_progress()
-        table = Table(title=title, title_justify="left")
+        table = Table()
         for index, column in enumerate(columns):
             table.add_column(column, justify="right" if index else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
+        print(title)
         width = None if sys.stdout.isatty() else PLAIN_WIDTH
         RichConsole(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
 

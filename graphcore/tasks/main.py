@@ -83,6 +83,8 @@ def _run_hydra(arguments: Sequence[str]) -> int:
     sys.argv = [sys.argv[0], *arguments]
     try:
         hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(job)()
+    except HydraException:  # some are OSErrors too
+        raise
     except OSError as error:
         raise OutputError(
             f"{error.filename} cannot be written ({error.strerror}); choose another folder with hydra.run.dir=..."

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
@@ -101,7 +100,7 @@ def count_kernels(work: Callable[[], object], device: torch.device) -> int:
         synchronize(device)
     events = list(profiler.events())
     if device.type == "cuda":
-        on_device = [event for event in events if event.device_type == DeviceType.CUDA]
+        on_device = [event for event in events if event.device_type.name == "CUDA"]
         return sum(not event.name.startswith(("Memcpy", "Memset")) for event in on_device)
     outermost = [event for event in events if event.cpu_parent is None]
     return sum(moves_bytes(event) for event in outermost)

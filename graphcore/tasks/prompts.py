@@ -1,6 +1,6 @@
 """Where prompts come from: the command line, a file, standard input, token ids, a JSONL file; and the chat template.
 
-    settings --read_prompts--> Prompt (before anything is loaded) --encode_prompts--> Request (needs the tokenizer)
+settings --read_prompts--> Prompt (before anything is loaded) --encode_prompts--> Request (needs the tokenizer)
 """
 
 import json
@@ -81,7 +81,9 @@ def encode_prompts(
     if engine.has_tokenizer:
         text = DEFAULT_QUESTION if uses_chat(engine, settings) else DEFAULT_OPENING
         return [_encoded(engine, settings, Prompt(text, "the default prompt"))]
-    note(f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])")
+    note(
+        f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
+    )
     return [_encoded(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
 
 

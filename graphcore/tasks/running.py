@@ -31,7 +31,9 @@ def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:
     usual = settings.model.random_config.get("model_type", model_type)
     if usual == model_type:
         return ()
-    return (f"model={settings.model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
+    return (
+        f"model={settings.model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",
+    )
 
 
 def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
@@ -47,9 +49,10 @@ def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) 
 
 def describe(engine: Engine, load_seconds: float) -> str:
     """Return one line about what runs: model, device, dtype, graph, sizes."""
-    plan = engine.plan
+    plan, asked = engine.plan, engine.settings.model
+    name = asked.name if asked.checkpoint == asked.published.checkpoint else asked.checkpoint.rpartition("/")[2]
     parts = (
-        f"{engine.settings.model.name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
+        f"{name or asked.checkpoint} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_choices(engine.choices, engine.settings),
         f"weights {gib(plan.weight_nbytes)}",
         f"kv cache {gib(plan.kv_nbytes)} for {engine.choices.context} tokens",

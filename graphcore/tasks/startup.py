@@ -18,13 +18,13 @@ def seconds_since_start() -> float:
     """
     stat = Path("/proc/self/stat")
     if not stat.exists():
-        return time.time() - psutil.Process().create_time()
+        return time.time() - float(psutil.Process().create_time())
     ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[START_TICKS_FIELD])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def cache_state(report: CompileReport) -> str:
-    """Return "cold" (every graph was compiled anew), "warm" (every one came from disk), "mixed", or "none" (no graph)."""
+    """Return "cold" (every graph compiled anew), "warm" (every one from disk), "mixed", or "none" (no graph)."""
     if not report.cache_hits and not report.cache_misses:
         return "none"
     if not report.cache_misses:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.conf import HydraConf
+from omegaconf import OmegaConf
 
 import graphcore
 from graphcore.tasks.command_line import quote
@@ -47,7 +48,10 @@ class Sweep:
         """Run a job in a process of its own: no compiled graph, cache or broken state of another job reaches it."""
         self.folder = Path(hydra_config.sweep.dir).absolute()
         output_dir = Path(hydra_config.runtime.output_dir)
-        overrides = tuple(hydra_config.overrides.task)
+        # not item by item: reading an item would take the escape off a text's "\${"
+        written = OmegaConf.to_container(OmegaConf.create(hydra_config.overrides.task))
+        assert isinstance(written, list), "Hydra lists the overrides"
+        overrides = tuple(map(str, written))
         code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
         command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
         print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)

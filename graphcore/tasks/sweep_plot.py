@@ -30,10 +30,13 @@ def plot_bars(path: Path, labels: Sequence[str], panels: Mapping[str, Sequence[f
     all_axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(all_axes, shown.items(), strict=True):
         bars = axes.barh(range(len(labels)), [value or 0.0 for value in values], color=BAR_COLOUR, height=0.6)
-        axes.bar_label(bars, [f"{value:.1f}" if value is not None else "-" for value in values], padding=3, fontsize=9)
+        axes.bar_label(
+            bars, [f"{value:,.1f}" if value is not None else "no result" for value in values], padding=3, fontsize=9
+        )
         axes.set_yticks(range(len(labels)), [_short(label) for label in labels], parse_math=False, fontsize=9)
         axes.set_xlabel(title)
-        axes.margins(x=0.18)
+        axes.margins(x=0.2)
+        axes.locator_params(axis="x", nbins=5)
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[0].invert_yaxis()
     picture = io.BytesIO()

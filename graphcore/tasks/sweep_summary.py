@@ -91,8 +91,10 @@ def labels(rows: Sequence[SweepRow]) -> list[str]:
     """Return each job's overrides without those that all jobs share."""
     split = [row.overrides.split(" ") for row in rows]
     shared = set.intersection(*(set(parts) for parts in split)) if len(rows) > 1 else set()
-    return [" ".join(part for part in parts if part not in shared) or row.overrides
-            for parts, row in zip(split, rows, strict=True)]
+    return [
+        " ".join(part for part in parts if part not in shared) or row.overrides
+        for parts, row in zip(split, rows, strict=True)
+    ]
 
 
 def _speed(record: Mapping[str, Any], phase: str) -> float | None:

@@ -80,4 +80,6 @@ class Workload:
         A head that is tied to that table reads it whole, once.
         """
         groups = self.runner.builder.decoder.groups()
-        return sum(tensor.nbytes for prefix, module in groups if prefix != "embed_tokens." for tensor in module.buffers())
+        return sum(
+            tensor.nbytes for prefix, module in groups if prefix != "embed_tokens." for tensor in module.buffers()
+        )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from graphcore.device import cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.errors import ConfigError
 
@@ -65,7 +66,11 @@ def test_a_named_dtype_is_taken_whatever_is_stored(name: str, dtype: torch.dtype
     ],
 )
 def test_auto_dtype_suits_the_weights_and_the_device(
-    stored: str | None, device: torch.device, supports_bf16: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    stored: str | None,
+    device: torch.device,
+    supports_bf16: bool,
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supports_bf16)
     assert resolve_dtype("auto", stored, device) == expected

@@ -1,6 +1,7 @@
 """Every error can be caught as ours and as the built-in that a caller would expect."""
 
 import pytest
+
 from graphcore import errors
 from graphcore.errors import (
     CheckpointError,

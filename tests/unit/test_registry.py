@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from graphcore.errors import CheckpointError, ConfigError
 from graphcore.registry import collect, lookup, nearest
 

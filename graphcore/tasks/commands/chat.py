@@ -36,7 +36,7 @@ class ChatSettings:
     name: str = MISSING
 
 
-def run(context: Context, task: ChatSettings) -> Record:
+def run(context: Context, _task: ChatSettings) -> Record:
     """Talk until the input ends."""
     settings, console = context.settings, context.console
     _check(settings)
@@ -80,7 +80,9 @@ def _talk(context: Context, conversation: Conversation, opening: list[Prompt], t
 def _check(settings: Settings) -> None:
     refuse_without_effect(settings, "chat", ("prompt_ids",))
     if settings.prompt == "-":
-        raise ConfigError("prompt=- has no effect with task=chat, which reads standard input line by line; leave it out")
+        raise ConfigError(
+            "prompt=- has no effect with task=chat, which reads standard input line by line; leave it out"
+        )
     if settings.batch_size != 1:
         raise ConfigError(f"batch_size={settings.batch_size} has no effect with task=chat; leave it out")
 

@@ -50,9 +50,10 @@ def run(context: Context, task: GenerateSettings) -> Record:
     with load_engine(context) as engine:
         load_seconds = time.perf_counter() - began
         requests = encode_prompts(engine, settings, prompts, console.note)
-        console.note(describe(engine, load_seconds))
         waves = [requests[at : at + settings.batch_size] for at in range(0, len(requests), settings.batch_size)]
-        engine.runner.check_context(max(len(request.token_ids) for request in requests))
+        for wave in waves:
+            open_run(context, engine, wave, task.logprobs)  # refuses what cannot run, before anything does
+        console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(max(map(len, waves)))
         progress = Progress(streams=len(requests) == 1)
         for wave in waves:
@@ -72,16 +73,20 @@ def run(context: Context, task: GenerateSettings) -> Record:
         }
 
 
+def open_run(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool) -> BatchRun:
+    """Return the run of the requests that fit in one batch; nothing is computed yet.
+
+    Raises:
+        ConfigError: a prompt is too long, or holds an id that is no token.
+    """
+    settings = context.settings
+    token_ids = [request.token_ids for request in wave]
+    return engine.open_run(token_ids, settings.max_new_tokens, settings.stop, sampling_of(settings), logprobs)
+
+
 def _run_wave(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool, progress: Progress) -> None:
     """Run the requests that fit in one batch."""
-    settings = context.settings
-    run = engine.open_run(
-        [request.token_ids for request in wave],
-        settings.max_new_tokens,
-        settings.stop,
-        sampling_of(settings),
-        logprobs,
-    )
+    run = open_run(context, engine, wave, logprobs)
     _print_events(context, run, engine.has_tokenizer, progress)
     for request, generation in zip(wave, run.generations(), strict=True):
         if not progress.streams:

@@ -23,7 +23,7 @@ class PlanSettings:
     name: str = MISSING
 
 
-def run(context: Context, task: PlanSettings) -> Record:
+def run(context: Context, _task: PlanSettings) -> Record:
     """Print the plan; what cannot fit is a failure."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
@@ -38,7 +38,7 @@ def run(context: Context, task: PlanSettings) -> Record:
     free = free_nbytes(choices.device)
     console.table(
         f"{settings.model.name} ({model.config.model_type}) on {plan.device}, streaming={settings.streaming.policy}",
-        ("", "bytes", "GiB"),
+        ("", "bytes", ""),
         [[name, f"{nbytes:,}", gib(nbytes)] for name, nbytes in table_rows(names, plan, free)],
     )
     return {**_fit(plan, free), **_record(context, model, choices, plan, names), "free_bytes": free}

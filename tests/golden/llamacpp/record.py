@@ -30,7 +30,7 @@ PROMPTS = (
     "La Révolution française commença en",
     "Die Hauptstadt von Deutschland ist",
     "Water boils at 100 degrees Celsius because",
-    "{\"name\": \"Alice\", \"age\": 30, \"city\":",
+    '{"name": "Alice", "age": 30, "city":',
     "Shall I compare thee to a summer's day?\n",
     "The quick brown fox jumps over the lazy dog. The quick brown fox",
     "Ingredients:\n- 2 cups flour\n- 1 cup sugar\n\nInstructions:\n1.",

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
+
+from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:

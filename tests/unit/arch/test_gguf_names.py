@@ -3,6 +3,7 @@
 import pytest
 from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 from gguf import MODEL_ARCH, get_tensor_name_map
+
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
 from graphcore.arch.names import weight_names

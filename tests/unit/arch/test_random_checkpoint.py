@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dev_models import GEMMA3, LLAMA, QWEN2, config_of
+
 from graphcore.arch.names import weight_names
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of

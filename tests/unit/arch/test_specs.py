@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
 from graphcore.errors import UnsupportedError

@@ -4,9 +4,10 @@ import re
 
 import pytest
 from dev_models import GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from graphcore.arch.names import get_weight_map
 from graphcore.errors import UnsupportedError
-from transformers import AutoConfig, AutoModelForCausalLM
 
 PER_LAYER = {"llama": 9, "qwen3": 11, "gemma3_text": 13, "mistral": 9, "qwen2": 12}
 RAW = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "mistral": MISTRAL, "qwen2": QWEN2}

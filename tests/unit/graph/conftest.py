@@ -23,7 +23,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def _traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace, guard and count as always, but run what was traced as it is: no C++ is compiled."""
     whole = torch.compile
 
@@ -31,4 +31,3 @@ def _traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return whole(function, backend="eager", fullgraph=fullgraph, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", traced)
-    yield

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from tiny_graph import CPU, FULL, SLIDING, VOCAB, builder_of, feed, model_of, random_ids
+
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, EmbedStep, GreedyStep, HeadStep
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Head
-from tiny_graph import CPU, FULL, SLIDING, VOCAB, builder_of, feed, model_of, random_ids
+from graphcore.nn.rope import rope_table
+from graphcore.nn.span import Span
 
 SPEC = model_of(SLIDING, FULL, SLIDING)
 EXACT = 2e-5  # float32, logits of order one; the order of a sum may differ
@@ -29,6 +32,19 @@ def test_a_greedy_decode_ends_with_the_choice_in_the_head_s_group() -> None:
     plain, greedy = builder.decode(2, is_greedy=False), builder.decode(2, is_greedy=True)
     assert [type(step) for step in greedy.steps] == [*(type(step) for step in plain.steps), GreedyStep]
     assert greedy.steps[-1].group == plain.steps[-1].group
+
+
+def test_a_pass_is_the_modules_one_after_the_other_each_with_its_own_rope_and_cache() -> None:
+    builder, tokens = eager(), 9
+    rows, decoder = random_ids(2, tokens), builder.decoder
+    span = Span(torch.zeros(2, dtype=torch.int64), torch.full((2,), tokens))
+    x = decoder.embed_tokens(torch.tensor(rows), span)
+    for spec, layer in zip(SPEC.blocks, decoder.layers, strict=True):
+        assert spec.attention.rope is not None
+        rope = rope_table(spec.attention.rope, 8, tokens)[None].expand(2, -1, -1, -1)
+        size = (2, 2, spec.attention.window or tokens, 8)
+        x = layer(x, rope, span, torch.zeros(size), torch.zeros(size))
+    assert (feed(builder.prefill(2), rows, [0, 0]) - decoder.head(x)[:, -1]).abs().max() < EXACT
 
 
 def test_eager_functions_are_the_modules_own() -> None:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
+
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
-from torch import Tensor
 
 CPU = torch.device("cpu")
 CONTEXT, VOCAB, DIM = 256, 40, 32
@@ -36,7 +37,9 @@ def filled_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decod
         for name, buffer in module.named_buffers():
             generator = torch.Generator().manual_seed(sum(map(ord, prefix + name)))
             is_norm = "norm" in name and name.endswith("weight")
-            buffer.normal_(1.0 if is_norm else 0.0, 0.2 if buffer.ndim == 1 else buffer.shape[-1] ** -0.5, generator=generator)
+            buffer.normal_(
+                1.0 if is_norm else 0.0, 0.2 if buffer.ndim == 1 else buffer.shape[-1] ** -0.5, generator=generator
+            )
     return decoder
 
 

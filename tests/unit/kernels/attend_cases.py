@@ -12,7 +12,7 @@ SENTINEL = 777.0  # stands in slots that nothing has written: reading one shows 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one case; slots as nn.kv_cache makes them."""
+    """Sizes of one case; slots as nn.kv_cache makes them, unless the window has the whole context's."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -22,10 +22,11 @@ class Shape:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype = torch.float32
     scale: float = 0.4
+    is_ring: bool = True
 
     @property
     def slots(self) -> int:
-        return min(self.window, self.context) if self.window else self.context
+        return min(self.window, self.context) if self.window and self.is_ring else self.context
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Sequences:
         out = attend(query, key, value, *caches, starts, torch.tensor(counts), self.shape.window, self.shape.scale)
         assert out.shape == query.shape
         assert out.dtype == query.dtype
+        assert out.isfinite().all(), "padding may hold anything finite; a NaN is no key that a weight of 0 removes"
         found, expected = [], []
         for row, count in enumerate(counts):
             self.keys[row] += list(key[row, :count])
@@ -82,7 +84,9 @@ class Sequences:
         seen = range(first, position + 1)
         scores = [self.shape.scale * float(query.double() @ self.keys[row][at][kv_head].double()) for at in seen]
         weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
-        return sum((w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)), 0.0 * query)
+        return sum(
+            (w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)), 0.0 * query
+        )
 
     def expected_caches(self) -> tuple[Tensor, Tensor]:
         """Return both buffers as they must be: position p in slot p mod S, the latest wins, the rest never written."""

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from attend_cases import SENTINEL, Implementation, Sequences, Shape
-from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 
 IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": attend}
 # float32: a softmax of scores up to 10, then a sum of values up to 4
@@ -66,6 +67,12 @@ def test_a_pass_without_tokens_leaves_the_cache_as_it_is(
     assert torch.equal(sequences.k_cache, before[0])
     assert torch.equal(sequences.v_cache, before[1])
     assert (sequences.k_cache[1] == SENTINEL).all()
+
+
+@every_implementation
+def test_a_window_may_have_slots_for_the_whole_context(implementation: Implementation) -> None:
+    shape = Shape(window=4, is_ring=False)
+    check(Sequences(shape, 2), implementation, [[3, 9], [1, 1], [6, 2], [1, 1], [1, 1], [20, 18]])
 
 
 @every_implementation

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 
 OP = torch.ops.graphcore.attend.default
 Arguments = tuple[Tensor | int | float, ...]
@@ -52,6 +54,36 @@ def test_fake_has_the_shape_strides_and_dtype_of_the_real_result(
     assert fake.shape == real.shape
     assert fake.stride() == real.stride()
     assert fake.dtype == real.dtype
+
+
+class WritesOfIndices(TorchDispatchMode):
+    """Checks every write through indices: an element that is written twice must get one value."""
+
+    writes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function is torch.ops.aten.index_put_.default:
+            self.writes += 1
+            target, (batch, _, slot), values = args[:3]
+            batch, slot = torch.broadcast_tensors(batch, slot)  # [B, T]
+            rows = values.expand(*batch.shape, *values.shape[-2:]).flatten(0, 1)  # [B T, K, E]
+            forwards, backwards = target.clone(), target.clone()
+            writes = list(zip(batch.flatten().tolist(), slot.flatten().tolist(), rows, strict=True))
+            for order, cache in ((writes, forwards), (reversed(writes), backwards)):
+                for sequence, place, row in order:
+                    cache[sequence, :, place] = row
+            assert torch.equal(forwards, backwards), "the winner of two writes to one slot would be chance on a GPU"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 16), (3, 16), (3, 9), (20, 5), (20, 16), (7, 1), (7, 0)])
+def test_masked_implementation_writes_no_slot_with_two_values(start: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 16, heads, 8, generator=generator) for heads in (4, 2, 2))
+    caches = [torch.randn(1, 2, 6, 8, generator=generator) for _ in range(2)]  # a ring of 6
+    with WritesOfIndices() as watch:
+        masked_attend(query, key, value, *caches, torch.tensor([start]), torch.tensor([count]), 6, 0.35)
+    assert watch.writes == 2
 
 
 def test_op_on_the_cpu_is_the_sliced_implementation() -> None:

@@ -1,10 +1,11 @@
 """Attention as the textbook has it, in float64, from a module's own weights and an additive mask."""
 
 import torch
+from torch import Tensor
+
 from graphcore.nn.attention import Attention
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from torch import Tensor
 
 SEED_SCALE = 0.2
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plain_attention import fill, plain, run
+
 from graphcore.nn.attention import Attention
 from graphcore.nn.masks import causal_mask, sliding_window_causal_mask
 from graphcore.nn.spec import AttentionSpec, NormSpec, RopeSpec
-from plain_attention import fill, plain, run
 
 DIM, TOKENS = 24, 11
 BASE = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))

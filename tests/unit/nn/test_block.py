@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plain_attention import fill
+
 from graphcore.nn.block import Block, residual_dtype
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, NormSpec, RopeSpec
-from plain_attention import fill
 
 TOKENS, DIM = 6, 24
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plain_attention import fill
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
 from graphcore.nn.decoder import Decoder, Embedding, Head
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, ModelSpec, NormSpec, RopeSpec
-from plain_attention import fill
-from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 LOCAL, GLOBAL = RopeSpec(10_000.0), RopeSpec(1_000_000.0, LinearScaling(8.0))
 NORM = NormSpec("rms", 1e-6)

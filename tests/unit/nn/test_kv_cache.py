@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes, cache_slots
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 

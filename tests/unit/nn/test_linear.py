@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from graphcore.nn.linear import Linear, is_one_row
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -53,6 +54,15 @@ def test_compiled_row_is_summed_in_float32_and_rounded_once(
     assert out.shape == (*shape[:-1], 20)
     assert out.dtype == dtype
     assert error(linear, x, out) < 1.1 * max(torch.finfo(dtype).eps / 2, 1e-6)
+
+
+def test_compiled_row_s_products_are_not_rounded_to_bf16_before_they_are_summed() -> None:
+    linear = Linear(2, 1, False, torch.bfloat16)
+    near_one = 1 + 2**-4  # its square is no bf16 number; less one, it is
+    linear.weight.copy_(torch.tensor([[near_one, -1.0]]))
+    x = torch.tensor([[[near_one, 1.0]]], dtype=torch.bfloat16)
+    out = torch.compile(linear, backend="aot_eager", fullgraph=True)(x)
+    assert out.item() == near_one**2 - 1
 
 
 @pytest.mark.parametrize(("shape", "is_one"), [((1, 48), True), ((1, 1, 48), True), ((2, 1, 48), False), ((48,), True)])

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from graphcore.nn.masks import causal_mask, sliding_window_causal_mask
 from torch import Tensor
 from transformers import Gemma3TextConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from graphcore.nn.masks import causal_mask, sliding_window_causal_mask
 
 X = float("-inf")
 

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from graphcore.nn.mlp import ACTIVATIONS, MLP
 from graphcore.nn.spec import MLPSpec
-from torch import Tensor
 
 DIM, HIDDEN = 24, 40
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
-from graphcore.nn.spec import NormSpec
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
+from graphcore.nn.spec import NormSpec
 
 DIM = 96
 NARROW = [torch.bfloat16, torch.float16, torch.float32]

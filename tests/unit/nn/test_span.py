@@ -1,6 +1,7 @@
 """Positions of a pass's tokens."""
 
 import torch
+
 from graphcore.nn.span import Span
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.streaming.policy import Resident

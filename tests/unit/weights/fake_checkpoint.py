@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
+
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.config import parse_model_config

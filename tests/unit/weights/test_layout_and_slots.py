@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from graphcore.nn.linear import Linear
-from graphcore.weights.layout import ALIGNMENT, Layout, aligned, layout_of
-from graphcore.weights.slots import Slot, bind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+
+from graphcore.nn.linear import Linear
+from graphcore.weights.layout import ALIGNMENT, Layout, aligned, layout_of
+from graphcore.weights.slots import Slot, bind
 
 CPU = torch.device("cpu")
 SHAPES = st.lists(st.integers(0, 40), min_size=0, max_size=3)

@@ -12,6 +12,8 @@ from fake_checkpoint import (
     stored_gpt2,
     stored_tensors,
 )
+from torch import Tensor
+
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import AddOne, PickRows, Transpose
 from graphcore.arch.registry import architecture_of
@@ -20,7 +22,6 @@ from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
-from torch import Tensor
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -120,7 +121,9 @@ def test_tied_head_without_a_tensor_is_the_embedding_s_bytes_and_takes_none_itse
 def test_returned_bytes_are_the_layouts_and_every_group_has_a_slot_of_its_own() -> None:
     config = config_of(LLAMA)
     decoder, nbytes, reported = loaded(config, stored_tensors(config))
-    storages = {prefix: {b.untyped_storage().data_ptr() for b in module.buffers()} for prefix, module in decoder.groups()}
+    storages = {
+        prefix: {b.untyped_storage().data_ptr() for b in module.buffers()} for prefix, module in decoder.groups()
+    }
     assert all(len(found) == 1 for found in storages.values())
     assert len(set.union(*storages.values())) == len(storages)
     # 20 x 16 embedding and head, 16 norms: rounded up to 256 bytes; a layer: q 16x16, k and v 8x16, o 16x16, ...

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
+from torch import Tensor
+
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 from graphcore.weights.matching import match_weights
-from torch import Tensor
 
 UNTIED, TIED = config_of(LLAMA), config_of(LLAMA, tie_word_embeddings=True)
 GEMMA = config_of({**LLAMA, "model_type": "gemma3_text", "head_dim": 8, "tie_word_embeddings": True})
@@ -136,7 +137,9 @@ def test_shape_is_compared_after_the_folds() -> None:
     config = config_of(GPT2)
     with pytest.raises(CheckpointError) as caught:
         match(config, stored_gpt2() | {"h.0.mlp.c_fc.weight": torch.zeros(64, 16)})
-    assert "expected [64, 16] for layers.0.mlp.up_proj.weight, got [64, 16], which becomes [16, 64]" in str(caught.value)
+    assert "expected [64, 16] for layers.0.mlp.up_proj.weight, got [64, 16], which becomes [16, 64]" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("shape", [(16, 32), (48, 16), (48,)])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from graphcore.errors import PlanError
 from graphcore.weights.plan import GIB, Plan, free_nbytes, gib
 

@@ -1,0 +1,189 @@
+"""task=verify: run the checkpoint here and in transformers, and compare layer by layer.
+
+ours:          the engine as configured (dtype, graph, device)
+expected:      transformers, float32, CPU
+transformers:  transformers in the engine's dtype, where that is not float32: how far rounding alone goes
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from omegaconf import MISSING
+from torch import Tensor
+
+from graphcore.config.settings import Settings
+from graphcore.config.validate import at_least
+from graphcore.engine.assembly import match_model
+from graphcore.engine.engine import Engine
+from graphcore.engine.model import open_model
+from graphcore.errors import ConfigError, PlanError
+from graphcore.tasks.comparison import allowed, compare, greedy_record, verdict
+from graphcore.tasks.prompts import Prompt, encode_prompts, read_prompts
+from graphcore.tasks.reference import Outputs, Reference, load_reference
+from graphcore.tasks.result import ran_record
+from graphcore.tasks.running import describe, load_engine, refuse_without_effect
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.weights.loader import Loader
+from graphcore.weights.plan import free_nbytes, gib
+
+
+@dataclass
+class VerifySettings:
+    """conf/task/verify.yaml."""
+
+    name: str = MISSING
+    tokens: int = MISSING
+    new_tokens: int = MISSING
+    tolerance: float | None = MISSING
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What graphcore gave.
+
+    Attributes:
+        token_ids: the compared sequence.
+        new_ids: greedy tokens after it.
+    """
+
+    token_ids: list[int]
+    new_ids: list[int]
+    outputs: Outputs
+    dtype: torch.dtype
+    record: Record
+
+
+def run(context: Context, task: VerifySettings) -> Record:
+    """Compare; errors beyond the tolerance are a failure."""
+    prompts = read_prompts(context.settings)
+    check(context.settings, task, prompts)
+    ours = run_ours(context, task, prompts)
+    context.console.progress("transformers in float32", 0, 0)
+    reference = open_reference(context)
+    whole = reference.run(ours.token_ids + ours.new_ids[:-1])
+    tokens = len(ours.token_ids)
+    expected = Outputs(tuple(layer[:tokens] for layer in whole.layers), whole.logits[:tokens])
+    theirs = None
+    if ours.dtype is not torch.float32:
+        context.console.progress(f"transformers in {ours.record['dtype']}", 0, 0)
+        theirs = run_cast(context, reference, ours)
+    tolerance = allowed(task.tolerance, ours.dtype, theirs, expected)
+    errors = compare(ours.outputs, expected, theirs)
+    greedy = greedy_record(whole.logits[tokens - 1 :], ours.new_ids)
+    record = {
+        **ours.record,
+        "reference": reference.origin,
+        **errors,
+        "greedy": greedy,
+        "tolerance": tolerance.value,
+        "tolerance_reason": tolerance.reason,
+        **verdict(errors["logits"], greedy, tolerance),
+    }
+    show(context, record)
+    return record
+
+
+def check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> None:
+    """Return if the task's keys make sense together.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    at_least(1, "task.", task, ("tokens", "new_tokens"))
+    refuse_without_effect(settings, "verify", ("stop",) if prompts else ("stop", "system"))
+    if task.tolerance is not None and not task.tolerance > 0:
+        raise ConfigError(f"task.tolerance={task.tolerance} must be above 0")
+
+
+def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> Ours:
+    """Load the engine, run it, and give its memory back."""
+    settings = context.settings
+    began = time.perf_counter()
+    with load_engine(context) as engine:
+        load_seconds = time.perf_counter() - began
+        context.console.note(describe(engine, load_seconds))
+        if prompts:
+            token_ids = encode_prompts(engine, settings, prompts, context.console.note)[0].token_ids
+        else:
+            token_ids = random_ids(engine.config.vocab_size, task.tokens, settings.seed)
+        engine.runner.check_context(len(token_ids) + task.new_tokens)
+        outputs = engine_outputs(engine, token_ids)
+        new_ids = engine.generate([token_ids], task.new_tokens, ignore_eos=True)[0].token_ids
+        record = {**ran_record(engine), "load_seconds": load_seconds, "tokens": len(token_ids)}
+        return Ours(token_ids, list(new_ids), outputs, engine.choices.dtype, record)
+
+
+def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
+    """Return seeded token ids: any sequence is as good as a text for comparing arithmetic."""
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(vocab, (tokens,), generator=generator).tolist()
+    return ids
+
+
+def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
+    """Return the engine's outputs of one teacher-forced pass."""
+    logits, layers = engine.logits([token_ids], output_hidden_states=True)
+    assert isinstance(logits, Tensor), "logits come first"
+    return Outputs(tuple(layer[0].float() for layer in layers), logits[0])
+
+
+def open_reference(context: Context) -> Reference:
+    """Return transformers' model of the checkpoint.
+
+    Raises:
+        PlanError: it would not fit in host memory.
+    """
+    settings = context.settings
+    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), context.console.progress)
+    decoder, loader = match_model(model, torch.float32)
+    needed, free = weight_nbytes(decoder, loader), free_nbytes(torch.device("cpu"))
+    if needed > free:
+        raise PlanError(
+            f"task=verify runs transformers in float32 on the CPU, which needs {gib(needed)}, {gib(free)} are free; "
+            "compare the first layers only with model.num_hidden_layers=2"
+        )
+    return load_reference(model, loader)
+
+
+def weight_nbytes(decoder: torch.nn.Module, loader: Loader) -> int:
+    """Return the bytes of a float32 decoder's weights, on the meta device, a tied head counted once."""
+    tied = decoder.get_buffer("embed_tokens.weight").nbytes if loader.is_tied else 0
+    return sum(tensor.nbytes for tensor in decoder.buffers()) - tied
+
+
+def run_cast(context: Context, reference: Reference, ours: Ours) -> Outputs:
+    """Return transformers' outputs in the engine's dtype; in bf16 where they are not finite in fp16."""
+    reference.cast(ours.dtype)
+    outputs = reference.run(ours.token_ids)
+    if ours.dtype is torch.float16 and not outputs.logits.isfinite().all():
+        context.console.note("[transformers overflows in float16: its error in bfloat16 stands in]")
+        wider = open_reference(context)
+        wider.cast(torch.bfloat16)
+        outputs = wider.run(ours.token_ids)
+    return outputs
+
+
+def show(context: Context, record: Record) -> None:
+    """Print the errors as a table, and what does not fit in it."""
+    has_theirs = record["logits"]["transformers"] is not None
+    columns = ["", "max error", "mean error", "largest value"]
+    columns += [f"transformers {record['dtype']} max", "mean"] if has_theirs else []
+    rows = []
+    for line in (*record["layers"], record["logits"]):
+        theirs = [line["transformers"]["max"], line["transformers"]["mean"]] if has_theirs else []
+        rows.append(
+            [line["name"], *(f"{value:.2e}" for value in (line["max"], line["mean"], line["largest"], *theirs))]
+        )
+    console, greedy = context.console, record["greedy"]
+    console.table(f"against {record['reference']}, float32, {record['tokens']} tokens", columns, rows)
+    console.line(f"allowed error of the logits: {record['tolerance']:.2e} ({record['tolerance_reason']})")
+    console.line(
+        f"greedy tokens that agree: {greedy['agreeing']} of {greedy['tokens']} (largest margin against ours: "
+        f"{greedy['largest_margin']:.2e})"
+    )
+    console.line(f"verify: {record['status']}")
+
+
+VERIFY = Task("verify", VerifySettings, run)

@@ -1,0 +1,220 @@
+"""The same model in transformers: what task=verify compares with.
+
+    a Hugging Face folder       -> from_pretrained: files, names, folds and mathematics are transformers' own
+    GGUF files, random weights  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
+                                   the reading is ours (transformers' own GGUF loading drops settings of some families)
+
+Legend: T tokens, D model dim, V vocab.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.arch.architecture import Architecture
+from graphcore.arch.folds import AddOne
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
+from graphcore.engine.model import Model
+from graphcore.errors import UnsupportedError
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import HEAD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FROM_FOLDER = "transformers' from_pretrained"
+FROM_OUR_WEIGHTS = "a transformers model filled with graphcore's unpacked weights"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one pass gave, float32 on the CPU.
+
+    Attributes:
+        layers: the residual stream after the embedding and after each block, [T, D] each.
+        logits: [T, V].
+    """
+
+    layers: tuple[Tensor, ...]
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A transformers model in float32 on the CPU, and where it came from."""
+
+    model: "PreTrainedModel"
+    origin: str
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Bring the weights to `dtype`, for good; rotation tables stay float32, as from_pretrained leaves them."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+    @torch.no_grad()
+    def run(self, token_ids: list[int]) -> Outputs:
+        """Return the outputs of one teacher-forced pass."""
+        seen: list[Tensor] = []
+        blocks = blocks_of(self.model)
+        hooks = [blocks[0].register_forward_pre_hook(lambda block, given: seen.append(given[0]))]
+        hooks += [block.register_forward_hook(lambda block, given, out: seen.append(first_of(out))) for block in blocks]
+        try:
+            logits = self.model(torch.tensor([token_ids]), use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Outputs(tuple(layer[0].float() for layer in seen), logits[0].float())
+
+
+def first_of(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return a block's hidden states, which some versions put into a tuple."""
+    return out[0] if isinstance(out, tuple) else out
+
+
+def blocks_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """Return the blocks of the text decoder."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers does not type it
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return lists[0]
+
+
+def load_reference(model: Model, loader: Loader) -> Reference:
+    """Return transformers' model of a checkpoint, in float32.
+
+    Args:
+        model: the checkpoint as graphcore understood it.
+        loader: of its weights.
+
+    Raises:
+        UnsupportedError: transformers has no such model.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
+    try:
+        if isinstance(model.checkpoint, SafetensorsCheckpoint) and has_usual_names(model.checkpoint.folder):
+            return Reference(from_folder(model.checkpoint.folder, model.config), FROM_FOLDER)
+        return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
+    except (KeyError, ValueError, OSError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedError(
+            f"{model.checkpoint.source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
+        ) from error
+
+
+def has_usual_names(folder: Path) -> bool:
+    """Return whether from_pretrained would find the folder's weights."""
+    return any((folder / name).is_file() for name in (INDEX_NAME, SINGLE_NAME))
+
+
+def from_folder(folder: Path, config: ModelConfig) -> "PreTrainedModel":
+    """Return what transformers loads from the folder, its first num_hidden_layers layers only."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text = stored.get_text_config()
+    if config.num_hidden_layers < text.num_hidden_layers:
+        text.num_hidden_layers = config.num_hidden_layers
+        if "layer_types" in text.to_dict():
+            text.layer_types = text.layer_types[: config.num_hidden_layers]
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, config=stored, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return loaded
+
+
+def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
+    """Return a transformers model of our config, filled with our weights through its own names."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = AutoConfig.for_model(**transformers_settings(config, loader.is_tied))
+    built: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # not typed there
+        stored, dtype=torch.float32, attn_implementation="eager"
+    )
+    built.eval()  # type: ignore[no-untyped-call]  # transformers does not type it
+    parameters = dict(built.named_parameters(remove_duplicate=False))
+    architecture = architecture_of(config)
+    filled = {
+        fill(parameters, architecture, config, name, loader) for name in loader.sources if not is_shared(name, loader)
+    }
+    missing = parameters.keys() - filled - ({HEAD} if loader.is_tied else set())
+    assert not missing, f"nothing has filled {sorted(missing)}"
+    if config.rope_freq_divisors is not None:
+        divide_frequencies(built, config.rope_freq_divisors)
+    return built
+
+
+def is_shared(name: str, loader: Loader) -> bool:
+    """Return whether the weight is the embedding's, under the head's name."""
+    return loader.is_tied and name == HEAD
+
+
+def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
+    """Return our config under the names that transformers' config classes take; what a class lacks it ignores."""
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    rope: dict[str, Any] = {**scaling, "rope_theta": config.rope_theta}
+    if config.rope_local_base_freq is not None:
+        local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
+        rope = {"full_attention": rope, "sliding_attention": local}
+    scalar = config.query_pre_attn_scalar
+    optional = {
+        "layer_types": list(config.layer_types) if config.layer_types else None,
+        "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
+        "layer_norm_epsilon": config.layer_norm_eps,
+    }
+    names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "n_inner": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.computed_head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+        "tie_word_embeddings": is_tied,
+        **dict.fromkeys(names_of_activation, config.hidden_act),
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+@torch.no_grad()
+def fill(
+    parameters: Mapping[str, Tensor], architecture: Architecture, config: ModelConfig, name: str, loader: Loader
+) -> str:
+    """Copy the decoder's weight `name` to where transformers has it, folds undone; return transformers' name."""
+    source = architecture.hf_source(name, config)
+    candidates = (source.name, *(prefix + source.name for prefix in architecture.hf_prefixes))
+    stored_name = next(candidate for candidate in candidates if candidate in parameters)
+    place, value = parameters[stored_name], loader.dense(name, torch.float32)
+    for fold in source.folds:
+        if isinstance(fold, AddOne):
+            value = value - 1.0
+        else:
+            place = fold.apply(place)  # a view: transposed, or some rows
+    place.copy_(value)
+    return stored_name
+
+
+def divide_frequencies(model: "PreTrainedModel", divisors: tuple[float, ...]) -> None:
+    """Divide each rotary frequency by its own number, which transformers has no setting for."""
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    assert frequencies, f"{type(model).__name__} has no rotary frequencies"
+    for buffer in frequencies:
+        buffer.div_(torch.tensor(divisors, dtype=buffer.dtype))

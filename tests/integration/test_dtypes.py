@@ -1,0 +1,102 @@
+"""Every family in every dtype errs no more than transformers does in that dtype.
+
+Both are compared with transformers in float32 on the same float32 checkpoint, so that both pay for rounding weights.
+The two round at different places (norms, rotations, softmax), so one may be a little the worse: 1.2 times the mean
+error is allowed, and twice the largest, which is one number out of 9600.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BUILDERS, TinyModel
+
+from graphcore import Engine
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MEAN_FACTOR, MOST_FACTOR = 1.2, 2.0
+Tiny = Callable[[str], TinyModel]
+CASES = [(name, dtype, "eager") for name in BUILDERS for dtype in DTYPES]
+COMPILED = [("llama3", "bf16", "compiled"), ("gemma3", "fp16", "compiled")]
+
+
+def errors(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Return the mean and the largest absolute error."""
+    difference = (found.double() - expected.double()).abs()
+    return difference.mean().item(), difference.max().item()
+
+
+@torch.no_grad()
+def transformers_logits(tiny: TinyModel, dtype: torch.dtype) -> torch.Tensor:
+    return deepcopy(tiny.reference).to(dtype)(input_ids=tiny.ids, use_cache=False).logits.float()
+
+
+def load(tiny: TinyModel, dtype: str, graph: str, *overrides: str) -> Engine:
+    sizes = ["batch_size=2", "prefill_chunk=16", "context_length=64"]
+    return Engine.load(tiny.folder, dtype=dtype, device="cpu", graph=graph, overrides=[*sizes, *overrides])
+
+
+@pytest.mark.parametrize(("name", "dtype", "graph"), CASES + COMPILED)
+def test_half_precision_errs_no_more_than_transformers(name: str, dtype: str, graph: str, tiny_model: Tiny) -> None:
+    tiny = tiny_model(name)
+    with load(tiny, dtype, graph) as engine:
+        assert engine.choices.dtype is DTYPES[dtype]
+        mean, most = errors(engine.logits(tiny.ids), tiny.logits)
+    their_mean, their_most = errors(transformers_logits(tiny, DTYPES[dtype]), tiny.logits)
+    print(
+        f"\n{name} {dtype} {graph}: mean {mean:.2e} (transformers {their_mean:.2e}), most {most:.2e} ({their_most:.2e})"
+    )
+    assert 0 < mean <= MEAN_FACTOR * their_mean
+    assert most <= MOST_FACTOR * their_most
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "graph"),
+    [*COMPILED, *((name, dtype, "eager") for name in ("qwen3", "gemma3", "gpt2") for dtype in DTYPES)],
+)
+def test_token_by_token_errs_no_more_either(name: str, dtype: str, graph: str, tiny_model: Tiny) -> None:
+    tiny = tiny_model(name)
+    ids = tiny.ids[0].tolist()
+    with load(tiny, dtype, graph) as engine, torch.inference_mode():
+        steps = [engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(ids)]
+    mean, _ = errors(torch.cat(steps), tiny.logits[0])
+    their_mean, _ = errors(transformers_logits(tiny, DTYPES[dtype])[0], tiny.logits[0])
+    print(f"\n{name} {dtype} {graph}: mean {mean:.2e} (transformers {their_mean:.2e})")
+    assert mean <= MEAN_FACTOR * their_mean
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_a_cache_in_half_precision_costs_less_than_half_precision_everywhere(kv_dtype: str, tiny_model: Tiny) -> None:
+    tiny = tiny_model("gemma3")
+    with load(tiny, "fp32", "eager", f"kv_dtype={kv_dtype}") as engine:
+        assert {cache.k.dtype for cache in engine.runner.builder.caches} == {DTYPES[kv_dtype]}
+        mean, _ = errors(engine.logits(tiny.ids), tiny.logits)
+    their_mean, _ = errors(transformers_logits(tiny, DTYPES[kv_dtype]), tiny.logits)
+    assert 1e-6 < mean < their_mean
+
+
+@pytest.mark.parametrize("graph", ["eager", "compiled"])
+def test_a_gemma_whose_residual_stream_outgrows_float16_stays_right_in_it(
+    graph: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    tiny = tiny_model("gemma3")
+    tensors = load_file(tiny.folder / "model.safetensors")
+    loud = {name: tensor for name, tensor in tensors.items() if name.endswith("post_feedforward_layernorm.weight")}
+    save_file({**tensors, **{name: tensor + 1e5 for name, tensor in loud.items()}}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((tiny.folder / "config.json").read_bytes())
+    loud_tiny = TinyModel("loud", tmp_path, type(tiny.reference).from_pretrained(tmp_path, attn_implementation="eager"))
+    assert max(layer.abs().max().item() for layer in loud_tiny.hidden_states()) > torch.finfo(torch.float16).max
+    assert not transformers_logits(loud_tiny, torch.float16).isfinite().all()
+    with load(loud_tiny, "fp16", graph) as engine:
+        mean, _ = errors(engine.logits(tiny.ids), loud_tiny.logits)
+    # What a loud residual stream swallows is swallowed in float32, too: the error stays that of float16's 11 bits.
+    assert mean < 5e-3
+
+
+def test_auto_takes_the_stored_dtype_on_the_cpu(tiny_model: Tiny) -> None:
+    tiny = tiny_model("llama3")
+    with load(tiny, "auto", "eager") as engine:
+        assert engine.choices.dtype is torch.float32

@@ -1,0 +1,289 @@
+"""What `Engine` promises: prompts in every form, why generations end, log probabilities, batches, and its errors."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import VOCAB, TinyModel, add_tokenizer
+
+from graphcore import Engine
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError, GraphcoreError, TokenizerError
+
+Tiny = Callable[[str], TinyModel]
+TEXTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog", "1 + 1 =", "%"]
+SIZES = ("batch_size=3", "prefill_chunk=16", "context_length=128")
+
+
+def load(folder: Path, *overrides: str) -> Engine:
+    return Engine.load(folder, dtype="fp32", device="cpu", graph="eager", overrides=[*SIZES, *overrides])
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("with_tokenizer") / "llama3"
+    shutil.copytree(tiny_model("llama3").folder, path)
+    add_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_model: Tiny) -> Callable[[Sequence[int], int], list[int]]:
+    """A function from a prompt and a number to that many likeliest tokens, each by a whole pass of transformers."""
+
+    def choose(prompt: Sequence[int], num_tokens: int) -> list[int]:
+        ids = list(prompt)
+        for _ in range(num_tokens):
+            ids.append(int(tiny_model("llama3").logits_of(torch.tensor([ids]))[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    return choose
+
+
+def with_ends(folder: Path, target: Path, ends: list[int]) -> Path:
+    """Copy a checkpoint and name tokens that end a generation."""
+    shutil.copytree(folder, target)
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return target
+
+
+def test_a_prompt_may_be_a_text_or_token_ids(engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]) -> None:
+    ids = engine.tokenizer.encode(TEXTS[0])
+    expected = greedy(ids, 20)
+    for prompts in (TEXTS[0], TEXTS[:1], [ids], [tuple(ids)]):
+        (found,) = engine.generate(prompts, max_new_tokens=20)
+        assert list(found.token_ids) == expected
+        assert found.text == engine.tokenizer.decode(expected)
+        assert found.timings.prompt_tokens == len(ids)
+        assert found.timings.new_tokens == 20
+    assert engine.generate([]) == []
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(
+    engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]
+) -> None:
+    mixed = [*TEXTS, [5, 6, 7]]  # two waves of three; texts and ids
+    together = engine.generate(mixed, max_new_tokens=24)
+    alone = [engine.generate([prompt], max_new_tokens=24)[0] for prompt in mixed]
+    assert [item.token_ids for item in together] == [item.token_ids for item in alone]
+    assert [item.text for item in together] == [item.text for item in alone]
+    ids = [engine.tokenizer.encode(text) for text in TEXTS]
+    assert [list(item.token_ids) for item in together[:5]] == [greedy(row, 24) for row in ids]
+
+
+def test_a_stream_yields_what_generate_returns(engine: Engine) -> None:
+    (whole,) = engine.generate(TEXTS[0], max_new_tokens=12)
+    events = list(engine.stream(TEXTS[0], max_new_tokens=12))
+    assert tuple(event.token_id for event in events) == whole.token_ids
+    assert "".join(event.text for event in events) == whole.text
+    assert [event.finish_reason for event in events] == [None] * 11 + ["length"]
+    assert {event.row for event in events} == {0}
+
+
+def test_an_end_token_ends_the_generation_and_is_not_printed(
+    engine: Engine, folder: Path, tmp_path: Path, greedy: Callable[[Sequence[int], int], list[int]]
+) -> None:
+    expected = greedy(engine.tokenizer.encode(TEXTS[0]), 24)
+    at = next(place for place, token in enumerate(expected) if place > 4 and token not in expected[:place])
+    with load(with_ends(folder, tmp_path / "ends", [expected[at], VOCAB - 1])) as ending:
+        (found,) = ending.generate(TEXTS[0], max_new_tokens=24)
+        assert found.finish_reason == "end"
+        assert list(found.token_ids) == expected[: at + 1]
+        assert found.text == engine.tokenizer.decode(expected[:at])
+        (past,) = ending.generate(TEXTS[0], max_new_tokens=24, ignore_eos=True)
+        assert (past.finish_reason, list(past.token_ids)) == ("length", expected)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_stop_string_over_several_tokens_is_never_printed(engine: Engine, width: int) -> None:
+    (whole,) = engine.generate(TEXTS[0], max_new_tokens=40)
+    stop = whole.text[20 : 20 + width]  # one token per character
+    expected = whole.text[: whole.text.find(stop)]
+    events = list(engine.stream(TEXTS[0], max_new_tokens=40, stop=[stop, "not there"]))
+    assert "".join(event.text for event in events) == expected
+    assert events[-1].finish_reason == "stop"
+    assert len(events) == len(expected) + width
+    (found,) = engine.generate(TEXTS[0], max_new_tokens=40, stop=stop)  # a text alone is one stop string
+    assert (found.text, found.finish_reason) == (expected, "stop")
+
+
+def test_text_that_only_began_like_a_stop_string_is_printed(engine: Engine) -> None:
+    (whole,) = engine.generate(TEXTS[0], max_new_tokens=20)
+    last = whole.text[-2:]
+    (found,) = engine.generate(TEXTS[0], max_new_tokens=20, stop=[last + "\x00"])
+    assert (found.text, found.finish_reason) == (whole.text, "length")
+
+
+def test_a_full_context_ends_the_generation(
+    engine: Engine, folder: Path, greedy: Callable[[Sequence[int], int], list[int]]
+) -> None:
+    ids = engine.tokenizer.encode(TEXTS[2])
+    with load(folder, f"context_length={len(ids) + 6}") as small:
+        (found,) = small.generate([ids], max_new_tokens=40)
+    # Six more fit into the cache; the seventh is chosen from them and need not be stored.
+    assert list(found.token_ids) == greedy(ids, 7)
+    assert found.finish_reason == "context"
+
+
+def test_requests_of_a_batch_end_one_by_one(
+    folder: Path, tmp_path: Path, engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]
+) -> None:
+    rows = [engine.tokenizer.encode(text) for text in TEXTS[:3]]
+    full = [greedy(row, 30) for row in rows]
+    ends = [full[0][6]]
+    with load(with_ends(folder, tmp_path / "ends", ends)) as ending:
+        together = ending.generate(rows, max_new_tokens=30)
+    for item, tokens in zip(together, full, strict=True):
+        stops_at = tokens.index(ends[0]) + 1 if ends[0] in tokens else 30
+        assert list(item.token_ids) == tokens[:stops_at]
+        assert item.finish_reason == ("end" if stops_at < 30 or tokens[-1] == ends[0] else "length")
+    assert len(together[0].token_ids) <= 7
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 5, "seed": 3}, {"repetition_penalty": 1.5}])
+def test_logprobs_are_those_of_the_model_before_sampling(
+    engine: Engine, tiny_model: Tiny, sampling: dict[str, float]
+) -> None:
+    rows = [engine.tokenizer.encode(text) for text in TEXTS[:2]]
+    for row, found in zip(rows, engine.generate(rows, max_new_tokens=10, logprobs=True, **sampling), strict=True):
+        ids = torch.tensor([[*row, *found.token_ids]])
+        expected = tiny_model("llama3").logits_of(ids)[0].log_softmax(dim=-1)[len(row) - 1 : -1]
+        assert found.logprobs == pytest.approx(
+            [expected[at, token].item() for at, token in enumerate(found.token_ids)], abs=2e-5
+        )
+    assert engine.generate(rows[:1], max_new_tokens=2)[0].logprobs is None
+
+
+def test_sampling_repeats_with_its_seed_whatever_runs_beside_it(folder: Path, engine: Engine) -> None:
+    def sample(texts: list[str], seed: int, model: Engine = engine) -> list[tuple[int, ...]]:
+        return [item.token_ids for item in model.generate(texts, max_new_tokens=16, temperature=1.5, seed=seed)]
+
+    together = sample(TEXTS, seed=7)
+    assert sample(TEXTS, seed=7) == together
+    assert all(one != other for one, other in zip(sample(TEXTS, seed=1234), together, strict=True))
+    assert sample([TEXTS[0], "other", "neighbours"], seed=7)[0] == together[0]
+    assert sample(["other", TEXTS[1]], seed=7)[1] == together[1]
+    with load(folder, "batch_size=1") as single:
+        assert sample(TEXTS, seed=7, model=single) == together
+    same = sample([TEXTS[0]] * 5, seed=7)
+    assert len(set(same)) == 5  # each prompt of a call draws for itself
+
+
+def test_repetition_penalty_gives_what_transformers_gives(engine: Engine, tiny_model: Tiny) -> None:
+    rows = [engine.tokenizer.encode(text) for text in TEXTS[:3]]
+    found = engine.generate(rows, max_new_tokens=20, repetition_penalty=1.3)
+    for row, item in zip(rows, found, strict=True):
+        expected = tiny_model("llama3").reference.generate(
+            torch.tensor([row]), max_new_tokens=20, do_sample=False, repetition_penalty=1.3
+        )
+        assert list(item.token_ids) == expected[0, len(row) :].tolist()
+    assert found[0].token_ids != engine.generate(rows[:1], max_new_tokens=20)[0].token_ids
+
+
+def test_an_interrupted_run_keeps_what_there_is(engine: Engine) -> None:
+    (whole,) = engine.generate(TEXTS[0], max_new_tokens=20)
+    run = engine.open_run([TEXTS[0]], 20, (), SamplingParams())
+    events = run.events()
+    for _ in range(5):
+        next(events)
+    run.interrupt()
+    (found,) = run.generations()
+    assert (found.finish_reason, found.token_ids) == ("interrupted", whole.token_ids[:5])
+    assert engine.generate(TEXTS[0], max_new_tokens=20)[0].token_ids == whole.token_ids
+
+
+WRONG_CALLS = {
+    "empty text": lambda engine: engine.generate(""),
+    "empty ids": lambda engine: engine.generate([[1, 2], []]),
+    "no ids": lambda engine: engine.logits([]),
+    "no tokens": lambda engine: engine.generate(TEXTS[0], max_new_tokens=0),
+    "negative temperature": lambda engine: engine.generate(TEXTS[0], temperature=-1.0),
+    "temperature is no number": lambda engine: engine.generate(TEXTS[0], temperature=float("nan")),
+    "top_p of zero": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_p=0.0),
+    "top_k without temperature": lambda engine: engine.generate(TEXTS[0], top_k=3),
+    "penalty of zero": lambda engine: engine.generate(TEXTS[0], repetition_penalty=0.0),
+    "unknown parameter": lambda engine: engine.generate(TEXTS[0], topk=3),
+    "id beyond the vocabulary": lambda engine: engine.generate([[1, VOCAB]]),
+    "negative id": lambda engine: engine.logits([[1, -1]]),
+    "prompt beyond the context": lambda engine: engine.generate([[1] * 129]),
+    "logits beyond the context": lambda engine: engine.logits([[1] * 129]),
+    "empty stop string": lambda engine: engine.generate(TEXTS[0], stop=[""]),
+    "rows of different lengths": lambda engine: engine.logits([[1, 2, 3], [4, 5]]),
+    "one row without a batch": lambda engine: engine.logits(torch.tensor([1, 2, 3])),
+    "ids without a list around them": lambda engine: engine.generate([1, 2, 3]),
+    "fractions for ids": lambda engine: engine.logits(torch.tensor([[1.5, 2.0]])),
+    "hidden states without a batch": lambda engine: engine.forward(torch.zeros(4, 64)),
+    "hidden states of another width": lambda engine: engine.forward(torch.zeros(1, 4, 63)),
+    "no hidden states": lambda engine: engine.forward(torch.zeros(1, 0, 64)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CALLS)
+def test_a_wrong_call_is_refused_in_one_line(wrong: str, engine: Engine) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WRONG_CALLS[wrong](engine)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 20
+
+
+def test_an_empty_text_is_refused_though_its_tokenizer_adds_a_token(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bos")
+    add_tokenizer(tmp_path / "bos", adds_bos=True)
+    with load(tmp_path / "bos") as engine:
+        assert engine.tokenizer.encode("") == [0]
+        with pytest.raises(ConfigError, match="empty"):
+            engine.generate("")
+
+
+def test_the_last_of_many_prompts_is_checked_before_the_first_runs(engine: Engine) -> None:
+    cache = engine.runner.builder.caches[0].k
+    before = cache.clone()
+    with pytest.raises(ConfigError, match=str(VOCAB)):
+        engine.generate([[1]] * 7 + [[VOCAB]], max_new_tokens=1)
+    with pytest.raises(ConfigError, match="context_length"):
+        engine.generate([[1]] * 7 + [[1] * 129], max_new_tokens=1)
+    assert torch.equal(cache, before)
+
+
+def test_a_closed_engine_says_so(folder: Path) -> None:
+    with load(folder) as engine:
+        assert engine.generate("a", max_new_tokens=1)
+    for call in (lambda: engine.generate("a"), lambda: engine.logits([[1]]), lambda: list(engine.stream("a"))):
+        with pytest.raises(ConfigError, match="closed"):
+            call()
+    engine.close()
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_token_ids_only(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3").folder) as engine:
+        assert not engine.has_tokenizer
+        (found,) = engine.generate([[1, 2]], max_new_tokens=3)
+        assert (found.text, len(found.token_ids)) == ("", 3)
+        for call in (lambda: engine.generate("a"), lambda: engine.tokenizer, lambda: engine.chat_ids([])):
+            with pytest.raises(TokenizerError, match="prompt_ids"):
+                call()
+        with pytest.raises(GraphcoreError, match="tokenizer"):
+            engine.generate([[1]], stop=["x"])
+
+
+def test_load_reports_progress_and_refuses_what_it_does_not_know(folder: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    with Engine.load(
+        folder, dtype="fp32", device="cpu", graph="eager", on_progress=lambda *report: seen.append(report)
+    ) as engine:
+        assert engine.stats["graph"] == "eager"
+        assert engine.stats["dtype"] == "float32"
+        assert engine.config.model_type == "llama"
+    groups = engine.config.num_hidden_layers + 2  # and the embedding and the head
+    assert [report for report in seen if report[0] == "load"] == [("load", at, groups) for at in range(1, groups + 1)]
+    for wrong in ({"overrides": ["contextlength=3"]}, {"dtype": "fp64"}, {"device": "tpu"}, {"graph": "captured"}):
+        with pytest.raises(ConfigError):
+            Engine.load(folder, **{"device": "cpu", **wrong})

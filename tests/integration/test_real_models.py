@@ -1,0 +1,92 @@
+"""The two real checkpoints: llama.cpp's choices, sensible text, and Gemma 3's activations in half precision."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphcore import Engine
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp"
+HALF_MAX = 65504.0  # the largest float16
+pytestmark = pytest.mark.real
+
+
+@dataclass(frozen=True)
+class Position:
+    """Our likeliest token and llama.cpp's two opinions: on the stored file, and on its weights in float32."""
+
+    ours: int
+    stored: int
+    stored_margin: float
+    float32: int
+
+
+def load(path: Path, dtype: str) -> Engine:
+    return Engine.load(path, dtype=dtype, device="cpu", graph="eager", overrides=["context_length=256"])
+
+
+def positions(engine: Engine, name: str) -> list[Position]:
+    found: list[Position] = []
+    for case in json.loads((GOLDEN / f"{name}.json").read_text("utf-8")):
+        prompt_ids, token_ids = case["prompt_ids"], case["token_ids"]
+        top = engine.logits([prompt_ids + token_ids[:-1]])[0, len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
+        stored, float32 = case["stored"], case["float32"]
+        found += map(Position, top, stored["top_ids"], stored["margins"], float32["top_ids"])
+    return found
+
+
+def share(claims: Sequence[bool]) -> float:
+    return sum(claims) / len(claims)
+
+
+@pytest.mark.parametrize(("name", "fixture"), [("smollm2", "smollm2_gguf"), ("gemma3", "gemma3_gguf")])
+def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, request: pytest.FixtureRequest) -> None:
+    with load(request.getfixturevalue(fixture), "fp32") as engine:
+        found = positions(engine, name)
+    with_float32 = share([at.ours == at.float32 for at in found])
+    with_stored = share([at.ours == at.stored for at in found])
+    its_own = share([at.float32 == at.stored for at in found])
+    print(f"\n{name}: top-1 agreement over {len(found)} positions with llama.cpp in float32: {with_float32:.4f}")
+    print(f"with llama.cpp on packed weights: {with_stored:.4f}; of its two runs with each other: {its_own:.4f}")
+    assert len(found) == 16 * 64
+    assert with_float32 >= 0.995  # promised: 0.98; measured: 1.0 and 0.999
+    assert with_stored >= its_own - 0.005
+    # Where it rounds activations to 8 bits and we do not, only a near tie may turn out otherwise.
+    assert max(at.stored_margin for at in found if at.ours != at.stored) < 1.0
+
+
+def test_smollm2_answers_a_question(smollm2_gguf: Path) -> None:
+    with load(smollm2_gguf, "bf16") as engine:
+        ids = engine.chat_ids([{"role": "user", "content": "What is the capital of France?"}])
+        answer = engine.generate([ids], max_new_tokens=32)[0]
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "end"
+
+
+def test_gemma3_goes_on_from_a_text(gemma3_gguf: Path) -> None:
+    with load(gemma3_gguf, "bf16") as engine:
+        found = engine.generate(["The quick brown fox jumps over the lazy dog. The quick brown fox"], max_new_tokens=6)
+    assert found[0].text == " jumps over the lazy dog."
+
+
+def top_and_peak(path: Path, dtype: str, ids: list[list[int]]) -> tuple[Tensor, float]:
+    """Return the likeliest token at each position and the largest activation between blocks."""
+    with load(path, dtype) as engine:
+        logits, hidden = engine.logits(ids, output_hidden_states=True)
+    assert torch.isfinite(logits).all()
+    return logits[0].argmax(dim=-1), max(layer.abs().max().item() for layer in hidden)
+
+
+def test_gemma3_is_right_in_float16_though_its_residual_stream_does_not_fit(gemma3_gguf: Path) -> None:
+    cases = json.loads((GOLDEN / "gemma3.json").read_text("utf-8"))
+    ids = [token for case in cases[:3] for token in case["prompt_ids"] + case["token_ids"]]
+    tops, peaks = zip(*(top_and_peak(gemma3_gguf, dtype, [ids]) for dtype in ("fp32", "fp16", "bf16")), strict=True)
+    agreement = [(top == tops[0]).double().mean().item() for top in tops]
+    print(f"\nlargest activation (fp32, fp16, bf16): {peaks}; top-1 agreement with fp32: {agreement}")
+    assert peaks[0] > HALF_MAX  # plain float16 would have overflowed
+    assert min(agreement) > 0.95

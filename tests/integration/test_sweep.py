@@ -1,0 +1,101 @@
+"""Sweeps: one result per job, one summary, whatever happens to a job."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from chat_folder import TINY, save_chat_folder
+from command import environment, graphcore
+
+LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
+SMALL = ("task=bench", "task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1")
+
+
+def sweep_folder(cwd: Path) -> Path:
+    (found,) = (cwd / "outputs" / "sweeps").glob("*/*")
+    return found
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads((job / "result.json").read_text()) for job in sorted(folder.glob("[0-9]*"))]
+
+
+def summary(folder: Path) -> list[dict[str, str]]:
+    with (folder / "summary.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    done = graphcore(*LLAMA, *SMALL, "-m", "task.depth=0,200000,3", cwd=tmp_path)
+    folder = sweep_folder(tmp_path)
+    found = records(folder)
+    assert done.returncode == 1
+    assert [record["status"] for record in found] == ["ok", "failed", "ok"]
+    assert "context_length=200004" in found[1]["error"]
+    assert [record["settings"]["task"]["depth"] for record in found] == [0, 200000, 3]
+    rows = summary(folder)
+    assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
+    assert rows[2]["decode tokens/s"] == f"{found[2]['decode']['tokens_per_second']:.2f}"
+    assert rows[1]["error"] == found[1]["error"]
+    assert (folder / "summary.png").read_bytes().startswith(b"\x89PNG")
+    assert len((folder / "summary.md").read_text().splitlines()) == 2 + 3
+    assert "sweep: 3 jobs, 1 not ok" in done.stderr
+
+
+def test_text_reaches_every_job_unchanged(tmp_path: Path) -> None:
+    model = save_chat_folder(tmp_path / "model, one")
+    prompt = "Is it 1,2 or 'three'? ${x} \\ !"
+    done = graphcore(
+        *LLAMA[:3],
+        f"model.checkpoint={model}",
+        f"prompt={prompt}",
+        "stop=a,b",
+        "max_new_tokens=1,2",
+        "-m",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = records(sweep_folder(tmp_path))
+    assert [record["settings"]["max_new_tokens"] for record in found] == [1, 2]
+    assert {record["generations"][0]["prompt"] for record in found} == {prompt}
+    assert found[0]["settings"]["stop"] == ["a,b"]
+
+
+def start_sweep(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "graphcore.tasks.main", "-m", *LLAMA, "prompt_ids=[1,2]", *arguments]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_ctrl_c_ends_a_sweep_with_a_summary_of_what_ran(tmp_path: Path) -> None:
+    process = start_sweep(tmp_path, "max_new_tokens=1,100000,5", "context_length=131072")
+    assert process.stdout is not None
+    process.stdout.readline()  # of the first job, which is done
+    assert process.stdout.read(20)  # of the second
+    process.send_signal(signal.SIGINT)  # to the sweep alone: it tells its job
+    err = process.communicate(timeout=90)[1]
+    folder = sweep_folder(tmp_path)
+    assert process.returncode == 130
+    assert [row["status"] for row in summary(folder)] == ["ok", "interrupted"]
+    assert [record["status"] for record in records(folder)] == ["ok", "interrupted"]
+    assert len(records(folder)[1]["token_ids"]) > 1
+    assert "Traceback" not in err
+
+
+def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None:
+    process = start_sweep(tmp_path, "max_new_tokens=100000,1", "context_length=131072")
+    assert process.stdout is not None
+    assert process.stdout.read(20)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    process.communicate(timeout=90)
+    first, second = records(sweep_folder(tmp_path))
+    assert process.returncode == 1
+    assert (first["status"], second["status"]) == ("failed", "ok")
+    assert first["error"] == "the job's process ended with signal 9 and left no result"
+    assert [row["status"] for row in summary(sweep_folder(tmp_path))] == ["failed", "ok"]

@@ -1,0 +1,86 @@
+"""Every yaml under conf/ composes, is checked, and says what its keys mean."""
+
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.config import parse_model_config
+from graphcore.checkpoint.sources.source import parse_source
+from graphcore.config.compose import compose_settings
+from graphcore.config.conf_folder import conf_dir, group_options
+from graphcore.errors import ConfigError
+from graphcore.tasks.job import task_of
+from graphcore.tasks.registry import TASKS
+
+OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
+NOT_YET = {("streaming", "on"), ("streaming", "auto")}
+YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    if (group, option) in NOT_YET:
+        with pytest.raises(ConfigError, match=f"streaming={option} is not available yet"):
+            compose_settings([f"{group}={option}"])
+        return
+    settings = compose_settings([f"{group}={option}"])
+    chosen = vars(settings).get(group)
+    if isinstance(chosen, dict):
+        assert chosen["name"] == option
+    elif chosen is not None and "name" in vars(chosen):
+        assert vars(chosen)["name"] == option
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    settings = compose_settings([])
+    assert (settings.model.name, settings.dtype.name, settings.graph.kind) == ("smollm2", "auto", "auto")
+    assert (settings.streaming.policy, settings.quant.format, settings.task["name"]) == ("off", "stored", "generate")
+    assert settings.sampling.temperature == 0.0
+
+
+@pytest.mark.parametrize("name", group_options()["model"])
+def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name: str) -> None:
+    model = compose_settings([f"model={name}"]).model
+    parse_source(model.checkpoint)
+    assert model.checkpoint == model.published.checkpoint
+    assert not model.checkpoint.startswith("random:")
+    config = parse_model_config(model.random_config, name)
+    assert len(architecture_of(config).spec(config).blocks) == config.num_hidden_layers
+
+
+def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
+    assert sorted(TASKS) == group_options()["task"]
+    for name in TASKS:
+        task, own = task_of(compose_settings([f"task={name}"]))
+        assert (task.name, own.name) == (name, name)
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=str)
+def test_every_key_has_a_comment(path: Path) -> None:
+    lines = (conf_dir() / path).read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    if path.parts[0] in ("dtype", "graph", "quant", "streaming", "experiment"):
+        return  # one choice, which the first line explains
+    blocks = {"defaults:", "hydra:"}
+    is_inside = False
+    for line in lines:
+        if re.match(r"\w", line):
+            is_inside = line in blocks
+        bare = re.match(r"(name|published):", line)
+        if re.match(r"\w", line) and not is_inside and not bare:
+            assert "#" in line, f"{path}: {line}"
+
+
+def test_no_file_lets_a_name_run_code() -> None:
+    for path in conf_dir().rglob("*.yaml"):
+        assert "_target_" not in path.read_text(encoding="utf-8")
+        OmegaConf.load(path)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("true", "on")])
+def test_switches_are_words_whatever_yaml_reads(written: str, meant: str) -> None:
+    assert compose_settings([f"chat={written}"]).chat == meant
+    assert compose_settings(["streaming.policy=false"]).streaming.policy == "off"

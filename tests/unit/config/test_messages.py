@@ -1,0 +1,67 @@
+"""What Hydra says over many lines becomes one that names the key, the class and what is allowed."""
+
+import pytest
+
+from graphcore.config.compose import check_sweep, compose_settings
+from graphcore.errors import ConfigError
+
+CASES = [
+    ("promt=hi", ["unknown key 'promt' (did you mean 'prompt'?)", "Settings", "max_new_tokens"]),
+    ("sampling.topk=3", ["unknown key 'sampling.topk' (did you mean 'top_k'?)", "SamplingSettings", "min_p"]),
+    ("modl.x=3", ["unknown key 'modl.x' (did you mean 'model'?)"]),
+    ("model.random_config.foo=3", ["unknown key 'model.random_config.foo'", "+model.random_config.foo="]),
+    ("task.depth=3", ["task.depth is a key of task=bench"]),
+    ("task.dept=3", ["unknown key 'task.dept' (did you mean 'depth'?)", "repeats (bench)"]),
+    ("+foo=1", ["unknown key 'foo'", "Settings"]),
+    ("+sampling.foo=1", ["unknown key 'sampling.foo'", "SamplingSettings"]),
+    ("max_new_tokens=abc", ["max_new_tokens=abc must be a whole number", "Settings", "'abc'"]),
+    ("max_new_tokens=1.5", ["must be a whole number"]),
+    ("max_new_tokens=null", ["max_new_tokens=null must be set"]),
+    ("sampling.temperature=hot", ["sampling.temperature=hot must be a number", "SamplingSettings"]),
+    ("progress=maybe", ["progress=maybe must be true or false"]),
+    ("prompt_ids=3", ["prompt_ids=3 must be a list"]),
+    ("prompt_ids=[a]", ["prompt_ids=[a] must be a whole number"]),
+    ("chat=[1]", ["chat=[1] must be a text"]),
+    ("model=foo", ["model=foo is no option", "smollm2"]),
+    ("model=gema3", ["did you mean 'gemma3'?"]),
+    ("streaming=true", ["streaming=true is no option", "auto, off, on"]),
+    ("sampling=null", ["sampling=null is no option", "greedy"]),
+    ("experiment=foo", ["experiment=foo is no option"]),
+    ("dtype.name=int8", ["dtype.name=int8 is not one of auto, fp32, bf16, fp16"]),
+    ("graph.kind=fast", ["graph.kind=fast is not one of auto, captured, compiled, eager"]),
+    ("quant.format=q9", ["quant.format=q9 is not one of stored"]),
+    ("kv_dtype=int8", ["kv_dtype=int8 is not one of"]),
+    ("chat=maybe", ["chat=maybe is not one of auto, on, off"]),
+    ("seed=1,2", ["seed=1,2"]),
+    ("~prompt", ["prompt"]),
+    ("model.checkpoint=${nothing}", ["nothing", "model.checkpoint"]),
+    ("a b=3", ["a b=3"]),
+]
+
+
+@pytest.mark.parametrize(("override", "said"), CASES, ids=[override for override, _ in CASES])
+def test_a_wrong_setting_is_one_line(override: str, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_settings([override])
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [part for part in said if part not in message] == []
+    assert "hydra" not in message.lower()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["promt=1,2"], "unknown key 'promt'"),
+        (["max_new_tokens=1,x"], "max_new_tokens=x must be a whole number"),
+        (["dtype=fp32,bf16", "max_new_tokens=1,2", "seed=x"], "seed=x must be a whole number"),
+        (["seed=interval(1,2)"], "a sweep needs values with commas"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_before_it_begins(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_sweep(overrides)
+
+
+def test_a_sweep_may_hold_a_job_that_fails_by_its_value() -> None:
+    check_sweep(["max_new_tokens=0,1", "dtype=fp32,bf16", "hydra.sweep.dir=somewhere", "prompt='a, b'"])

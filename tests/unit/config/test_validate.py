@@ -1,0 +1,61 @@
+"""Values in range pass at their edges; the first beyond is refused with key, value and range."""
+
+import pytest
+
+from graphcore.config.compose import compose_settings
+from graphcore.errors import ConfigError
+
+REFUSED = [
+    ("max_new_tokens=0", "max_new_tokens=0 must be at least 1"),
+    ("batch_size=0", "batch_size=0 must be at least 1"),
+    ("context_length=0", "context_length=0 must be at least 1"),
+    ("prefill_chunk=1", "prefill_chunk=1 must be at least 2"),
+    ("threads=0", "threads=0 must be at least 1"),
+    ("seed=-1", "seed=-1 must be at least 0"),
+    ("seed=9223372036854775808", "too large"),
+    ("model.num_hidden_layers=0", "model.num_hidden_layers=0 must be at least 1"),
+    ("sampling.temperature=-0.1", "sampling.temperature=-0.1 must be 0"),
+    ("sampling.temperature=inf", "sampling.temperature=inf must be"),
+    ("sampling.temperature=nan", "sampling.temperature=nan must be"),
+    ("sampling=nucleus sampling.top_k=-1", "sampling.top_k=-1 must be 0"),
+    ("sampling=nucleus sampling.top_p=0", "sampling.top_p=0.0 must be above 0"),
+    ("sampling=nucleus sampling.top_p=1.01", "sampling.top_p=1.01 must be above 0 and at most 1"),
+    ("sampling=nucleus sampling.min_p=1", "sampling.min_p=1.0 must be"),
+    ("sampling.repetition_penalty=0", "sampling.repetition_penalty=0.0 must be above 0"),
+    ("sampling.top_k=5", "has no effect with sampling.temperature=0"),
+    ("prompt=''", "prompt is empty"),
+    ("prompt_ids=[]", "prompt_ids is empty"),
+    ("prompt_ids=[1,-2]", "holds a negative token id"),
+    ("prompt=a prompt_ids=[1]", "prompt and prompt_ids are both given"),
+    ("prompt=a prompt_file=b", "prompt and prompt_file are both given"),
+    ("stop=['']", "stop holds an empty string"),
+    ("streaming=on", "streaming=on is not available yet"),
+    ("streaming=auto", "streaming=auto is not available yet"),
+]
+ALLOWED = [
+    "max_new_tokens=1 batch_size=1 context_length=1 prefill_chunk=2 threads=1 seed=0",
+    "seed=9223372036854775807",
+    "sampling=nucleus sampling.top_k=0 sampling.top_p=1 sampling.min_p=0",
+    "sampling.temperature=0 sampling.repetition_penalty=0.5",
+    "context_length=null threads=null model.num_hidden_layers=null",
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED)
+def test_a_value_out_of_range_is_refused(overrides: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_settings(overrides.split(" "))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", ALLOWED)
+def test_a_value_at_the_edge_is_taken(overrides: str) -> None:
+    compose_settings(overrides.split(" "))
+
+
+def test_the_published_hash_is_that_of_the_published_file_alone() -> None:
+    published = compose_settings([]).model
+    assert published.expected_sha256 == published.published.sha256 is not None
+    assert compose_settings(["model.checkpoint=/other.gguf"]).model.expected_sha256 is None
+    assert compose_settings(["model.checkpoint=/other.gguf", "model.sha256=ab"]).model.expected_sha256 == "ab"

@@ -1,0 +1,152 @@
+"""What settings come to on a machine and for a model: device, dtype, graph kind, context, and the refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphcore.arch.random_checkpoint import RandomCheckpoint
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.config import parse_model_config
+from graphcore.config.compose import compose_settings
+from graphcore.engine import assembly
+from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph
+from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+RAW = {
+    "model_type": "gemma3_text",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 8,
+}
+
+
+def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
+    config = parse_model_config({**RAW, **changes}, "test")
+    spec = architecture_of(config).spec(config)
+    return Model(RandomCheckpoint(spec, 0), None, config, spec, config.num_hidden_layers, dtype, tokenizer=None)
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
+    monkeypatch.setattr(assembly, "find_cpp_compiler", lambda: compiler)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "compiler", "expected"),
+    [
+        ("auto", CPU, "g++", "compiled"),
+        ("compiled", CPU, "g++", "compiled"),
+        ("eager", CPU, None, "eager"),
+        ("eager", CUDA, "g++", "eager"),
+        ("auto", CUDA, None, "captured"),
+        ("captured", CUDA, None, "captured"),
+        ("compiled", CUDA, None, "compiled"),
+    ],
+)
+def test_the_graph_kind_is_the_best_that_works(
+    kind: str, device: torch.device, compiler: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, compiler)
+    assert choose_graph(kind, device) == (expected, "")
+
+
+def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(monkeypatch, None)
+    kind, note = choose_graph("auto", CPU)
+    assert kind == "eager"
+    assert "no C++ compiler" in note
+    assert "\n" not in note
+    settings = compose_settings(["device=cpu", "graph=auto"])
+    assert choose(settings, model()).notes == (note,)
+
+
+@pytest.mark.parametrize(("kind", "word"), [("compiled", "compiler"), ("captured", "CUDA")])
+def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(monkeypatch, None)
+    with pytest.raises(ConfigError, match=word):
+        choose_graph(kind, CPU)
+
+
+def test_the_context_is_the_models_own_up_to_a_default() -> None:
+    eager = ["device=cpu", "graph=eager"]
+    assert choose(compose_settings(eager), model()).context == 512
+    long = model(max_position_embeddings=131072)
+    assert choose(compose_settings(eager), long).context == DEFAULT_CONTEXT
+    assert choose(compose_settings([*eager, "context_length=100000"]), long).context == 100000
+    with pytest.raises(ConfigError, match="512"):
+        choose(compose_settings([*eager, "context_length=513"]), model())
+
+
+def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
+    settings = compose_settings(["device=cpu", "graph=eager", "context_length=64"])
+    assert choose(settings, model()).prefill_chunk == 64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "expected"),
+    [
+        ("auto", "float32", torch.float32),
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float16", torch.bfloat16),
+        ("auto", None, torch.bfloat16),
+        ("fp16", "float32", torch.float16),
+        ("fp32", None, torch.float32),
+    ],
+)
+def test_dtypes_of_compute_and_cache(dtype: str, stored: str | None, expected: torch.dtype) -> None:
+    eager = ["device=cpu", "graph=eager", f"dtype={dtype}"]
+    choices = choose(compose_settings(eager), model(stored))
+    assert (choices.dtype, choices.kv_dtype) == (expected, expected)
+    wide = choose(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
+    assert (wide.dtype, wide.kv_dtype) == (expected, torch.float32)
+
+
+def test_the_first_layers_keep_their_types() -> None:
+    config = model().config
+    cut = cut_layers(config, 2, "here")
+    assert (cut.num_hidden_layers, cut.layer_types) == (2, ("sliding_attention", "full_attention"))
+    assert cut_layers(config, None, "here") == config
+    assert cut_layers(replace(config, layer_types=None), 1, "here").layer_types is None
+    with pytest.raises(ConfigError, match="has 3 layers"):
+        cut_layers(config, 4, "here")
+
+
+def test_the_stored_dtype_is_that_of_the_matrices() -> None:
+    gemma = model()
+    assert stored_dtype(gemma.checkpoint, gemma.config) == "bfloat16"
+
+
+def test_a_checkpoint_without_matrices_is_no_language_model() -> None:
+    gemma = model()
+    gemma.checkpoint.tensors = {name: info for name, info in gemma.checkpoint.tensors.items() if len(info.shape) == 1}
+    with pytest.raises(CheckpointError, match="no language model"):
+        stored_dtype(gemma.checkpoint, gemma.config)
+
+
+def test_random_weights_have_the_groups_shape_and_the_seeds_values(tmp_path: Path) -> None:
+    settings = compose_settings(["model=qwen3", "model.checkpoint='random:'", "model.num_hidden_layers=1"]).model
+    first, again, other = (open_model(settings, seed, tmp_path, lambda *report: None) for seed in (1, 1, 2))
+    assert (first.config.model_type, first.config.num_hidden_layers, first.spec.dim) == ("qwen3", 1, 2048)
+    name = "layers.0.self_attn.k_proj.weight"
+    weights = [each.checkpoint.read(name) for each in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert weights[0].float().std().item() == pytest.approx(0.02, rel=0.01)
+    assert first.tokenizer is None
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = compose_settings([]).model
+    settings.checkpoint = str(tmp_path / "nowhere")
+    with pytest.raises(CheckpointNotFoundError, match="nowhere"):
+        open_model(settings, 0, tmp_path, lambda *report: None)

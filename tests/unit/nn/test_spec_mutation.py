@@ -1,0 +1,165 @@
+"""No field of a spec is dead: change any one of them, and a small model says something else.
+
+Every weight is drawn from its own name, so that a change moves nothing but what the field itself moves. A field that is
+not in `CHANGES` fails the first test.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphcore import Engine
+from graphcore.arch.random_checkpoint import RandomCheckpoint
+from graphcore.errors import ConfigError
+from graphcore.nn import spec as specs
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.kv_cache import allocate_cache
+from graphcore.nn.span import Span
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
+
+CPU = torch.device("cpu")
+TOKENS = 14
+NORM = NormSpec("rms", 1e-3)
+ATTENTION = AttentionSpec(4, 2, 8, 0.3, window=5, qk_norm=NORM, rope=RopeSpec(100.0))
+BLOCK = BlockSpec(32, NORM, ATTENTION, MLPSpec(24, "silu"))
+MODEL = ModelSpec(32, 20, (BLOCK, BLOCK), NORM, context=64, positions=TOKENS)
+LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
+DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
+
+Change = Callable[[ModelSpec], ModelSpec]
+
+
+def blocks(change: Callable[[BlockSpec], BlockSpec]) -> Change:
+    return lambda model: replace(model, blocks=tuple(map(change, model.blocks)))
+
+
+def attention(**fields: object) -> Change:
+    return blocks(lambda block: replace(block, attention=replace(block.attention, **fields)))
+
+
+def rope(**fields: object) -> Change:
+    def of(block: BlockSpec) -> BlockSpec:
+        assert block.attention.rope is not None
+        return replace(block, attention=replace(block.attention, rope=replace(block.attention.rope, **fields)))
+
+    return blocks(of)
+
+
+def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling) -> ModelSpec:
+    return rope(scaling=spec)(MODEL)
+
+
+def mlp(**fields: object) -> Change:
+    return blocks(lambda block: replace(block, mlp=replace(block.mlp, **fields)))
+
+
+def block(**fields: object) -> Change:
+    return blocks(lambda one: replace(one, **fields))
+
+
+# Field to a model and the same model with that field changed.
+CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
+    "NormSpec.kind": (MODEL, replace(MODEL, norm=replace(NORM, kind="layer"))),
+    "NormSpec.eps": (MODEL, replace(MODEL, norm=replace(NORM, eps=1e-2))),
+    "NormSpec.scale_in_float32": (MODEL, block(norm=replace(NORM, scale_in_float32=True))(MODEL)),
+    "LinearScaling.factor": (scaling(LinearScaling(2.0)), scaling(LinearScaling(3.0))),
+    "Llama3Scaling.factor": (scaling(LLAMA3), scaling(replace(LLAMA3, factor=4.0))),
+    "Llama3Scaling.low_freq_factor": (scaling(LLAMA3), scaling(replace(LLAMA3, low_freq_factor=0.5))),
+    "Llama3Scaling.high_freq_factor": (scaling(LLAMA3), scaling(replace(LLAMA3, high_freq_factor=6.0))),
+    "Llama3Scaling.original_context": (scaling(LLAMA3), scaling(replace(LLAMA3, original_context=64))),
+    "DivisorScaling.divisors": (scaling(DIVISORS), scaling(DivisorScaling((1.0, 1.5, 2.0, 5.0)))),
+    "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
+    "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
+    "AttentionSpec.heads": (MODEL, attention(heads=2)(MODEL)),
+    "AttentionSpec.kv_heads": (MODEL, attention(kv_heads=4)(MODEL)),
+    "AttentionSpec.head_dim": (MODEL, attention(head_dim=16)(MODEL)),
+    "AttentionSpec.scale": (MODEL, attention(scale=0.2)(MODEL)),
+    "AttentionSpec.window": (MODEL, attention(window=6)(MODEL)),
+    "AttentionSpec.qk_norm": (MODEL, attention(qk_norm=None)(MODEL)),
+    "AttentionSpec.rope": (MODEL, attention(rope=None)(MODEL)),
+    "AttentionSpec.qkv_bias": (MODEL, attention(qkv_bias=True)(MODEL)),
+    "AttentionSpec.output_bias": (MODEL, attention(output_bias=True)(MODEL)),
+    "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
+    "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),
+    "MLPSpec.gated": (MODEL, mlp(gated=False)(MODEL)),
+    "MLPSpec.bias": (MODEL, mlp(bias=True)(MODEL)),
+    "BlockSpec.dim": (MODEL, replace(block(dim=16)(MODEL), dim=16)),
+    "BlockSpec.norm": (MODEL, block(norm=replace(NORM, eps=1e-2))(MODEL)),
+    "BlockSpec.attention": (MODEL, attention(scale=0.1)(MODEL)),
+    "BlockSpec.mlp": (MODEL, mlp(activation="relu")(MODEL)),
+    "BlockSpec.sandwich": (MODEL, block(sandwich=True)(MODEL)),
+    "BlockSpec.outgrows_float16": (MODEL, block(outgrows_float16=True)(MODEL)),
+    "ModelSpec.dim": (MODEL, replace(block(dim=48)(MODEL), dim=48)),
+    "ModelSpec.blocks": (MODEL, replace(MODEL, blocks=(BLOCK,))),
+    "ModelSpec.norm": (MODEL, replace(MODEL, norm=replace(NORM, scale_in_float32=True))),
+    "ModelSpec.embedding_scale": (MODEL, replace(MODEL, embedding_scale=2.0)),
+    "ModelSpec.positions": (MODEL, replace(MODEL, positions=0)),
+    "ModelSpec.vocab": (MODEL, replace(MODEL, vocab=24)),
+}
+ELSEWHERE = {"ModelSpec.context", "ModelSpec.tied"}  # not arithmetic: a limit, and where the head's bytes come from
+
+
+def logits(spec: ModelSpec) -> Tensor:
+    """Return the logits of one sequence in float16, where every rounding order shows: [T, V]."""
+    decoder = Decoder(spec, torch.float16)
+    for prefix, module in decoder.groups():
+        for name, buffer in module.named_buffers():
+            generator = torch.Generator().manual_seed(sum(map(ord, prefix + name)))
+            is_norm = "norm" in name and name.endswith("weight")
+            noise = torch.randn(buffer.shape, generator=generator) * (0.3 if buffer.ndim == 1 else 0.2)
+            buffer.copy_(noise + float(is_norm))
+    span = Span(torch.tensor([0]), torch.tensor([TOKENS]))
+    ids = torch.arange(TOKENS)[None]
+    tables = decoder.rope_tables(TOKENS, CPU)
+    x = decoder.embed_tokens(ids, span)
+    caches = allocate_cache(spec, 1, TOKENS, torch.float16, CPU)
+    for layer, rope_index, cache in zip(decoder.layers, decoder.rope_index(), caches, strict=True):
+        rows = None if rope_index is None else tables[rope_index][span.positions(TOKENS)]
+        x = layer(x, rows, span, cache.k, cache.v)
+    return decoder.head(x)[0]  # type: ignore[no-any-return]
+
+
+def test_every_field_of_every_spec_is_changed_here() -> None:
+    classes = [item for item in vars(specs).values() if dataclasses.is_dataclass(item)]
+    fields = {f"{item.__name__}.{field.name}" for item in classes for field in dataclasses.fields(item)}
+    assert fields == CHANGES.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_changed_field_changes_the_logits(field: str) -> None:
+    before, after = (logits(spec) for spec in CHANGES[field])
+    assert before.isfinite().all()
+    assert after.isfinite().all()
+    assert before.shape != after.shape or not torch.equal(before, after)
+
+
+def test_the_same_spec_gives_the_same_logits() -> None:
+    assert torch.equal(logits(MODEL), logits(replace(MODEL)))
+
+
+def test_tied_decides_whether_there_is_a_head_to_store() -> None:
+    untied = RandomCheckpoint(MODEL, 0).tensors.keys()
+    assert untied - RandomCheckpoint(replace(MODEL, tied=True), 0).tensors.keys() == {"lm_head.weight"}
+
+
+def test_context_is_the_most_that_can_be_asked_for() -> None:
+    tiny = ["n_embd=16", "n_head=2", "n_layer=1", "n_positions=8", "vocab_size=20"]
+    overrides = ["model=gpt2", *(f"model.random_config.{change}" for change in tiny)]
+    with Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=8"]) as engine:
+        assert engine.choices.context == 8
+    with pytest.raises(ConfigError, match="context_length=9, but the model was made for 8 tokens"):
+        Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=9"])

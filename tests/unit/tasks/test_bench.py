@@ -1,0 +1,103 @@
+"""task=bench counts what it says it counts."""
+
+import pytest
+import torch
+from chat_folder import TINY
+from conftest import RunTask
+
+from graphcore import Engine
+from graphcore.engine.runner import Runner
+from graphcore.tasks.workload import Workload
+
+LLAMA = f"model.checkpoint={TINY / 'llama3'}"
+SMALL = ("task=bench", "task.prompt_tokens=6", "task.new_tokens=4", "task.repeats=3")
+
+
+def test_speeds_are_tokens_over_the_measured_seconds(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
+    record = run_task(LLAMA, *SMALL, "task.batch=2").record
+    for phase, tokens in (("prefill", 2 * 6), ("decode", 2 * 4)):
+        part = record[phase]
+        assert (part["tokens"], len(part["seconds"])) == (tokens, 3)
+        assert part["tokens_per_second"] == pytest.approx(tokens / sorted(part["seconds"])[1])
+        spread = part["tokens_per_second_spread"]
+        assert spread["min"] <= spread["q1"] <= spread["median"] <= spread["q3"] <= spread["max"]
+    assert record["first_token_seconds"] == record["prefill"]["median_seconds"]
+    seconds_per_step = record["decode"]["median_seconds"] / 4
+    expected = record["decode"]["weight_bytes_per_step"] / seconds_per_step / 1e9
+    assert record["decode"]["weight_gb_per_second"] == pytest.approx(expected)
+    out = capsys.readouterr().out
+    assert f"{record['decode']['tokens_per_second']:.1f}" in out
+    assert "prompt 6, new 4, depth 0, batch 2, 3 repeats" in out
+
+
+@pytest.mark.parametrize(("family", "is_tied"), [("llama3", True), ("qwen3", False), ("gpt2", True), ("gemma3", True)])
+def test_weights_read_per_step_are_all_but_the_embedding_rows(family: str, is_tied: bool) -> None:
+    from safetensors.torch import load_file
+
+    stored = load_file(TINY / family / "model.safetensors")
+    rows = {"wte.weight", "wpe.weight", "transformer.wte.weight", "transformer.wpe.weight", "model.embed_tokens.weight"}
+    tables = {name: tensor.numel() for name, tensor in stored.items() if name in rows}
+    others = sum(tensor.numel() for name, tensor in stored.items() if name not in rows and ".attn.bias" not in name)
+    head = next(size for name, size in tables.items() if "wpe" not in name) if is_tied else 0
+    with Engine.load(TINY / family, dtype="fp32", graph="eager", device="cpu") as engine:
+        found = Workload(engine.runner, 1, 0, 1, 1, 0).weight_nbytes()
+    assert found == 4 * (others + head)
+
+
+def test_every_timed_part_begins_at_the_depth(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[tuple[list[int], list[int]]] = []
+    feed = Runner.feed
+
+    def spy(self: Runner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
+        fed.append(([len(row) for row in rows], list(starts)))
+        return feed(self, rows, starts)
+
+    monkeypatch.setattr(Runner, "feed", spy)
+    run_task(LLAMA, *SMALL, "task.depth=9", "task.batch=2")
+    first, fill, *timed = fed
+    assert (first, fill) == (([6, 6], [0, 0]), ([9, 9], [0, 0]))
+    assert timed == [([6, 6], [9, 9])] * (1 + 3)  # one is not timed
+
+
+def test_decode_runs_the_engines_own_greedy_tokens() -> None:
+    with Engine.load(TINY / "llama3", dtype="fp32", graph="eager", device="cpu") as engine:
+        work = Workload(engine.runner, 1, 7, 3, 5, seed=0)
+        work.fill()
+        seen: list[int] = []
+        decode_one = engine.runner.program("decode", 1, True)
+        work.decode()
+        seen.append(int(decode_one.state.chosen))
+        ids = work._before[0] + [work._prompts[0][0]]
+        assert engine.generate([ids], max_new_tokens=5)[0].token_ids[-1] == seen[0]
+
+
+def test_a_long_depth_makes_the_context_it_needs(run_task: RunTask) -> None:
+    record = run_task(LLAMA, *SMALL, "task.depth=5000").record
+    assert record["context_length"] == 5006
+    assert run_task(LLAMA, *SMALL).record["context_length"] == 4096
+
+
+def test_what_the_machine_took_is_recorded(run_task: RunTask) -> None:
+    record = run_task(LLAMA, *SMALL).record
+    assert record["graph"]["kernels_per_token"] > 20  # two eager layers
+    assert record["memory"]["peak_device_bytes"] >= 0
+    assert record["streaming"]["overlap"] is None
+    assert record["process_to_first_token_seconds"] > record["load_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task.repeats=0", "task.repeats=0 must be at least 1"),
+        ("task.depth=-1", "task.depth=-1 must be at least 0"),
+        ("prompt=hello", "prompt has no effect with task=bench"),
+        ("stop=[x]", "stop has no effect with task=bench"),
+        ("batch_size=3", "batch_size=3 and task.batch=1 contradict"),
+        ("context_length=5", "6 tokens do not fit in context_length=5"),
+        ("task.depth=200000", "context_length=200006, but the model was made for 131072"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(run_task: RunTask, override: str, said: str) -> None:
+    run = run_task(LLAMA, *SMALL, override)
+    assert run.status == 1
+    assert said in str(run.error)

@@ -1,0 +1,82 @@
+"""docs/results.md has every field that is written, and no other."""
+
+import io
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_folder import TINY
+from conftest import RunTask
+
+DOCS = Path(__file__).parents[3] / "docs" / "results.md"
+COMMON = "Every task"
+RAN = "Tasks that got as far as a model"
+OPEN = ("settings", "versions", "timings")  # documented elsewhere, as a whole
+
+
+@cache
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Return the text and the fields of each section, by its heading."""
+    parts = re.split(r"^## (.+)$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {
+        heading: (text, set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)))
+        for heading, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def fields_of(task: str) -> set[str]:
+    """Return the fields that a task's result should have."""
+    fields = documented()[COMMON][1] | documented()[f"task={task}"][1]
+    # "For `generate`, `chat` ...": which of the section's tables apply
+    tables = re.split(r"^(?=.*[Ff]or `)", documented()[RAN][0], flags=re.MULTILINE)
+    for table in tables:
+        applies = f"`{task}`" in table.partition("\n")[0]
+        fields |= set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)) if applies else set()
+    return fields
+
+
+def written(record: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the fields of a record in the document's notation."""
+    for key, value in record.items():
+        name = prefix + key
+        if isinstance(value, dict) and name not in OPEN:
+            yield from written(value, f"{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from written(value[0], f"{name}[].")
+        else:
+            yield name
+
+
+RUNS = {
+    "generate": ["prompt_ids=[1,2]", "max_new_tokens=2", "task.logprobs=true"],
+    "chat": ["max_new_tokens=2"],
+    "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
+    "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
+    "plan": [],
+}
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
+    run_task: RunTask, chat_folder: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    folder = chat_folder if task == "chat" else TINY / "llama3"
+    run = run_task(f"task={task}", f"model.checkpoint={folder}", *RUNS[task])
+    assert run.status == 0
+    assert set(written(run.record)) == fields_of(task)
+
+
+def test_a_failed_run_has_the_fields_of_every_task(run_task: RunTask) -> None:
+    run = run_task("model.checkpoint=/nowhere")
+    assert set(written(run.record)) == documented()[COMMON][1]
+
+
+def test_every_task_is_documented() -> None:
+    from graphcore.tasks.registry import TASKS
+
+    assert RUNS.keys() == TASKS.keys()
+    assert {f"task={name}" for name in TASKS} <= documented().keys()

@@ -1,0 +1,97 @@
+"""task=verify passes what is right, fails what is not, and says by how much."""
+
+from dataclasses import replace
+
+import pytest
+from chat_folder import TINY
+from conftest import RunTask
+
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.tasks import reference
+from graphcore.tasks.reference import FROM_FOLDER, FROM_OUR_WEIGHTS
+from graphcore.weights import loader
+
+SHORT = ("task=verify", "task.tokens=20", "task.new_tokens=6")
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize(("form", "origin"), [("", FROM_FOLDER), (".gguf", FROM_OUR_WEIGHTS)])
+def test_a_right_model_is_within_the_tolerance(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str], family: str, form: str, origin: str
+) -> None:
+    run = run_task(f"model.checkpoint={TINY / (family + form)}", "dtype=fp32", *SHORT)
+    assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", origin)
+    assert run.record["greedy"] == {"tokens": 6, "agreeing": 6, "largest_margin": 0.0}
+    assert 0 < run.record["logits"]["max"] < 1e-5
+    assert len(run.record["layers"]) == run.record["model"]["num_hidden_layers"] + 1
+    assert run.record["layers"][0]["max"] == 0.0  # embedding rows are copied, not computed
+    assert "verify: ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_narrow_dtypes_are_held_to_transformers_own_error(run_task: RunTask, dtype: str) -> None:
+    record = run_task(f"model.checkpoint={TINY / 'qwen3'}", f"dtype={dtype}", *SHORT).record
+    theirs = record["logits"]["transformers"]["max"]
+    assert record["tolerance"] == pytest.approx(2 * theirs)
+    assert 1e-4 < theirs < 0.2
+    assert record["status"] == "ok"
+
+
+def test_a_wrong_epsilon_is_found(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.transformers_settings
+
+    def wrong(config: ModelConfig, is_tied: bool) -> dict[str, object]:
+        return right(replace(config, rms_norm_eps=100 * config.rms_norm_eps), is_tied)
+
+    monkeypatch.setattr(reference, "transformers_settings", wrong)
+    run = run_task(f"model.checkpoint={TINY / 'llama3.gguf'}", "dtype=fp32", *SHORT)
+    assert (run.status, run.record["status"]) == (1, "failed")
+    assert "the logits differ by" in run.record["error"]
+
+
+def test_one_wrong_weight_is_found_and_its_layer_is_where_errors_begin(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = loader.Loader.dense
+
+    def wrong(self: loader.Loader, name: str, dtype: object) -> object:
+        weight = right(self, name, dtype)
+        return weight * 1.01 if name == "layers.1.mlp.up_proj.weight" else weight
+
+    monkeypatch.setattr(loader.Loader, "dense", wrong)
+    record = run_task(f"model.checkpoint={TINY / 'qwen3'}", "dtype=fp32", *SHORT).record
+    errors = {layer["name"]: layer["max"] for layer in record["layers"]}
+    assert record["status"] == "failed"
+    assert errors["layers.0"] < 1e-5 < errors["layers.1"]
+
+
+def test_a_tolerance_of_ones_own_is_kept(run_task: RunTask) -> None:
+    run = run_task(f"model.checkpoint={TINY / 'llama3'}", "dtype=fp32", *SHORT, "task.tolerance=1e-12")
+    assert run.status == 1
+    assert "allowed are 1e-12 (task.tolerance)" in run.record["error"]
+
+
+def test_a_prompt_of_ones_own_is_compared(run_task: RunTask) -> None:
+    record = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT, "prompt_ids=[1,2,3]").record
+    assert record["tokens"] == 3
+
+
+def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphcore.tasks.commands.verify.free_nbytes", lambda device: 1000)
+    run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
+    assert run.status == 1
+    assert "model.num_hidden_layers=2" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task.tokens=0", "task.tokens=0 must be at least 1"),
+        ("task.tolerance=0", "task.tolerance=0.0 must be above 0"),
+        ("stop=[a]", "stop has no effect with task=verify"),
+        ("context_length=25", "26 tokens do not fit in context_length=25"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(run_task: RunTask, override: str, said: str) -> None:
+    run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT, override)
+    assert said in str(run.error)
