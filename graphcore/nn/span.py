@@ -21,7 +21,11 @@ class Span(NamedTuple):
     counts: Tensor
 
     def positions(self, tokens: int) -> Tensor:
-        """Return each token's position in its sequence: [B, T] int64; padding repeats the last real one."""
+        """Return each token's position in its sequence: [B, T] int64.
+
+        Padding repeats the last position that is in use, 0 where there is none, so that a full context reads no table
+        past its end.
+        """
         offsets = torch.arange(tokens, device=self.starts.device)
-        last = (self.counts - 1).clamp(min=0)
-        return self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])
+        last = self.counts - 1  # -1 for a sequence without tokens: the one before its start
+        return (self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])).clamp(min=0)

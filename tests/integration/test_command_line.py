@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chat_folder import TINY, save_chat_folder
-from command import ROOT, environment, graphcore
+from command_process import ROOT, environment, graphcore
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 
@@ -126,6 +126,20 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     done = graphcore("graph=eager", "device=cpu", LLAMA[3], "max_new_tokens=1", cwd=tmp_path)
     assert "load 4/4" in done.stderr.splitlines()
     assert "\x1b" not in done.stderr + done.stdout
+
+
+def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -> None:
+    found = []
+    for name in ("first", "second"):
+        compiled = ("graph=compiled", "model.num_hidden_layers=1", "cache_dir=cache", f"hydra.run.dir={name}")
+        done = graphcore(*LLAMA[1:], *compiled, "prompt_ids=[1,2,3]", "max_new_tokens=4", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(result_of(tmp_path / name))
+        assert f"from a {found[-1]['compile']['cache']} cache" in done.stderr
+    first, second = found
+    assert (first["compile"]["cache"], second["compile"]["cache"]) == ("cold", "warm")
+    assert first["compile"]["cache_misses"] == second["compile"]["cache_hits"] == first["graph"]["compiled"] == 3
+    assert first["token_ids"] == second["token_ids"]
 
 
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:

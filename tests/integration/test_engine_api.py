@@ -133,6 +133,15 @@ def test_a_full_context_ends_the_generation(
     assert found.finish_reason == "context"
 
 
+def test_a_request_whose_context_is_full_ends_while_its_neighbours_go_on(
+    engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]
+) -> None:
+    full, short = [7] * (engine.runner.builder.context - 2), [5, 6]
+    found = engine.generate([full, short], max_new_tokens=40)
+    assert [item.finish_reason for item in found] == ["context", "length"]
+    assert [list(item.token_ids) for item in found] == [greedy(full, 3), greedy(short, 40)]
+
+
 def test_requests_of_a_batch_end_one_by_one(
     folder: Path, tmp_path: Path, engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]
 ) -> None:

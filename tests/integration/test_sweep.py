@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from chat_folder import TINY, save_chat_folder
-from command import environment, graphcore
+from command_process import environment, graphcore
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 SMALL = ("task=bench", "task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1")

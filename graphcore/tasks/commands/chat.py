@@ -109,7 +109,8 @@ def _lines(opening: list[Prompt]) -> Iterator[str]:
     while True:
         try:
             line = input(MARK) if is_terminal else sys.stdin.readline()
-        except EOFError:
+        except EOFError:  # Ctrl-D leaves the cursor behind the mark
+            print(file=sys.stderr)
             return
         except KeyboardInterrupt:
             if not is_terminal:

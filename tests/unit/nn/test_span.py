@@ -15,5 +15,6 @@ def test_padding_repeats_the_last_real_position_so_that_no_table_is_read_past_it
     assert span.positions(4).tolist() == [[5, 6, 6, 6], [0, 1, 2, 3], [9, 9, 9, 9]]
 
 
-def test_a_sequence_without_tokens_stands_at_its_start() -> None:
-    assert Span(torch.tensor([6]), torch.tensor([0])).positions(3).tolist() == [[6, 6, 6]]
+def test_a_sequence_without_tokens_stands_where_its_last_one_was() -> None:
+    span = Span(torch.tensor([6, 0]), torch.tensor([0, 0]))
+    assert span.positions(3).tolist() == [[5, 5, 5], [0, 0, 0]]

@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_bar_that_goes_away_before_text(capsys: pytest.Capture
     console.progress("compile block0", 1, 0)
     console.text("Hello")
     assert "load" in drawn.getvalue() or "compile block0" in drawn.getvalue()
-    assert drawn.getvalue().endswith(("\x1b[2K", "\x1b[?25h"))  # the line is wiped, the cursor is back
+    assert drawn.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")  # the cursor is back, the line is wiped
     assert capsys.readouterr().out == "Hello"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chat_folder import TINY
-from conftest import RunTask
+from task_runs import RunTask
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = "Every task"

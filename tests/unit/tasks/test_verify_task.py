@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from chat_folder import TINY
-from conftest import RunTask
+from task_runs import RunTask
 
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.tasks import reference

@@ -2,7 +2,7 @@
 
 import pytest
 from chat_folder import TINY
-from conftest import RunTask
+from task_runs import RunTask
 from safetensors.torch import load_file
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint

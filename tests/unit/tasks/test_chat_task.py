@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from conftest import RunTask
+from task_runs import RunTask
 
 from graphcore import Engine
 from graphcore.engine.batch_run import BatchRun

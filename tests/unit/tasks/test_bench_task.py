@@ -3,7 +3,7 @@
 import pytest
 import torch
 from chat_folder import TINY
-from conftest import RunTask
+from task_runs import RunTask
 
 from graphcore import Engine
 from graphcore.engine.runner import Runner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from chat_folder import TINY
-from conftest import RunTask
+from task_runs import RunTask
 
 from graphcore.engine.batch_run import BatchRun
 

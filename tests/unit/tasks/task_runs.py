@@ -1,0 +1,39 @@
+"""Running a task in this process, from overrides to result.json."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from graphcore.config.compose import VERSION_BASE, register_schemas
+from graphcore.config.conf_folder import conf_dir
+from graphcore.errors import GraphcoreError
+from graphcore.tasks.job import run_job
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """What one run of a task left: exit status, result.json, and the error that it raised."""
+
+    status: int
+    record: dict[str, Any]
+    error: GraphcoreError | None
+
+
+RunTask = Callable[..., TaskRun]
+
+
+def run_in(folder: Path, *overrides: str) -> TaskRun:
+    """Run a task into a folder; eager and quiet unless the overrides say otherwise."""
+    register_schemas()
+    with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
+        composed = compose("config", ["graph=eager", "device=cpu", "progress=false", *overrides])
+    status, error = 1, None
+    try:
+        status = run_job(composed, str(folder))
+    except GraphcoreError as raised:
+        error = raised
+    return TaskRun(status, json.loads((folder / "result.json").read_text(encoding="utf-8")), error)
