@@ -17,6 +17,15 @@ BATCH_SIZE = 3
 CONTEXT = 256
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to who asks for them: `pytest -m slow`."""
+    if "slow" in config.getoption("markexpr"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    items[:] = [item for item in items if item not in slow]
+    config.hook.pytest_deselected(items=slow)
+
+
 def fetch_real(model: str) -> Path:
     """Return the file of a model group's published checkpoint, or skip the test that needs it."""
     settings = compose_settings([f"model={model}"])

@@ -1,14 +1,20 @@
-"""The tiny checkpoints under golden/ give the logits that transformers and llama.cpp gave, from both of their forms.
+"""Tiny checkpoints give transformers' and llama.cpp's logits, from safetensors and from GGUF alike.
+
+Four come from golden/, with both logits. Qwen 2 is not among them: gguf-py writes its GGUF here, by its own name table.
 
 Tolerances, over what the two references differ by themselves: 1.2e-6 for Llama 3 and Qwen 3; llama.cpp looks GELU up in
 a table of half precision, so its GPT-2 differs by 3.8e-4 and its Gemma 3 by 1.2e-3.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tiny_models import TinyModel
 
 from graphcore import Engine
 
@@ -38,3 +44,35 @@ def test_both_forms_hold_the_same_weights(name: str) -> None:
     assert folder.keys() == file.keys()
     # llama.cpp's converter adds Gemma's one in float32, as we do.
     assert [key for key in folder if not torch.equal(folder[key], file[key])] == []
+
+
+def write_qwen2(tiny: TinyModel, path: Path) -> None:
+    """Write a Qwen 2 checkpoint as GGUF; llama.cpp keeps its rows in order."""
+    config = tiny.reference.config
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    for name, tensor in load_file(tiny.folder / "model.safetensors").items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_qwen2_file_gives_transformers_logits(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    tiny, path = tiny_model("qwen2"), tmp_path / "qwen2.gguf"
+    write_qwen2(tiny, path)
+    with Engine.load(path, dtype="fp32", device="cpu", graph="eager") as engine:
+        assert (engine.logits(tiny.ids) - tiny.logits).abs().max() < 2e-5

@@ -140,7 +140,7 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
     for line in (
         f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {graph['kernels_per_token']} kernels/step",
-        f"{graph['compiled']} graphs compiled ({describe_compile(compiled)}); loaded in {record['load_seconds']:.2f} s",
+        f"{graph['kind']}: {describe_compile(compiled)}; loaded in {record['load_seconds']:.2f} s",
         f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",
         f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB, peak {memory['peak_device_bytes'] / 1e6:.0f} MB",

@@ -2,8 +2,8 @@
 
 import pytest
 from chat_folder import TINY
-from task_runs import RunTask
 from safetensors.torch import load_file
+from task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 
