@@ -1,10 +1,11 @@
 """Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
@@ -24,6 +25,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     items[:] = [item for item in items if item not in slow]
     config.hook.pytest_deselected(items=slow)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """Give the thread count back after each test: it is a guard of every compiled graph, shared engines' included."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def fetch_real(model: str) -> Path:
