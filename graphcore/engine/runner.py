@@ -58,11 +58,21 @@ class Runner:
         return 1 if num_sequences == 1 else self.batch_size
 
     def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
-        """Return the program of a phase ("decode" or "prefill"), built and compiled at its first use."""
+        """Return the program of a phase, built and compiled at its first use.
+
+        Args:
+            phase: "decode", "prefill", or "token": decode's steps, one by one even where decode is captured.
+            width: rows.
+            is_greedy: a decode program that feeds itself.
+        """
         key = (phase, width, is_greedy)
         if key not in self._programs:
-            built = self.builder.decode(width, is_greedy) if phase == "decode" else self.builder.prefill(width)
-            self._programs[key] = built
+            build = {
+                "decode": lambda: self.builder.decode(width, is_greedy),
+                "prefill": lambda: self.builder.prefill(width),
+                "token": lambda: self.builder.token(width),
+            }
+            self._programs[key] = build[phase]()
         return self._programs[key]
 
     def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
@@ -83,7 +93,7 @@ class Runner:
             [len(rows), V] float32 logits after each row's last token.
         """
         logits = torch.empty(len(rows), self.builder.decoder.spec.vocab, dtype=torch.float32, device=self.device)
-        for chunk in self._chunks(rows, starts):
+        for chunk in self._chunks(rows, starts, "decode"):
             run_program(chunk.program, self.policy)
             logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
         return logits
@@ -92,7 +102,7 @@ class Runner:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
         head, width = self.builder.decoder.head, self.width(len(rows))
         parts: list[Tensor] = []
-        for chunk in self._chunks(rows, [0] * len(rows)):
+        for chunk in self._chunks(rows, [0] * len(rows), "token"):
             state, steps = chunk.program.state, chunk.program.steps
             run_program(Program(state, steps[:-1]), self.policy)
             project = self.builder.head_of_all(width) if chunk.tokens > 1 else self.builder.head_of_one(width)
@@ -102,7 +112,7 @@ class Runner:
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         layers: list[list[Tensor]] = []
-        for chunk in self._chunks(rows, [0] * len(rows)):
+        for chunk in self._chunks(rows, [0] * len(rows), "token"):
             state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
             seen: list[Tensor] = []
             for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
@@ -116,7 +126,7 @@ class Runner:
         num_rows, length = hidden.shape[:2]
         parts: list[Tensor] = []
         done = 0
-        for chunk in self._chunks([[0] * length] * num_rows, [0] * num_rows):
+        for chunk in self._chunks([[0] * length] * num_rows, [0] * num_rows, "token"):
             state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
             run_program(Program(state, [embed]), self.policy)
             state.hidden[:num_rows] = hidden[:, done : done + chunk.tokens]
@@ -125,15 +135,18 @@ class Runner:
             done += chunk.tokens
         return torch.cat(parts, dim=1)
 
-    def _chunks(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[Chunk]:
-        """Yield, one after another, programs whose inputs are the next piece of every row; the caller runs each."""
+    def _chunks(self, rows: Sequence[Sequence[int]], starts: Sequence[int], single: str) -> Iterator[Chunk]:
+        """Yield, one after another, programs whose inputs are the next piece of every row; the caller runs each.
+
+        A piece of one token runs the program of the phase `single`, a longer one the prefill program.
+        """
         self.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
         width = self.width(len(rows))
         done = [0] * len(rows)
         while any(len(ids) > seen for ids, seen in zip(rows, done, strict=True)):
             counts = [min(self.prefill_chunk, len(ids) - seen) for ids, seen in zip(rows, done, strict=True)]
             tokens = max(counts)
-            program = self.program("decode" if tokens == 1 else "prefill", width)
+            program = self.program(single if tokens == 1 else "prefill", width)
             pieces = [ids[seen : seen + count] for ids, seen, count in zip(rows, done, counts, strict=True)]
             begins = [start + seen for start, seen in zip(starts, done, strict=True)]
             set_inputs(program.state, pieces, begins, width, tokens)

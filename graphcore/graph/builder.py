@@ -68,6 +68,10 @@ class GraphBuilder:
             return Program(program.state, [CapturedStep(0, steps, self.device)])
         return Program(program.state, steps)
 
+    def token(self, batch: int) -> Program:
+        """Return the steps of a decode program one by one, never captured, for who looks between them."""
+        return self._program(batch, "decode")
+
     def prefill(self, batch: int) -> Program:
         """Return the program that runs a chunk of at least two tokens; its state takes new inputs for each."""
         return self._program(batch, "prefill")

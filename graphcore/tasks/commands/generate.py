@@ -8,6 +8,7 @@ from omegaconf import MISSING
 
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.engine import Engine
+from graphcore.engine.inputs import params_from
 from graphcore.engine.sequence import Generation
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.prompts import Request, encode_prompts, read_prompts
@@ -52,7 +53,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         requests = encode_prompts(engine, settings, prompts, console.note)
         waves = [requests[at : at + settings.batch_size] for at in range(0, len(requests), settings.batch_size)]
         for wave in waves:
-            open_run(context, engine, wave, task.logprobs)  # refuses what cannot run, before anything does
+            open_run(context, engine, wave, task.logprobs, 0)  # refuses what cannot run, before anything does
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(max(map(len, waves)))
         progress = Progress(streams=len(requests) == 1)
@@ -73,20 +74,24 @@ def run(context: Context, task: GenerateSettings) -> Record:
         }
 
 
-def open_run(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool) -> BatchRun:
+def open_run(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool, first: int) -> BatchRun:
     """Return the run of the requests that fit in one batch; nothing is computed yet.
+
+    Args:
+        first: number of the wave's first request among all; what a request draws depends on its number.
 
     Raises:
         ConfigError: a prompt is too long, or holds an id that is no token.
     """
     settings = context.settings
     token_ids = [request.token_ids for request in wave]
-    return engine.open_run(token_ids, settings.max_new_tokens, settings.stop, sampling_of(settings), logprobs)
+    params = params_from(sampling_of(settings), first)
+    return engine.open_run(token_ids, settings.max_new_tokens, settings.stop, params, logprobs)
 
 
 def _run_wave(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool, progress: Progress) -> None:
     """Run the requests that fit in one batch."""
-    run = open_run(context, engine, wave, logprobs)
+    run = open_run(context, engine, wave, logprobs, first=len(progress.done))
     _print_events(context, run, engine.has_tokenizer, progress)
     for request, generation in zip(wave, run.generations(), strict=True):
         if not progress.streams:

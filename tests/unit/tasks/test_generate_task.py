@@ -144,3 +144,14 @@ def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
 ) -> None:
     run_task("model=gemma3", LLAMA, "max_new_tokens=1")
     assert "model=gemma3 stands for gemma3_text, but the checkpoint is a llama model" in capsys.readouterr().err
+
+
+def test_what_a_prompt_draws_does_not_depend_on_the_batch_size(run_task: RunTask, tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"prompt_ids": IDS}) + "\n" for _ in range(3)), encoding="utf-8")
+    sampled = (LLAMA, f"task.prompts_jsonl={lines}", "max_new_tokens=8", "dtype=fp32", "sampling.temperature=1.5")
+    alone = run_task(*sampled, "batch_size=1").record["generations"]
+    together = run_task(*sampled, "batch_size=3").record["generations"]
+    drawn = [generation["token_ids"] for generation in alone]
+    assert drawn == [generation["token_ids"] for generation in together]
+    assert len({tuple(ids) for ids in drawn}) == 3  # and each draws for itself
