@@ -1,6 +1,5 @@
 """From a model to a runner: dtype and graph kind chosen, plan made and checked, weights loaded, programs built."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,7 +14,7 @@ from graphcore.engine.model import Model, Progress
 from graphcore.engine.runner import Runner
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.compile import compiler_loading
+from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.streaming.policy import Resident
@@ -99,9 +98,8 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
     decoder, loader = match_model(model, choices.dtype)
     plan = make_plan(model, choices, loader, decoder)
     plan.check_fits(free_nbytes(choices.device))
-    if choices.graph != "eager":
-        use_compile_cache(Path(settings.cache_dir).expanduser(), choices.device)
-    with compiler_loading(is_needed=choices.graph != "eager"):
+    compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
+    with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
         loader.load(decoder, choices.device, on_progress)
     caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
     compiled: list[str] = []
@@ -111,7 +109,9 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
         on_progress(f"compile {name}", len(compiled), 0)
 
     groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
-    builder = GraphBuilder(decoder, choices.graph, groups, caches, choices.context, choices.device, report)
+    builder = GraphBuilder(
+        decoder, choices.graph, groups, caches, choices.context, choices.device, report, compiled_dir
+    )
     return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan
 
 
@@ -142,15 +142,15 @@ def make_plan(model: Model, choices: Choices, loader: Loader, decoder: Decoder) 
     )
 
 
-def use_compile_cache(cache_dir: Path, device: torch.device) -> None:
-    """Point Inductor's cache on disk into our own folder, unless the user's environment names another.
+def compile_cache_dir(cache_dir: Path, device: torch.device) -> Path:
+    """Return the folder for what is compiled for this machine.
 
     Inductor's keys hold the graph, its own version and its options; the folder's name adds torch and the processor,
     whose instruction set the compiled code is made for.
     """
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     key = sha256(f"{torch.__version__} {machine} {torch.backends.cpu.get_cpu_capability()}".encode()).hexdigest()[:16]
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir / "compiled" / key))
+    return cache_dir / "compiled" / key
 
 
 def describe_choices(choices: Choices, settings: Settings) -> Sequence[str]:

@@ -5,12 +5,13 @@ Legend: B batch, T tokens, D model dim.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from graphcore.graph.capture import CapturedStep
-from graphcore.graph.compile import compile_whole, mark_length
+from graphcore.graph.compile import compile_cache, compile_whole, mark_length
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -39,6 +40,7 @@ class GraphBuilder:
         kind: "captured" (CUDA), "compiled" or "eager".
         layer_groups: which layers each group holds, in order.
         caches: one per layer, for the largest batch.
+        cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
     """
 
     decoder: Decoder
@@ -48,6 +50,7 @@ class GraphBuilder:
     context: int
     device: torch.device
     on_compile: Callable[[str], None] = lambda name: None
+    cache_dir: Path | None = None
     functions: dict[tuple[BlockSpec | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
     tables: tuple[Tensor, ...] = field(init=False)
 
@@ -136,7 +139,8 @@ class GraphBuilder:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes)
         cache = self.caches[index].rows(batch)
-        run(self._block(index), state.hidden, rope, state.span, cache.k, cache.v)
+        with compile_cache(self.cache_dir):
+            run(self._block(index), state.hidden, rope, state.span, cache.k, cache.v)
         return run
 
     def _head_function(self, batch: int) -> HeadFunction:
@@ -154,5 +158,6 @@ class GraphBuilder:
         hidden = torch.zeros(shape, dtype=self.decoder.embed_tokens.residual_dtype, device=self.device)
         if tokens is not None:
             mark_length(hidden)
-        run(self.decoder.head, hidden)
+        with compile_cache(self.cache_dir):
+            run(self.decoder.head, hidden)
         return run

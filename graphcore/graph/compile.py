@@ -6,16 +6,20 @@ A prefill chunk's length is a symbol of the graph: one compilation serves every 
 is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
 """
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
 import torch
 
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -40,6 +44,31 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     """
     options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False}
     return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
+
+
+@contextmanager
+def compile_cache(folder: Path | None) -> Iterator[None]:
+    """Have Inductor keep what is compiled inside the block in `folder`; None leaves it where it would be.
+
+    Inductor takes the folder from the environment alone. A user's own setting wins, and the environment is as before
+    when the block ends, so that neither another engine nor a child process inherits it.
+    """
+    before = os.environ.get(CACHE_VARIABLE)
+    if folder is None or (before is not None and not _is_inductors_own(Path(before))):
+        yield
+        return
+    os.environ[CACHE_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[CACHE_VARIABLE]
+        if before is not None:
+            os.environ[CACHE_VARIABLE] = before
+
+
+def _is_inductors_own(folder: Path) -> bool:
+    """Return whether it is the default, which Inductor writes into the environment when it is first asked."""
+    return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 
 @contextmanager

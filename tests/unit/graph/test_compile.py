@@ -1,12 +1,22 @@
 """torch.compile as this engine uses it: whole graphs, one per kind, and a recompile limit that nobody shares."""
 
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from graphcore.graph.compile import compile_whole, fresh_copy, mark_length, measure_compile
+from graphcore.graph.compile import (
+    CACHE_VARIABLE,
+    compile_cache,
+    compile_whole,
+    fresh_copy,
+    mark_length,
+    measure_compile,
+)
 
 LIMIT = torch._dynamo.config.recompile_limit
 
@@ -116,3 +126,17 @@ def test_report_is_complete_even_if_the_compiled_function_raises() -> None:
     with pytest.raises(ZeroDivisionError), measure_compile() as report:
         _ = 1 / 0
     assert report.seconds > 0
+
+
+def test_the_cache_folder_holds_inside_the_block_only_and_a_users_own_wins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    default = Path(tempfile.gettempdir()) / "torchinductor_somebody"
+    for before, expected in ((None, "ours"), (str(default), "ours"), (str(tmp_path / "theirs"), "theirs")):
+        if before is None:
+            monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(CACHE_VARIABLE, before)
+        with compile_cache(tmp_path / "ours"):
+            assert Path(os.environ[CACHE_VARIABLE]).name == expected
+        assert os.environ.get(CACHE_VARIABLE) == before
