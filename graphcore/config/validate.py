@@ -1,9 +1,12 @@
 """Ranges and combinations that types cannot say. One line each: the key, the value, what is allowed."""
 
+import os
 from collections.abc import Sequence
 
 from graphcore.config.settings import SamplingSettings, Settings
 from graphcore.errors import ConfigError
+
+THREADS_PER_CPU = 4
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
 
@@ -43,16 +46,21 @@ def _check_sizes(settings: Settings) -> None:
     at_least(0, "", settings, ("seed",))
     if settings.seed >= 1 << 63:
         raise ConfigError(f"seed={settings.seed} is too large; use less than 2^63")
+    most_threads = THREADS_PER_CPU * (os.cpu_count() or 1)
+    if settings.threads is not None and settings.threads > most_threads:
+        raise ConfigError(
+            f"threads={settings.threads} is too many for {os.cpu_count()} processors; use {most_threads} at most"
+        )
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
     """Refuse what is no distribution; neutral are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
     ranges = (
-        ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
+        ("temperature", sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 1e4, "0 (greedy) or 1e-4 to 1e4"),
         ("top_k", sampling.top_k >= 0, "0 (off) or more"),
         ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1 (off)"),
         ("min_p", 0 <= sampling.min_p < 1, "0 (off) or more and below 1"),
-        ("repetition_penalty", sampling.repetition_penalty > 0, "above 0; 1 is off"),
+        ("repetition_penalty", 0.01 <= sampling.repetition_penalty <= 100, "0.01 to 100; 1 is off"),
     )
     for key, is_right, allowed in ranges:
         value = vars(sampling)[key]
@@ -73,6 +81,11 @@ def _check_prompts(settings: Settings) -> None:
     empty = [key for key in given if not vars(settings)[key]]
     if empty:
         raise ConfigError(f"{empty[0]} is empty; give at least one character or token id")
+    if any(type(token_id) is not int for token_id in settings.prompt_ids or ()):
+        raise ConfigError(
+            f"prompt_ids={settings.prompt_ids} must be one flat list of whole numbers; for several prompts use "
+            "task.prompts_jsonl"
+        )
     if settings.prompt_ids is not None and any(token_id < 0 for token_id in settings.prompt_ids):
         raise ConfigError(f"prompt_ids={settings.prompt_ids} holds a negative token id")
     if "" in settings.stop:

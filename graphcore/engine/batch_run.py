@@ -10,6 +10,7 @@ from graphcore.engine.runner import Runner, set_inputs
 from graphcore.engine.sampler import Sampler, SamplingParams
 from graphcore.engine.sequence import Generation, Timings, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
+from graphcore.errors import GraphError
 from graphcore.streaming.scheduler import run_program
 
 
@@ -47,6 +48,7 @@ class BatchRun:
     @torch.inference_mode()
     def events(self) -> Iterator[TokenEvent]:
         """Yield each new token as it is made, row by row within a step."""
+        number = self.runner.claim()
         began = time.perf_counter()
         width = self.runner.width(len(self.requests))
         starts = [self.cached, *[0] * (len(self.requests) - 1)]
@@ -54,6 +56,7 @@ class BatchRun:
         logits = self.runner.feed(rows, starts)
         padded = logits.new_zeros(width, logits.shape[1])
         padded[: len(rows)] = logits
+        check_finite(logits)
         chosen = self.sampler.choose(padded)
         token_ids = chosen.tolist()
         self.prefill_seconds = time.perf_counter() - began
@@ -63,11 +66,13 @@ class BatchRun:
         lengths = [len(request.prompt_ids) for request in self.requests]
         set_inputs(state, [[token_id] for token_id in token_ids[: len(rows)]], lengths, width, 1)
         while self._mark_active(state.span.counts):
+            self.runner.check_owner(number)
             began = time.perf_counter()
             run_program(program, self.runner.policy)
             if self.is_greedy:
                 chosen = state.chosen
             else:
+                check_finite(state.logits)
                 chosen = self.sampler.choose(state.logits)
                 state.feed(chosen)
             token_ids = chosen.tolist()  # waits for the device
@@ -118,3 +123,16 @@ class BatchRun:
         )
         logprobs = tuple(request.logprobs) if self.wants_logprobs else None
         return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)
+
+
+def check_finite(logits: Tensor) -> None:
+    """Return if no logit is NaN or infinite.
+
+    Raises:
+        GraphError: one is; no choice of a token would mean anything.
+    """
+    if not bool(logits.isfinite().all()):
+        raise GraphError(
+            "the model's logits are not finite (NaN or infinity): its weights are damaged, or the dtype is too narrow "
+            "for it; try dtype=bf16 or dtype=fp32"
+        )

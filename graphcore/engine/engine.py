@@ -16,7 +16,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Choices, build_runner, choose
 from graphcore.engine.batch_run import BatchRun
-from graphcore.engine.inputs import check_hidden, equal_rows, params_from, sampling_params, token_row
+from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
 from graphcore.engine.prefix import reusable_prefix
 from graphcore.engine.runner import Runner
@@ -148,6 +148,8 @@ class Engine:
 
     def close(self) -> None:
         """Give weights and caches back; the engine cannot be used any more."""
+        if self._runner is not None:
+            self._runner.claim()  # a generation that is under way ends with an error
         self._runner = None
 
     def __enter__(self) -> Self:
@@ -158,7 +160,6 @@ class Engine:
     ) -> None:
         self.close()
 
-    @torch.inference_mode()
     def logits(
         self, token_ids: Tensor | Sequence[Sequence[int]], output_hidden_states: bool = False
     ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
@@ -175,8 +176,7 @@ class Engine:
         Raises:
             ConfigError: T is 0 or longer than the context or differs between rows, or an id is no token.
         """
-        given = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
-        rows = equal_rows(given, self._model.spec.vocab)
+        rows = equal_rows(token_ids, self._model.spec.vocab)
         self._cached = []
         waves = [rows[at : at + self.runner.batch_size] for at in range(0, len(rows), self.runner.batch_size)]
         logits = torch.cat([self.runner.logits(wave) for wave in waves])
@@ -185,7 +185,6 @@ class Engine:
         layers = zip(*(self.runner.hidden_states(wave) for wave in waves), strict=True)
         return logits, tuple(torch.cat(layer) for layer in layers)
 
-    @torch.inference_mode()
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run hidden states through all blocks, at positions 0 .. T-1.
 
@@ -238,7 +237,7 @@ class Engine:
         self, prompt: Prompt, max_new_tokens: int = 64, stop: Sequence[str] = (), **sampling: float | int
     ) -> Iterator[TokenEvent]:
         """Yield the tokens of one prompt as they are made; arguments and errors as for `generate`."""
-        yield from self.open_run([prompt], max_new_tokens, stop, sampling_params(sampling)).events()
+        return self.open_run([prompt], max_new_tokens, stop, sampling_params(sampling)).events()
 
     def open_run(
         self,
@@ -256,8 +255,7 @@ class Engine:
             end_ids: tokens that end a generation; None is the model's own.
             reuse_cache: go on from what the cache holds where the prompt begins with it (one prompt only).
         """
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        check_new_tokens(max_new_tokens)
         rows = [self._ids(prompt) for prompt in prompts]
         if not rows:
             raise ConfigError("there is no prompt; give at least one")
@@ -266,7 +264,7 @@ class Engine:
         tokenizer = self._model.tokenizer
         if stop and tokenizer is None:
             raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-        stops = [stop] if isinstance(stop, str) else stop
+        stops = [stop] if isinstance(stop, str) else stop or ()
         requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stops) for ids in rows]
         cached = 0
         if reuse_cache and len(rows) == 1:

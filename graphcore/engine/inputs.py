@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 
+import numpy as np
 from torch import Tensor
 
 from graphcore.config.settings import SamplingSettings
@@ -21,6 +22,7 @@ def token_row(row: object, vocab: int) -> list[int]:
     Raises:
         ConfigError: it is no sequence, or empty, or holds something that is no token of a vocabulary of that size.
     """
+    row = row.tolist() if isinstance(row, Tensor | np.ndarray) else row
     if not isinstance(row, Sequence):
         raise ConfigError(f"token ids must be a list for each sequence, [[1, 2, 3]], found {type(row).__name__}")
     if not row:
@@ -33,14 +35,15 @@ def token_row(row: object, vocab: int) -> list[int]:
     return [int(token_id) for token_id in row]
 
 
-def equal_rows(rows: Sequence[object], vocab: int) -> list[list[int]]:
+def equal_rows(rows: object, vocab: int) -> list[list[int]]:
     """Return the token ids of sequences of one length.
 
     Raises:
         ConfigError: there is none, one is not what `token_row` takes, or their lengths differ.
     """
-    if not rows:
-        raise ConfigError("there is no sequence; give at least one")
+    rows = rows.tolist() if isinstance(rows, Tensor | np.ndarray) else rows
+    if not isinstance(rows, Sequence) or not rows:
+        raise ConfigError("there is no sequence; give at least one, [[1, 2, 3]]")
     checked = [token_row(row, vocab) for row in rows]
     lengths = sorted(set(map(len, checked)))
     if len(lengths) > 1:
@@ -56,10 +59,22 @@ def check_hidden(hidden_states: Tensor, dim: int) -> None:
     Raises:
         ConfigError: they are not.
     """
+    if not isinstance(hidden_states, Tensor):
+        raise ConfigError(f"hidden_states must be a torch tensor, found {type(hidden_states).__name__}")
     if hidden_states.ndim != 3 or hidden_states.shape[-1] != dim or not hidden_states.numel():
         raise ConfigError(
             f"hidden_states must be [B, T, {dim}] with at least one token, found {list(hidden_states.shape)}"
         )
+
+
+def check_new_tokens(count: object) -> None:
+    """Return if `count` is a number of tokens to generate.
+
+    Raises:
+        ConfigError: it is not a whole number, or below 1.
+    """
+    if not isinstance(count, Integral) or int(count) < 1:
+        raise ConfigError(f"max_new_tokens={count!r} must be a whole number of at least 1")
 
 
 def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
@@ -72,10 +87,17 @@ def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
     unknown = values.keys() - vars(known).keys()
     if unknown:
         raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
+    for name, value in values.items():
+        _check_number(name, value, is_whole=name in ("top_k", "seed"))
     merged = {**vars(known), **values}
     seed = int(merged.pop("seed"))
     check_sampling(SamplingSettings(**merged))
     return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
+
+
+def _check_number(name: str, value: object, is_whole: bool) -> None:
+    if not isinstance(value, int if is_whole else int | float):
+        raise ConfigError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
 
 
 def params_from(params: SamplingParams, first: int) -> SamplingParams:

@@ -124,8 +124,8 @@ def cut_layers(config: ModelConfig, num_layers: int | None, source: str) -> Mode
 
 def stored_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str | None:
     """Return the dtype of the stored matrices where they are dense and alike, else what the config says."""
-    names = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+    names = {"f64": "float32", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
     encodings = {info.encoding for info in checkpoint.tensors.values() if len(info.shape) > 1}
     if not encodings:
         raise CheckpointError(f"{checkpoint.source}: holds no matrix, so it is no language model")
-    return names.get(encodings.pop()) if len(encodings) == 1 else config.dtype
+    return names.get(encodings.pop(), config.dtype) if len(encodings) == 1 else config.dtype

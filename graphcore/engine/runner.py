@@ -51,6 +51,7 @@ class Runner:
         self.prefill_chunk = prefill_chunk
         self.device = builder.device
         self._programs: dict[tuple[str, int, bool], Program] = {}
+        self._owner = 0
 
     def width(self, num_sequences: int) -> int:
         """Return how many rows the programs for that many sequences have."""
@@ -75,6 +76,23 @@ class Runner:
             self._programs[key] = build[phase]()
         return self._programs[key]
 
+    def claim(self) -> int:
+        """Take the caches for one piece of work and return its number; whoever had them before has lost them."""
+        self._owner += 1
+        return self._owner
+
+    def check_owner(self, number: int) -> None:
+        """Return if the caches still belong to the piece of work with that number.
+
+        Raises:
+            ConfigError: something else has run since, or the engine was closed.
+        """
+        if number != self._owner:
+            raise ConfigError(
+                "another call has used this engine's cache since this generation began, or the engine was closed; "
+                "finish one before the next, or load a second engine"
+            )
+
     def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
         """Build, and compile or load from the cache, what that many sequences will need."""
         width = self.width(num_sequences)
@@ -82,6 +100,7 @@ class Runner:
         self.program("decode", width)
         self.program("decode", width, is_greedy)
 
+    @torch.inference_mode()
     def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Append tokens to the rows' caches.
 
@@ -98,8 +117,10 @@ class Runner:
             logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
         return logits
 
+    @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+        self.claim()
         head, width = self.builder.decoder.head, self.width(len(rows))
         parts: list[Tensor] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
@@ -109,8 +130,10 @@ class Runner:
             parts.append(project(head, state.hidden)[: len(rows)].cpu())
         return torch.cat(parts, dim=1)
 
+    @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
+        self.claim()
         layers: list[list[Tensor]] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
             state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
@@ -121,8 +144,10 @@ class Runner:
             layers.append(seen)
         return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
 
+    @torch.inference_mode()
     def blocks(self, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
+        self.claim()
         num_rows, length = hidden.shape[:2]
         parts: list[Tensor] = []
         done = 0

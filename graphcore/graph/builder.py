@@ -68,7 +68,7 @@ class GraphBuilder:
         if is_greedy:
             steps.append(GreedyStep(steps[-1].group, program.state))
         if self.kind == "captured":
-            return Program(program.state, [CapturedStep(0, steps, self.device)])
+            return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
 
     def token(self, batch: int) -> Program:

@@ -154,8 +154,9 @@ def masked_attend(
     if window:
         mask &= distance < window
     mask[:, :, slots] |= ~mask.any(-1)  # a padded query sees one key, or its softmax would be 0 / 0
-    keys = torch.cat((k_cache.to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
-    values = torch.cat((v_cache.to(value.dtype), value.transpose(1, 2)), dim=2)
+    is_empty = (held < 0)[:, None, :, None]  # what an earlier sequence left may be NaN, and 0 * NaN is NaN
+    keys = torch.cat((k_cache.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
+    values = torch.cat((v_cache.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
     group = query.shape[2] // key.shape[2]
     out = scaled_dot_product_attention(
         query.transpose(1, 2),

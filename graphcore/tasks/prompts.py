@@ -128,7 +128,7 @@ def _checked(content: str | tuple[int, ...], where: str) -> Prompt:
 
 def _read_file(path: Path, key: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{key}={path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -81,3 +81,8 @@ def sampling_of(settings: Settings) -> SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         seed=settings.seed,
     )
+
+
+def stops_of(settings: Settings) -> list[str]:
+    """Return the stop strings; \\n and \\t typed as two characters are a line break and a tab."""
+    return [stop.replace("\\n", "\n").replace("\\t", "\t") for stop in settings.stop]

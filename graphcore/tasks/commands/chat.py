@@ -20,7 +20,14 @@ from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.conversation import Conversation
 from graphcore.tasks.prompts import Prompt, read_prompts, uses_chat
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect, sampling_of
+from graphcore.tasks.running import (
+    describe,
+    describe_compile,
+    load_engine,
+    refuse_without_effect,
+    sampling_of,
+    stops_of,
+)
 from graphcore.tasks.task import Context, Record, Task
 
 EXIT, RESET = "/exit", "/reset"
@@ -138,7 +145,9 @@ def _turn(context: Context, conversation: Conversation, text: str) -> Record:
     """Answer the text and keep the turn, as far as it came."""
     engine, settings = conversation.engine, context.settings
     prompt_ids = conversation.prompt_ids(text)
-    run = engine.open_run([prompt_ids], settings.max_new_tokens, settings.stop, sampling_of(settings), reuse_cache=True)
+    run = engine.open_run(
+        [prompt_ids], settings.max_new_tokens, stops_of(settings), sampling_of(settings), reuse_cache=True
+    )
     _print_events(context, run)
     answer = run.generations()[0]
     if answer.token_ids:

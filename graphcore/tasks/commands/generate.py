@@ -13,7 +13,7 @@ from graphcore.engine.sequence import Generation
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.prompts import Request, encode_prompts, read_prompts
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, sampling_of
+from graphcore.tasks.running import describe, describe_compile, load_engine, sampling_of, stops_of
 from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.task import Context, Record, Task
 
@@ -86,7 +86,7 @@ def open_run(context: Context, engine: Engine, wave: Sequence[Request], logprobs
     settings = context.settings
     token_ids = [request.token_ids for request in wave]
     params = params_from(sampling_of(settings), first)
-    return engine.open_run(token_ids, settings.max_new_tokens, settings.stop, params, logprobs)
+    return engine.open_run(token_ids, settings.max_new_tokens, stops_of(settings), params, logprobs)
 
 
 def _run_wave(context: Context, engine: Engine, wave: Sequence[Request], logprobs: bool, progress: Progress) -> None:

@@ -21,7 +21,7 @@ REFUSED = [
     ("sampling=nucleus sampling.top_p=0", "sampling.top_p=0.0 must be above 0"),
     ("sampling=nucleus sampling.top_p=1.01", "sampling.top_p=1.01 must be above 0 and at most 1"),
     ("sampling=nucleus sampling.min_p=1", "sampling.min_p=1.0 must be"),
-    ("sampling.repetition_penalty=0", "sampling.repetition_penalty=0.0 must be above 0"),
+    ("sampling.repetition_penalty=0", "sampling.repetition_penalty=0.0 must be 0.01 to 100"),
     ("sampling.top_k=5", "has no effect with sampling.temperature=0"),
     ("prompt=''", "prompt is empty"),
     ("prompt_ids=[]", "prompt_ids is empty"),

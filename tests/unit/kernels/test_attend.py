@@ -143,3 +143,18 @@ def test_any_chunking_of_any_batch_matches_the_loop(implementation: Implementati
         passes.append(counts)
     padding = data.draw(st.integers(0, 2), "padding")
     check(Sequences(shape, batch, data.draw(st.integers(0, 99), "seed")), implementation, passes, padding)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_what_an_earlier_sequence_left_is_not_seen_even_if_it_is_nan(tokens: int) -> None:
+    start, slots = 4, 12
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, tokens, 2, 8, generator=generator) for _ in range(3))
+    past = torch.randn(2, 1, 2, slots, 8, generator=generator)
+    dirty = past.clone()
+    dirty[:, :, :, start + tokens :] = float("nan")
+    starts, counts = torch.tensor([start]), torch.tensor([tokens])
+    for implementation in (sliced_attend, masked_attend):
+        clean = implementation(query, key, value, past[0].clone(), past[1].clone(), starts, counts, 0, 0.3)
+        found = implementation(query, key, value, dirty[0].clone(), dirty[1].clone(), starts, counts, 0, 0.3)
+        assert torch.equal(found, clean), implementation.__name__

@@ -117,7 +117,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     ("override", "said"),
     [
         ("max_new_tokens=0", "max_new_tokens=0 must be at least 1"),
-        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or more"),
+        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or 1e-4"),
         ("prompt=''", "prompt is empty"),
         ("streaming=on", "streaming=on is not available yet; use streaming=off"),
         ("graph=captured", "graph=captured needs a CUDA device, this is cpu"),
