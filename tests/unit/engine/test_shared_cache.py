@@ -62,8 +62,10 @@ def test_capturing_neither_generates_nor_loses_a_token(monkeypatch: pytest.Monke
         def __exit__(self, *_: object) -> None: ...
         def wait_stream(self, _: object) -> None: ...
 
-    expected = engine_of().generate([IDS], max_new_tokens=12)[0].token_ids
-    engine = engine_of()
+    prompt = [1, 2, 3, 4, 5, 6]
+    expected = engine_of("qwen3").generate([prompt], max_new_tokens=12)[0].token_ids
+    assert len(set(expected)) > 6  # a repeating answer would not show a lost token
+    engine = engine_of("qwen3")
     made: list[CapturedStep] = []
     monkeypatch.setattr(builder_module, "compile_whole", lambda function, name: function)
     monkeypatch.setattr(torch.cuda, "Stream", Nothing)
@@ -84,7 +86,7 @@ def test_capturing_neither_generates_nor_loses_a_token(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CapturedStep, "_capture", capture)
     engine.runner.builder.kind = "captured"
-    assert engine.generate([IDS], max_new_tokens=12)[0].token_ids == expected
+    assert engine.generate([prompt], max_new_tokens=12)[0].token_ids == expected
     assert len(made) == 1
 
 
