@@ -116,7 +116,9 @@ def test_debug_shows_the_traceback_and_then_the_line(tmp_path: Path) -> None:
 
 
 def test_a_failed_verification_is_exit_status_one(tmp_path: Path) -> None:
-    done = graphcore(*LLAMA, "task=verify", "task.tokens=4", "task.new_tokens=2", "task.tolerance=1e-30", cwd=tmp_path)
+    done = graphcore(
+        *LLAMA, "task=verify", "task.tokens=4", "task.new_tokens=2", "task.tolerance=1e-30", "dtype=bf16", cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("graphcore: VerifyError: the logits differ by")
     assert result_of(tmp_path / "outputs")["status"] == "failed"

@@ -22,7 +22,7 @@ def test_a_right_model_is_within_the_tolerance(
     run = run_task(f"model.checkpoint={TINY / (family + form)}", "dtype=fp32", *SHORT)
     assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", origin)
     assert run.record["greedy"] == {"tokens": 6, "agreeing": 6, "largest_margin": 0.0}
-    assert 0 < run.record["logits"]["max"] < 1e-5
+    assert run.record["logits"]["max"] < 1e-5  # often 0: on short sequences both sum in one order
     assert len(run.record["layers"]) == run.record["model"]["num_hidden_layers"] + 1
     assert run.record["layers"][0]["max"] == 0.0  # embedding rows are copied, not computed
     assert "verify: ok" in capsys.readouterr().out
@@ -66,7 +66,7 @@ def test_one_wrong_weight_is_found_and_its_layer_is_where_errors_begin(
 
 
 def test_a_tolerance_of_ones_own_is_kept(run_task: RunTask) -> None:
-    run = run_task(f"model.checkpoint={TINY / 'llama3'}", "dtype=fp32", *SHORT, "task.tolerance=1e-12")
+    run = run_task(f"model.checkpoint={TINY / 'llama3'}", "dtype=bf16", *SHORT, "task.tolerance=1e-12")
     assert run.status == 1
     assert "allowed are 1e-12 (task.tolerance)" in run.record["error"]
 
