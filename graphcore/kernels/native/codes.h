@@ -1,0 +1,141 @@
+// How the codes of sixteen rows lie in memory, by bits per code.
+//
+//     a block: 16 rows x 32 columns.     quad j: columns 4j .. 4j+3     a vector: 64 bytes
+//     vector of quad j, byte 4r + c  =  code of row r, column 4j + c
+//
+// One instruction then multiplies four columns of all sixteen rows with four activations and adds the products up within
+// each row: no sum ever crosses lanes. Codes of fewer than eight bits share vectors, quad by quad:
+//
+//     4 bits   vector v (0..3): quad v in the low nibble, quad v + 4 in the high one
+//     5 bits   as 4, and one vector whose bit j is the fifth bit of quad j
+//     6 bits   as 4, and two vectors p whose bits 2s, 2s+1 are the upper bits of quad 4p + s
+//     3 bits   as 2, and one vector whose bit j is the third bit of quad j
+//     2 bits   vector h (0..1): bits 2s, 2s+1 are quad 4h + s
+//     1 bit    one vector: bit j is quad j
+#pragma once
+
+#include "vec.h"
+
+namespace graphcore {
+
+constexpr int BLOCK_COLUMNS = 32;
+constexpr int QUADS = 8;
+constexpr int VECTOR_NBYTES = 64;
+
+inline u8x64 bits_at(u8x64 bytes, int shift, int to, uint8_t mask) {
+    // the bits from `shift` on, moved to bit `to`; mask says which bits of the result are meant
+    return shift > to ? shift_right(bytes, shift - to, mask) : shift_left(bytes, to - shift, mask);
+}
+
+template <int BITS>
+struct Codes;
+
+template <>
+struct Codes<1> {
+    static constexpr int NBYTES = VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        const u8x64 bits = load<u8x64>(from);
+        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(bits, j, 0, 1);
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        u8x64 bits{};
+        for (int j = 0; j < QUADS; j++) bits |= shift_left(quads[j], j, uint8_t(1 << j));
+        store(to, bits);
+    }
+};
+
+template <>
+struct Codes<2> {
+    static constexpr int NBYTES = 2 * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        for (int h = 0; h < 2; h++) {
+            const u8x64 bits = load<u8x64>(from + h * VECTOR_NBYTES);
+            for (int s = 0; s < 4; s++) quads[4 * h + s] = bits_at(bits, 2 * s, 0, 3);
+        }
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        for (int h = 0; h < 2; h++) {
+            u8x64 bits{};
+            for (int s = 0; s < 4; s++) bits |= shift_left(quads[4 * h + s], 2 * s, uint8_t(3 << 2 * s));
+            store(to + h * VECTOR_NBYTES, bits);
+        }
+    }
+};
+
+template <>
+struct Codes<3> {
+    static constexpr int NBYTES = 3 * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        Codes<2>::expand(from, quads);
+        const u8x64 bits = load<u8x64>(from + Codes<2>::NBYTES);
+        for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 2, 4);
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        u8x64 low[QUADS], high[QUADS];
+        for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 3, high[j] = shift_right(quads[j], 2, 1);
+        Codes<2>::pack(low, to);
+        Codes<1>::pack(high, to + Codes<2>::NBYTES);
+    }
+};
+
+template <>
+struct Codes<4> {
+    static constexpr int NBYTES = 4 * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        for (int v = 0; v < 4; v++) {
+            const u8x64 bits = load<u8x64>(from + v * VECTOR_NBYTES);
+            quads[v] = bits & splat_byte(15);
+            quads[v + 4] = shift_right(bits, 4, 15);
+        }
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        for (int v = 0; v < 4; v++) store(to + v * VECTOR_NBYTES, quads[v] | shift_left(quads[v + 4], 4, 0xf0));
+    }
+};
+
+template <>
+struct Codes<5> {
+    static constexpr int NBYTES = 5 * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        Codes<4>::expand(from, quads);
+        const u8x64 bits = load<u8x64>(from + Codes<4>::NBYTES);
+        for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 4, 16);
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        u8x64 low[QUADS], high[QUADS];
+        for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 15, high[j] = shift_right(quads[j], 4, 1);
+        Codes<4>::pack(low, to);
+        Codes<1>::pack(high, to + Codes<4>::NBYTES);
+    }
+};
+
+template <>
+struct Codes<6> {
+    static constexpr int NBYTES = 6 * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        Codes<4>::expand(from, quads);
+        for (int p = 0; p < 2; p++) {
+            const u8x64 bits = load<u8x64>(from + Codes<4>::NBYTES + p * VECTOR_NBYTES);
+            for (int s = 0; s < 4; s++) quads[4 * p + s] |= bits_at(bits, 2 * s, 4, 0x30);
+        }
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        u8x64 low[QUADS], high[QUADS];
+        for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 15, high[j] = shift_right(quads[j], 4, 3);
+        Codes<4>::pack(low, to);
+        Codes<2>::pack(high, to + Codes<4>::NBYTES);
+    }
+};
+
+template <>
+struct Codes<8> {
+    static constexpr int NBYTES = QUADS * VECTOR_NBYTES;
+    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
+        for (int j = 0; j < QUADS; j++) quads[j] = load<u8x64>(from + j * VECTOR_NBYTES);
+    }
+    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+        for (int j = 0; j < QUADS; j++) store(to + j * VECTOR_NBYTES, quads[j]);
+    }
+};
+
+}  // namespace graphcore

@@ -1,0 +1,180 @@
+// Sixteen rows of a packed matrix times the activations of one or several tokens.
+//
+// With rounded activations (Rounding::PER_BLOCK) the products of a block are whole numbers and exact; the relative RMS
+// error is that of the rounding, below 1 %. With float activations every weight is widened to float32, and the error is
+// that of float32 sums over 32 columns, then over blocks: below 1e-6.
+#pragma once
+
+#include "activations.h"
+#include "formats.h"
+
+namespace graphcore {
+
+template <class F>
+inline const uint8_t* codes_of(const uint8_t* group, int columns) {
+    const size_t meta = size_t(columns / F::COLUMNS) * F::META_NBYTES;
+    return group + (meta + 63) / 64 * 64;
+}
+
+template <class F>
+constexpr size_t group_nbytes(int columns) {
+    const size_t meta = (size_t(columns / F::COLUMNS) * F::META_NBYTES + 63) / 64 * 64;
+    return meta + size_t(columns / BLOCK_COLUMNS) * Codes<F::BITS>::NBYTES;
+}
+
+template <class F>
+inline void expand_values(const uint8_t* codes, u8x64 quads[QUADS]) {
+    Codes<F::BITS>::expand(codes, quads);
+    if constexpr (F::TABLE != nullptr)
+        for (int j = 0; j < QUADS; j++) quads[j] = lookup16(F::TABLE, quads[j]);
+}
+
+// The block's scales: where they lie, and which part of the stored block this one begins with.
+template <class F>
+inline const uint8_t* meta_of(const uint8_t* group, int block, int& part) {
+    constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
+    part = block % BLOCKS * (F::HALVES ? 2 : 1);
+    return group + size_t(block / BLOCKS) * F::META_NBYTES;
+}
+
+inline int32_t four_at(const int8_t* q) { return load<int32_t>(q); }
+
+// The products of one block of 16 rows x 32 columns with one token, scaled.
+template <class F>
+inline f32x16 block_product(const u8x64 quads[QUADS], const f32x16 scales[2], const f32x16 minimums[2], const int8_t* q, const int32_t* q_sums) {
+    const int32_t low = q_sums[0], high = q_sums[1];
+    i32x16 left = splat_int(F::HALVES ? -F::OFFSET * low : -F::OFFSET * (low + high));
+    i32x16 right = splat_int(F::HALVES ? -F::OFFSET * high : 0);
+    for (int j = 0; j < 4; j++) {
+        left = dot4(left, quads[j], four_at(q + 4 * j));
+        right = dot4(right, quads[j + 4], four_at(q + 4 * j + 16));
+    }
+    if constexpr (F::HALVES) {
+        f32x16 product = to_float(left) * scales[0] + to_float(right) * scales[1];
+        if constexpr (F::HAS_MINIMUM) product += minimums[0] * splat(float(low)) + minimums[1] * splat(float(high));
+        return product;
+    } else {
+        f32x16 product = to_float(left + right) * scales[0];
+        if constexpr (F::HAS_MINIMUM) product += minimums[0] * splat(float(low + high));
+        return product;
+    }
+}
+
+template <class F, int TOKENS>
+inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
+    constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
+    const uint8_t* codes = codes_of<F>(group, columns);
+    const uint8_t* meta = group;
+    f32x16 sums[TOKENS] = {};
+    for (int stored = 0; stored < columns / F::COLUMNS; stored++, meta += F::META_NBYTES) {
+#pragma GCC unroll 8
+        for (int within = 0; within < BLOCKS; within++) {
+            const int block = stored * BLOCKS + within;
+            u8x64 quads[QUADS];
+            expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+            f32x16 scales[2], minimums[2];
+            for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
+                const int part = within * (F::HALVES ? 2 : 1) + half;
+                scales[half] = F::scale(meta, part), minimums[half] = F::minimum(meta, part);
+            }
+            for (int t = 0; t < TOKENS; t++) {
+                const size_t index = size_t(first + t) * (columns / BLOCK_COLUMNS) + block;
+                const int8_t* q = x.q_row(first + t) + block * BLOCK_COLUMNS;
+                sums[t] += block_product<F>(quads, scales, minimums, q, x.q_sums + 2 * index) * splat(x.scales[index]);
+            }
+        }
+    }
+    for (int t = 0; t < TOKENS; t++) totals[t] = sums[t];
+}
+
+// Ternary codes and one scale per row of activations: whole numbers to the end. Codes are multiplied where they stand
+// in their bytes (0, 2, 4 or 6 bits up) and the four sums are shifted back once.
+template <class F>
+inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activations& x, int row) {
+    const uint8_t* codes = codes_of<F>(group, columns);
+    const int8_t* q = x.q_row(row);
+    i32x16 sums[2][4] = {};
+    int32_t q_sum = 0;
+    for (int half = 0; half < columns / 16; half++) q_sum += x.q_sums[size_t(row) * columns / 16 + half];
+    for (int block = 0; block < columns / BLOCK_COLUMNS; block++)
+        for (int h = 0; h < 2; h++) {
+            const u8x64 bits = load<u8x64>(codes + size_t(block) * Codes<2>::NBYTES + h * VECTOR_NBYTES);
+            for (int s = 0; s < 4; s++)
+                sums[h][s] = dot4(sums[h][s], bits & splat_byte(uint8_t(3 << 2 * s)), four_at(q + 32 * block + 16 * h + 4 * s));
+        }
+    i32x16 total = splat_int(-F::OFFSET * q_sum);
+    for (int s = 0; s < 4; s++) total += (sums[0][s] >> (2 * s)) + (sums[1][s] >> (2 * s));
+    return to_float(total) * splat(x.scales[size_t(row) * columns / 32]);
+}
+
+template <class F, int TOKENS>
+inline void multiply_float(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
+    // affine codes are centred, so that scale * code and the minimum do not cancel
+    constexpr int CENTRE = F::HAS_MINIMUM ? 1 << (F::BITS - 1) : F::OFFSET;
+    const uint8_t* codes = codes_of<F>(group, columns);
+    for (int t = 0; t < TOKENS; t++) totals[t] = f32x16{};
+    for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
+        int part;
+        const uint8_t* meta = meta_of<F>(group, block, part);
+        u8x64 quads[QUADS];
+        expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+        for (int half = 0; half < 2; half++) {
+            f32x16 sums[TOKENS] = {};
+            for (int j = 4 * half; j < 4 * half + 4; j++)
+                for (int c = 0; c < 4; c++) {
+                    const f32x16 weight = to_float((((i32x16)quads[j] >> (8 * c)) & 255) - CENTRE);
+                    for (int t = 0; t < TOKENS; t++) sums[t] += weight * splat(x.x_row(first + t)[32 * block + 4 * j + c]);
+                }
+            const f32x16 scale = F::scale(meta, part + (F::HALVES ? half : 0));
+            f32x16 minimum = F::minimum(meta, part + (F::HALVES ? half : 0));
+            if constexpr (F::HAS_MINIMUM) minimum += splat(float(CENTRE)) * scale;
+            for (int t = 0; t < TOKENS; t++) {
+                totals[t] += scale * sums[t];
+                if constexpr (F::HAS_MINIMUM)
+                    totals[t] += minimum * splat(x.half_sums[size_t(first + t) * columns / 16 + 2 * block + half]);
+            }
+        }
+    }
+}
+
+// ---- dense rows, as torch has them: [rows, columns], one after another
+
+inline f32x16 widen(const float* from) { return load<f32x16>(from); }
+struct Bf16 {
+    uint16_t bits;
+};
+struct Fp16 {
+    uint16_t bits;
+};
+inline f32x16 widen(const Bf16* from) { return bf16_to_float((const uint16_t*)from); }
+inline f32x16 widen(const Fp16* from) { return halves_to_float((const uint16_t*)from); }
+inline float widen_one(const float* from) { return *from; }
+inline float widen_one(const Bf16* from) {
+    const uint32_t bits = uint32_t(from->bits) << 16;
+    return load<float>(&bits);
+}
+inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
+
+template <class T>
+inline f32x16 multiply_dense(const T* rows, int num_rows, int columns, const float* x) {
+    f32x16 result{};
+    for (int row = 0; row < num_rows; row += 4) {
+        const int height = num_rows - row < 4 ? num_rows - row : 4;
+        f32x16 sums[4][2] = {};
+        const T* from = rows + size_t(row) * columns;
+        int c = 0;
+        for (; c + 2 * LANES <= columns; c += 2 * LANES)
+            for (int r = 0; r < height; r++) {
+                sums[r][0] += widen(from + size_t(r) * columns + c) * load<f32x16>(x + c);
+                sums[r][1] += widen(from + size_t(r) * columns + c + LANES) * load<f32x16>(x + c + LANES);
+            }
+        for (int r = 0; r < height; r++) {
+            float rest = 0;
+            for (int tail = c; tail < columns; tail++) rest += widen_one(from + size_t(r) * columns + tail) * x[tail];
+            result[row + r] = sum(sums[r][0] + sums[r][1]) + rest;
+        }
+    }
+    return result;
+}
+
+}  // namespace graphcore

@@ -1,0 +1,209 @@
+// Carries the instructions of a decode step out.
+#include "step.h"
+
+#include "attend.h"
+
+namespace graphcore {
+namespace {
+
+// The row of a table of any format, as float32.
+void read_row(const Matrix& table, int64_t row, float* to) {
+    const size_t offset = size_t(row) * table.columns;
+    if (table.format >= DENSE_FORMATS) {
+        const FormatOps& ops = format_ops(table.format);
+        const uint8_t* group = table.bytes + size_t(row / LANES) * ops.group_nbytes(table.columns);
+        return ops.unpack_row(group, table.columns, table.scale, int(row % LANES), to);
+    }
+    for (int c = 0; c < table.columns; c++)
+        to[c] = table.format == F32    ? widen_one((const float*)table.bytes + offset + c)
+                : table.format == BF16 ? widen_one((const Bf16*)table.bytes + offset + c)
+                                       : widen_one((const Fp16*)table.bytes + offset + c);
+}
+
+void run_embed(const Embed& a, int thread, Scratch& scratch) {
+    if (thread) return;
+    read_row(a.table, *a.token_id, a.x);
+    for (int c = 0; c < a.table.columns; c++) a.x[c] *= a.scale;
+    if (!a.positions.bytes) return;
+    read_row(a.positions, *a.position, scratch.row);
+    for (int c = 0; c < a.table.columns; c++) a.x[c] += scratch.row[c];
+}
+
+// Fills row `row` of the thread's own activations.
+void take_in(const float* x, const Norm& norm, int columns, int row, Scratch& scratch) {
+    float* to = scratch.activations.x + size_t(row) * scratch.activations.columns;
+    normalise(norm, x, columns, to);
+    std::memset(to + columns, 0, size_t(scratch.activations.columns - columns) * 4);
+    scratch.activations.finish(row);
+}
+
+void prepare(Scratch& scratch, Rounding rounding, int rows, int columns) {
+    scratch.activations.rounding = rounding;
+    scratch.activations.place(scratch.activations.x, rows, columns);
+}
+
+inline f32x16 load_some(const float* from, int count) {
+    if (count == LANES) return load<f32x16>(from);
+    f32x16 value{};
+    for (int lane = 0; lane < count; lane++) value[lane] = from[lane];
+    return value;
+}
+
+inline void store_some(f32x16 value, int count, float* to) {
+    if (count == LANES) return store(to, value);
+    for (int lane = 0; lane < count; lane++) to[lane] = value[lane];
+}
+
+inline f32x16 product(const Matrix& matrix, int group, const float* bias, int height, const Scratch& scratch) {
+    f32x16 total;
+    multiply_group(matrix, group, scratch.activations, 0, 1, &total);
+    return bias ? total + load_some(bias + group * LANES, height) : total;
+}
+
+void run_linear(const Linear& a, int thread, int threads, Scratch& scratch) {
+    prepare(scratch, a.rounding, 1, a.matrices[0].columns);
+    take_in(a.x, a.norm, a.matrices[0].columns, 0, scratch);
+    const int stacked = a.store == Store::GATED ? 1 : a.num_matrices;
+    int total = 0;
+    for (int i = 0; i < stacked; i++) total += num_groups(a.matrices[i].rows);
+    const Range mine = share(total, thread, threads);
+    for (int i = 0, before = 0; i < stacked; i++) {
+        const int here = num_groups(a.matrices[i].rows);
+        const int begin = std::max(mine.begin - before, 0), end = std::min(mine.end - before, here);
+        before += here;
+        for (int group = begin; group < end; group++) {
+            const int height = std::min(LANES, a.matrices[i].rows - group * LANES);
+            float* out = a.outs[i] + group * LANES;
+            f32x16 y = product(a.matrices[i], group, a.biases[i], height, scratch);
+            if (a.store == Store::ADD) {
+                y += load_some(out, height);
+            } else {
+                y = activate(a.activation, y);
+                if (a.store == Store::GATED) y *= product(a.matrices[1], group, a.biases[1], height, scratch);
+            }
+            store_some(y, height, out);
+        }
+    }
+}
+
+void run_attend(const Attend& a, int thread, int threads, Scratch& scratch) {
+    const int group = a.heads / a.kv_heads;
+    const Range mine = share(a.heads, thread, threads);
+    for (int first = mine.begin; first < mine.end;) {
+        const int last = std::min(mine.end, (first / group + 1) * group);
+        const bool writes = first % group == 0;
+        switch (a.cache_format) {
+            case F32: attend_heads<float>(a, first, last, writes, scratch.row); break;
+            case F16: attend_heads<Fp16>(a, first, last, writes, scratch.row); break;
+            default: attend_heads<Bf16>(a, first, last, writes, scratch.row);
+        }
+        first = last;
+    }
+}
+
+void run_add_norm(const AddNorm& a, int thread, Scratch& scratch) {
+    if (thread) return;
+    normalise(a.norm, a.y, a.dim, scratch.row);
+    for (int i = 0; i < a.dim; i++) a.x[i] += scratch.row[i];
+}
+
+void run_choose(const Choose& a, int thread, int threads) {
+    const Range mine = share(a.vocab, thread, threads);
+    float best = -INFINITY;
+    int64_t index = mine.begin;
+    int i = mine.begin;
+    for (; i + LANES <= mine.end; i += LANES) {
+        const f32x16 values = load<f32x16>(a.logits + i);
+        const float most = largest(values);
+        if (!(most > best)) continue;
+        best = most;
+        for (index = i; a.logits[index] != most;) index++;
+    }
+    for (; i < mine.end; i++)
+        if (a.logits[i] > best) best = a.logits[i], index = i;
+    a.best[thread] = best;
+    a.best_index[thread] = index;
+}
+
+void run_advance(const Advance& a, int thread, int threads) {
+    if (thread) return;
+    int winner = 0;
+    for (int other = 1; other < threads; other++)
+        if (a.best[other] > a.best[winner]) winner = other;
+    *a.chosen = *a.token_id = a.best_index[winner];
+    ++*a.position;
+}
+
+void run_route(const Route& a, int thread, Scratch& scratch) {
+    if (thread) return;
+    float* left = scratch.row;
+    std::memcpy(left, a.logits, size_t(a.experts) * 4);
+    for (int k = 0; k < a.used; k++) {
+        const int best = int(std::max_element(left, left + a.experts) - left);
+        a.chosen[k] = best;
+        a.weights[k] = left[best];
+        left[best] = -INFINITY;
+    }
+    softmax(a.weights, a.used, nullptr);
+}
+
+Matrix expert_of(const Matrix& first, int expert) {
+    Matrix matrix = first;
+    matrix.bytes += expert * matrix_nbytes(first.format, first.rows, first.columns);
+    return matrix;
+}
+
+void run_experts_up(const ExpertsUp& a, int thread, int threads, Scratch& scratch) {
+    prepare(scratch, a.rounding, 1, a.gate.columns);
+    take_in(a.x, a.norm, a.gate.columns, 0, scratch);
+    const int rows = a.gate.rows, groups = num_groups(rows);
+    const Range mine = share(groups * a.used, thread, threads);
+    for (int item = mine.begin; item < mine.end; item++) {
+        const int k = item / groups, group = item % groups, expert = a.chosen[k];
+        const int height = std::min(LANES, rows - group * LANES);
+        const float* gate_bias = a.gate_bias ? a.gate_bias + size_t(expert) * rows : nullptr;
+        const float* up_bias = a.up_bias ? a.up_bias + size_t(expert) * rows : nullptr;
+        const f32x16 gate = product(expert_of(a.gate, expert), group, gate_bias, height, scratch);
+        const f32x16 up = product(expert_of(a.up, expert), group, up_bias, height, scratch);
+        store_some(clamped_swiglu(gate, up, a.limit, a.alpha), height, a.hidden + size_t(k) * rows + group * LANES);
+    }
+}
+
+void run_experts_down(const ExpertsDown& a, int thread, int threads, Scratch& scratch) {
+    const int rows = a.down.rows, columns = a.down.columns;
+    prepare(scratch, a.rounding, a.used, columns);
+    const Norm none{NormKind::NONE, 0, nullptr, nullptr};
+    for (int k = 0; k < a.used; k++) take_in(a.hidden + size_t(k) * columns, none, columns, k, scratch);
+    const Range mine = share(num_groups(rows), thread, threads);
+    for (int group = mine.begin; group < mine.end; group++) {
+        const int height = std::min(LANES, rows - group * LANES);
+        f32x16 total{};
+        for (int k = 0; k < a.used; k++) {
+            f32x16 y;
+            multiply_group(expert_of(a.down, a.chosen[k]), group, scratch.activations, k, 1, &y);
+            if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * LANES, height);
+            total += splat(a.weights[k]) * y;
+        }
+        float* out = a.x + group * LANES;
+        store_some(load_some(out, height) + total, height, out);
+    }
+}
+
+}  // namespace
+
+void run_instruction(const Instruction& instruction, int thread, int threads, Scratch& scratch) {
+    const void* a = instruction.arguments;
+    switch (instruction.kind) {
+        case Kind::EMBED: return run_embed(*(const Embed*)a, thread, scratch);
+        case Kind::LINEAR: return run_linear(*(const Linear*)a, thread, threads, scratch);
+        case Kind::ATTEND: return run_attend(*(const Attend*)a, thread, threads, scratch);
+        case Kind::ADD_NORM: return run_add_norm(*(const AddNorm*)a, thread, scratch);
+        case Kind::CHOOSE: return run_choose(*(const Choose*)a, thread, threads);
+        case Kind::ADVANCE: return run_advance(*(const Advance*)a, thread, threads);
+        case Kind::ROUTE: return run_route(*(const Route*)a, thread, scratch);
+        case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, thread, threads, scratch);
+        case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, thread, threads, scratch);
+    }
+}
+
+}  // namespace graphcore

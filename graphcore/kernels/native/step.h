@@ -1,0 +1,128 @@
+// A decode step of one sequence as a list of instructions over fixed buffers.
+//
+//     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
+//
+// The whole team walks the list together, with a barrier after each instruction. What every thread needs of an
+// instruction's input (the norm, the rounding to eight bits) each thread computes for itself: that is cheaper than another
+// barrier. Activations are float32 throughout. The structs are mirrored in graphcore/kernels/native_step.py.
+#pragma once
+
+#include "matrix.h"
+
+namespace graphcore {
+
+enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
+enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, CLAMPED_SWIGLU = 6 };
+enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
+enum class Kind : int32_t { EMBED = 0, LINEAR = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8 };
+
+struct Norm {
+    NormKind kind;
+    float eps;
+    const float* weight;
+    const float* bias;
+};
+
+// x = row of the table * scale (+ row of the position table)
+struct Embed {
+    Matrix table, positions;  // positions.bytes is null where there are none
+    const int64_t* token_id;
+    const int64_t* position;
+    float* x;
+    float scale;
+};
+
+// out = matrix @ norm(x) + bias for up to three matrices; what becomes of it is `store`'s to say.
+struct Linear {
+    const float* x;
+    Norm norm;
+    Rounding rounding;
+    int32_t num_matrices;
+    Matrix matrices[3];
+    const float* biases[3];
+    float* outs[3];
+    Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
+    Activation activation;  // f
+};
+
+// Normalises, rotates and caches the new key; attends the live slots. Slot of position p: p mod slots.
+struct Attend {
+    const float *q, *k, *v;
+    Norm q_norm, k_norm;
+    const float* rope;  // [positions, 2, head_dim / 2], or null
+    const float* sinks; // [heads], or null
+    const int64_t* position;
+    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, head_dim]
+    float* out;                  // [heads, head_dim]
+    int32_t heads, kv_heads, head_dim, slots, window, cache_format;
+    float scale;
+};
+
+// x += norm(y)
+struct AddNorm {
+    const float* y;
+    Norm norm;
+    float* x;
+    int32_t dim;
+};
+
+// The index of the largest logit; the first of equal ones.
+struct Choose {
+    const float* logits;
+    int32_t vocab;
+    float* best;         // [threads]
+    int64_t* best_index; // [threads]
+};
+
+struct Advance {
+    const float* best;
+    const int64_t* best_index;
+    int64_t *chosen, *token_id, *position;
+};
+
+// The experts of one token: the `used` largest of the router's logits and the softmax over those.
+struct Route {
+    const float* logits;
+    int32_t experts, used;
+    int32_t* chosen;   // [used]
+    float* weights;    // [used]
+};
+
+// hidden[k] = f(gate_e x + b, up_e x + b) for each chosen expert e;  x is normalised here
+struct ExpertsUp {
+    const float* x;
+    Norm norm;
+    Rounding rounding;
+    Matrix gate, up;  // of the first expert; the others follow, each of whole groups of rows
+    const float *gate_bias, *up_bias;
+    const int32_t* chosen;
+    float* hidden;  // [used, rows]
+    int32_t used;
+    float limit, alpha;
+};
+
+// x += sum over k of weights[k] * (down_e hidden[k] + b)
+struct ExpertsDown {
+    const float* hidden;
+    Rounding rounding;
+    Matrix down;
+    const float* bias;
+    const int32_t* chosen;
+    const float* weights;
+    float* x;
+    int32_t used;
+};
+
+struct Instruction {
+    Kind kind;
+    const void* arguments;
+};
+
+struct Scratch {
+    Activations activations;
+    float* row;  // as long as the longest row, or the scores of all heads that share keys
+};
+
+void run_instruction(const Instruction& instruction, int thread, int threads, Scratch& scratch);
+
+}  // namespace graphcore
