@@ -1,7 +1,7 @@
 """From a model to a runner: dtype and graph kind chosen, plan made and checked, weights loaded, programs built."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,14 +12,17 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.model import Model, Progress
 from graphcore.engine.runner import Runner
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
+from graphcore.graph.native import can_record
+from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.streaming.policy import Resident
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
+from graphcore.weights.packed_weights import PackingPolicy, pack_decoder
 from graphcore.weights.plan import Plan, free_nbytes
 
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
@@ -32,6 +35,7 @@ class Choices:
     Attributes:
         graph: "captured", "compiled" or "eager".
         context: tokens of KV cache for each sequence.
+        packing: how packed weights are held and multiplied with.
         notes: one line each: what was left to graphcore, or did not go as one might expect.
     """
 
@@ -42,6 +46,7 @@ class Choices:
     context: int
     batch_size: int
     prefill_chunk: int
+    packing: PackingPolicy
     notes: tuple[str, ...]
 
 
@@ -53,7 +58,8 @@ def choose(settings: Settings, model: Model) -> Choices:
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
-    graph, note = choose_graph(settings.graph.kind, device)
+    library, library_note = find_kernels(Path(settings.cache_dir).expanduser(), device)
+    graph, graph_note = choose_graph(settings.graph.kind, device, library is not None)
     context = settings.context_length or min(model.spec.context, DEFAULT_CONTEXT)
     if context > model.spec.context:
         raise ConfigError(f"context_length={context}, but the model was made for {model.spec.context} tokens")
@@ -65,22 +71,40 @@ def choose(settings: Settings, model: Model) -> Choices:
         context=context,
         batch_size=settings.batch_size,
         prefill_chunk=min(settings.prefill_chunk, context),
-        notes=(note,) if note else (),
+        packing=PackingPolicy(library, "float" if dtype is torch.float32 else "block"),
+        notes=tuple(note for note in (graph_note, library_note) if note),
     )
 
 
-def choose_graph(kind: str, device: torch.device) -> tuple[str, str]:
+def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, str]:
+    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none."""
+    if device.type != "cpu":
+        return None, ""
+    try:
+        library = build_library(cache_dir / "kernels")
+    except GraphError as error:
+        return None, f"packed weights are unpacked for each use: {error}"
+    without = "no C++ compiler works here: packed weights are unpacked for each use, which is slow; install g++"
+    return library, "" if library else without
+
+
+def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[str, str]:
     """Return the graph kind that runs here, and a line about it where "auto" did not get the best.
 
     Raises:
         ConfigError: the kind that was asked for cannot run here.
     """
-    if kind == "captured" and device.type != "cuda":
-        raise ConfigError(f"graph=captured needs a CUDA device, this is {device}; use graph=compiled or graph=auto")
-    if kind in ("captured", "eager"):
+    if kind == "eager":
         return kind, ""
     if device.type == "cuda":
         return ("captured" if kind == "auto" else kind), ""
+    if kind == "captured" and not has_kernels:
+        raise ConfigError(
+            f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "
+            "and none works here; use graph=eager or graph=auto"
+        )
+    if kind in ("auto", "captured") and has_kernels:
+        return "captured", ""
     if find_cpp_compiler() is not None:
         return "compiled", ""
     if kind == "compiled":
@@ -88,14 +112,40 @@ def choose_graph(kind: str, device: torch.device) -> tuple[str, str]:
     return "eager", "graph=auto: no C++ compiler works here, so blocks run eager; install g++ for compiled blocks"
 
 
-def build_runner(settings: Settings, model: Model, choices: Choices, on_progress: Progress) -> tuple[Runner, Plan]:
+@dataclass(frozen=True)
+class Assembly:
+    """A model's decoder on the meta device, how its weights come, and what the settings came to."""
+
+    choices: Choices
+    decoder: Decoder
+    loader: Loader
+
+
+def prepare(settings: Settings, model: Model) -> Assembly:
+    """Return what will run, before anything is allocated or read.
+
+    Raises:
+        ConfigError: the machine or the model cannot do what was asked.
+        CheckpointError: names or shapes are wrong.
+    """
+    choices = choose(settings, model)
+    decoder, loader = match_model(model, choices.dtype, choices.packing)
+    if choices.graph == "captured" and choices.device.type == "cpu" and not can_record(decoder):
+        note = "decode runs compiled: a matrix is in a format that the kernels do not multiply"
+        if settings.graph.kind == "captured":
+            raise ConfigError(f"graph=captured is not possible, {note}; use graph=auto")
+        choices = replace(choices, graph="compiled", notes=(*choices.notes, note))
+    return Assembly(choices, decoder, loader)
+
+
+def build_runner(settings: Settings, model: Model, parts: Assembly, on_progress: Progress) -> tuple[Runner, Plan]:
     """Return a runner with its weights loaded, and the plan that it keeps to.
 
     Raises:
         PlanError: it does not fit.
-        CheckpointError: names, shapes or bytes are wrong.
+        CheckpointError: bytes are wrong.
     """
-    decoder, loader = match_model(model, choices.dtype)
+    choices, decoder, loader = parts.choices, parts.decoder, parts.loader
     plan = make_plan(model, choices, loader, decoder)
     plan.check_fits(free_nbytes(choices.device))
     compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
@@ -110,13 +160,24 @@ def build_runner(settings: Settings, model: Model, choices: Choices, on_progress
 
     groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
     builder = GraphBuilder(
-        decoder, choices.graph, groups, caches, choices.context, choices.device, report, compiled_dir
+        decoder,
+        choices.graph,
+        groups,
+        caches,
+        choices.context,
+        choices.device,
+        report,
+        compiled_dir,
+        choices.packing.library,
     )
     return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan
 
 
-def match_model(model: Model, dtype: torch.dtype) -> tuple[Decoder, Loader]:
+def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None = None) -> tuple[Decoder, Loader]:
     """Return the model's decoder on the meta device and the loader that knows its weights; no weight is read.
+
+    Args:
+        packing: how packed weights are held; None unpacks them all.
 
     Raises:
         CheckpointError: names or shapes are wrong.
@@ -130,6 +191,8 @@ def match_model(model: Model, dtype: torch.dtype) -> tuple[Decoder, Loader]:
     }
     architecture = architecture_of(model.config)
     sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
+    if packing is not None:
+        pack_decoder(decoder, sources, model.checkpoint, packing)
     return decoder, Loader(model.checkpoint, sources)
 
 

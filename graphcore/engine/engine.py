@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.engine.assembly import Choices, build_runner, choose
+from graphcore.engine.assembly import Choices, build_runner, prepare
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
@@ -86,10 +86,10 @@ class Engine:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
-        choices = choose(settings, model)
+        parts = prepare(settings, model)
         with torch.inference_mode():
-            runner, plan = build_runner(settings, model, choices, report)
-        return cls(settings, model, choices, runner, plan)
+            runner, plan = build_runner(settings, model, parts, report)
+        return cls(settings, model, parts.choices, runner, plan)
 
     @property
     def config(self) -> ModelConfig:

@@ -24,11 +24,13 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
-from graphcore.nn.block import Block
+from graphcore.graph.native import NativeStep, Recorder
+from graphcore.nn.block import Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.spec import BlockSpec
 
+BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
 WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
 
 
@@ -37,10 +39,11 @@ class GraphBuilder:
     """Builds programs and owns the compiled functions, one per kind.
 
     Attributes:
-        kind: "captured" (CUDA), "compiled" or "eager".
+        kind: "captured", "compiled" or "eager".
         layer_groups: which layers each group holds, in order.
         caches: one per layer, for the largest batch.
         cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
+        library: file of the C++ kernels, which captured decode steps on the CPU run on.
     """
 
     decoder: Decoder
@@ -51,7 +54,8 @@ class GraphBuilder:
     device: torch.device
     on_compile: Callable[[str], None] = lambda name: None
     cache_dir: Path | None = None
-    functions: dict[tuple[BlockSpec | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
+    library: Path | None = None
+    functions: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
     tables: tuple[Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,13 +67,22 @@ class GraphBuilder:
         Args:
             is_greedy: also choose the likeliest next token and make it the next input.
         """
+        if self.kind == "captured" and self.library is not None and batch == 1:
+            return self._recorded(is_greedy)
         program = self._program(batch, "decode")
         steps = list(program.steps)
         if is_greedy:
             steps.append(GreedyStep(steps[-1].group, program.state))
-        if self.kind == "captured":
+        if self.kind == "captured" and self.device.type == "cuda":
             return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
+
+    def _recorded(self, is_greedy: bool) -> Program:
+        """Return one sequence's decode step as a native program."""
+        state = StepState.empty(1, 1, self.device)
+        caches = [cache.rows(1) for cache in self.caches]
+        recorder = Recorder(self.decoder, caches, self.tables, str(self.library))
+        return Program(state, [NativeStep(0, recorder.record(state, is_greedy))])
 
     def token(self, batch: int) -> Program:
         """Return the steps of a decode program one by one, never captured, for who looks between them."""
@@ -117,19 +130,23 @@ class GraphBuilder:
         assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         return block
 
+    def _kind(self, index: int) -> BlockKind:
+        """Return what layers must have in common to share a compiled graph: the spec, and how matrices are packed."""
+        return self.decoder.spec.blocks[index], tuple(packed_formats(self._block(index)).items())
+
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
         if self.kind == "eager":
             return Block.forward
-        key = (self.decoder.spec.blocks[index], batch, phase)
+        key = (self._kind(index), batch, phase)
         if key not in self.functions:
             self.functions[key] = self._compile_block(index, batch, phase)
         return self.functions[key]
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
-        kinds = list(dict.fromkeys(self.decoder.spec.blocks))
-        name = f"block{kinds.index(self.decoder.spec.blocks[index])}_{phase}_{batch}"
+        kinds = list(dict.fromkeys(map(self._kind, range(len(self.decoder.layers)))))
+        name = f"block{kinds.index(self._kind(index))}_{phase}_{batch}"
         self.on_compile(name)
         run: BlockFunction = compile_whole(Block.forward, name)
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.nn.attention import Attention
+from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
@@ -58,3 +59,12 @@ class Block(nn.Module):
         x = x + self.post_attention_layernorm(attended, self.residual_dtype)
         fed = self.mlp(self.pre_feedforward_layernorm(x, self.dtype))
         return x + self.post_feedforward_layernorm(fed, self.residual_dtype)  # type: ignore[no-any-return]
+
+
+def packed_formats(block: nn.Module) -> dict[str, str]:
+    """Return the stored format of every packed matrix in a block, by the name of the module that holds it."""
+    return {
+        name: module.packing.format
+        for name, module in block.named_modules()
+        if isinstance(module, Linear) and module.packing is not None
+    }

@@ -14,6 +14,7 @@ from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import ModelSpec
+from graphcore.quant.packing import Packing
 
 
 class Embedding(nn.Module):
@@ -21,9 +22,12 @@ class Embedding(nn.Module):
 
     weight: Tensor
     positions: Tensor | None
+    packing: Packing | None
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
+        self.packing = None
+        self.dtype = dtype
         self.residual_dtype = residual_dtype(spec.blocks[0], dtype)
         # transformers rounds the scale to the weight's dtype; in bf16 sqrt(1152) is 34, not 33.94
         self.scale = torch.tensor(spec.embedding_scale, dtype=dtype, device="cpu").item()
@@ -32,9 +36,18 @@ class Embedding(nn.Module):
             "positions", torch.empty(spec.positions, spec.dim, dtype=dtype) if spec.positions else None
         )
 
+    def pack(self, packing: Packing) -> None:
+        """Hold the rows packed from now on, their bytes still to come."""
+        self.packing = packing
+        self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
+
     def forward(self, token_ids: Tensor, span: Span) -> Tensor:
         """Return the residual stream [B, T, D] of `token_ids` [B, T] int64."""
-        rows = nn.functional.embedding(token_ids, self.weight).to(self.residual_dtype)
+        if self.packing is None:
+            rows = nn.functional.embedding(token_ids, self.weight)
+        else:
+            rows = self.packing.gather(token_ids, self.weight, self.dtype)
+        rows = rows.to(self.residual_dtype)
         if self.scale != 1.0:
             rows = rows * self.scale
         if self.positions is not None:

@@ -32,6 +32,7 @@ class MLP(nn.Module):
 
     def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
+        self.spec = spec
         self.activation = ACTIVATIONS[spec.activation]
         self.gate_proj = Linear(dim, spec.hidden, spec.bias, dtype) if spec.gated else None
         self.up_proj = Linear(dim, spec.hidden, spec.bias, dtype)

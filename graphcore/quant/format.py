@@ -62,6 +62,23 @@ class Format(ABC):
             )
         return prod(shape) // self.block_elements * self.block_nbytes
 
+    def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
+        """Return the rows of a tensor, and the scale of all of it where the format has one (else 1).
+
+        Args:
+            raw: [nbytes] uint8.
+            shape: [..., O, I], I a whole number of blocks.
+
+        Returns:
+            [..., O, W] uint8, a view of `raw`.
+        """
+        self.check_raw(raw, shape)
+        return raw.view(*shape[:-1], -1), 1.0
+
+    def join_rows(self, rows: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return the bytes of the tensor that these rows make: the inverse of `split_rows`."""
+        return rows.contiguous().flatten()
+
     def dequantize(self, raw: torch.Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the dense tensor that `raw` encodes.
 

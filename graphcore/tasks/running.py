@@ -1,7 +1,7 @@
 """What tasks that run a model share: loading it with progress, and saying what runs."""
 
 from graphcore.config.settings import Settings
-from graphcore.device import resolve_device
+from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
 from graphcore.engine.sampler import SamplingParams
@@ -19,7 +19,7 @@ def load_engine(context: Context) -> Engine:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
     settings = context.settings
-    choose_graph(settings.graph.kind, resolve_device(settings.device))  # refuse before anything is fetched
+    choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)  # refuse before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress)
     for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)

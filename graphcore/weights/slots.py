@@ -1,6 +1,8 @@
 """Preallocated buffers that layer groups' bytes land in, and the views that bind modules to them, once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,11 @@ class Slot:
         memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
         start = -memory.data_ptr() % ALIGNMENT
         return cls(memory[start : start + nbytes])
+
+    def split(self, layouts: Sequence[Layout]) -> list["Slot"]:
+        """Return one slot after another for the layouts, all within this one."""
+        ends = list(accumulate(layout.nbytes for layout in layouts))
+        return [Slot(self.raw[end - layout.nbytes : end]) for end, layout in zip(ends, layouts, strict=True)]
 
     def views(self, layout: Layout) -> dict[str, Tensor]:
         """Return the layout's tensors as views of the slot."""

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -40,7 +41,9 @@ class Team {
     int size() const { return size_; }
 
     // Runs function(argument, thread, team) on every thread and returns when all have ended.
+    // One caller at a time; others wait.
     void run(Function function, void* argument) {
+        const std::lock_guard<std::mutex> one_caller(callers_);
         function_ = function;
         argument_ = argument;
         running_.store(size_ - 1, std::memory_order_relaxed);
@@ -93,6 +96,7 @@ class Team {
     }
 
     const int size_;
+    std::mutex callers_;
     std::vector<std::thread> workers_;
     Function function_ = nullptr;
     void* argument_ = nullptr;

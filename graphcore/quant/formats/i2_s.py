@@ -41,6 +41,18 @@ class I2SFormat(Format):
             )
         return num_elements // self.block_elements * self.block_nbytes + TAIL_NBYTES
 
+    def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
+        """Return the rows, which must be whole groups, and the tensor's scale."""
+        self.check_raw(raw, shape)
+        scale = raw[-TAIL_NBYTES : -TAIL_NBYTES + 4].clone().view(torch.float32).item()
+        return raw[:-TAIL_NBYTES].view(*shape[:-1], -1), scale
+
+    def join_rows(self, rows: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return the rows' bytes and the tail."""
+        tail = torch.zeros(TAIL_NBYTES, dtype=torch.uint8, device=rows.device)
+        tail[:4] = torch.tensor([scale], dtype=torch.float32).view(torch.uint8)
+        return torch.cat((rows.flatten(), tail))
+
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode without the tensor's scale, which lies in no block: [N, 32] uint8 -> [N, 128] float32."""
         codes = planes(blocks, bits=2).flip(1).flatten(1)  # [N, 128]; the highest bits come first

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from omegaconf import MISSING
 
-from graphcore.device import resolve_device
-from graphcore.engine.assembly import Choices, choose, choose_graph, make_plan, match_model
+from graphcore.device import find_cpp_compiler, resolve_device
+from graphcore.engine.assembly import Choices, choose_graph, make_plan, prepare
 from graphcore.engine.model import Model, open_model
 from graphcore.errors import PlanError
 from graphcore.tasks.running import group_note, refuse_without_effect
@@ -27,12 +27,12 @@ def run(context: Context, _task: PlanSettings) -> Record:
     """Print the plan; what cannot fit is a failure."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
-    choose_graph(settings.graph.kind, resolve_device(settings.device))
+    choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
-    choices = choose(settings, model)
+    parts = prepare(settings, model)
+    choices, decoder, loader = parts.choices, parts.decoder, parts.loader
     for note in (*choices.notes, *group_note(settings, model.config.model_type)):
         console.note(note)
-    decoder, loader = match_model(model, choices.dtype)
     plan = make_plan(model, choices, loader, decoder)
     names = [prefix.rstrip(".") or "head" for prefix, _ in decoder.groups()]
     free = free_nbytes(choices.device)

@@ -1,0 +1,211 @@
+"""A whole decode step on the CPU as one native program: what a captured CUDA graph is on a GPU.
+
+    embed -> (norm q k v | attend | o, add | norm gate up | down, add) for each block -> norm head -> choose
+
+The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
+It computes in float32 what the blocks compute in the compute dtype; a module that is not known here is refused, so that
+nothing is left out in silence. One sequence; wider batches run compiled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.state import StepState
+from graphcore.kernels import native_step as native
+from graphcore.kernels.library import Matrix
+from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
+from graphcore.nn.attention import Attention
+from graphcore.nn.block import Block
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import MLP
+from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.quant.packing import KernelPacking
+
+ACTIVATION_NAMES = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+NO_NORM = native.Norm()
+
+
+@dataclass
+class NativeStep:
+    """A program as a step."""
+
+    group: int
+    program: native.NativeProgram
+
+    def replay(self) -> None:
+        """Run the program once."""
+        self.program.run()
+
+
+def can_record(decoder: Decoder) -> bool:
+    """Return whether every packed matrix is in the kernels' form, and every spec one that is known here."""
+    packings = [module.packing for module in decoder.modules() if isinstance(module, Linear)]
+    return all(packing is None or isinstance(packing, KernelPacking) for packing in packings)
+
+
+@dataclass
+class Recorder:
+    """Records decode programs of one decoder.
+
+    Attributes:
+        caches: one per layer, [1, K, S, E].
+        tables: rope tables, [P, 2, E/2].
+    """
+
+    decoder: Decoder
+    caches: Sequence[LayerCache]
+    tables: Sequence[Tensor]
+    library: str
+
+    def record(self, state: StepState, is_greedy: bool) -> native.NativeProgram:
+        """Return the program of a whole decode step over the state's inputs; it fills `logits`, and if greedy `chosen`."""
+        program = native.NativeProgram(self.library, torch.get_num_threads())
+        spec = self.decoder.spec
+        x = program.buffer(spec.dim)
+        self._embed(program, state, x)
+        rope_index = self.decoder.rope_index()
+        for index, block in enumerate(self.decoder.layers):
+            assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
+            rope = None if rope_index[index] is None else self.tables[rope_index[index] or 0]
+            BlockRecorder(program, x, state).record(block, rope, self.caches[index])
+        self._head(program, state, x, is_greedy)
+        return program
+
+    def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
+        embedding = self.decoder.embed_tokens
+        arguments = native.Embed()
+        if embedding.packing is None:
+            arguments.table = program.dense(embedding.weight)
+        else:
+            assert isinstance(embedding.packing, KernelPacking), "checked by can_record"
+            program.kept.append(embedding.weight)
+            arguments.table = embedding.packing.form.matrix(embedding.weight)
+        if embedding.positions is not None:
+            arguments.positions = program.dense(embedding.positions)
+        arguments.token_id = program.address(state.token_ids, torch.int64)
+        arguments.position = program.address(state.span.starts, torch.int64)
+        arguments.x, arguments.scale = program.address(x), embedding.scale
+        program.needs(row_floats=self.decoder.spec.dim + 32)
+        program.add(arguments)
+
+    def _head(self, program: native.NativeProgram, state: StepState, x: Tensor, is_greedy: bool) -> None:
+        head, vocab = self.decoder.head, self.decoder.spec.vocab
+        state.logits = program.buffer(vocab).view(1, vocab)
+        matrices = [matrix_of(program, head.lm_head, state.logits.view(-1))]
+        native.linear(program, x, matrices, rounding_of(head.lm_head), norm_of(program, head.norm))
+        if not is_greedy:
+            return
+        best = program.buffer(program.threads)
+        best_index = torch.zeros(program.threads, dtype=torch.int64)
+        pointers = program.address(best), program.address(best_index, torch.int64)
+        program.add(native.Choose(program.address(state.logits), vocab, *pointers))
+        inputs = (state.chosen, state.token_ids, state.span.starts)
+        program.add(native.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))
+
+
+@dataclass
+class BlockRecorder:
+    """Appends one block's instructions to a program; `x` is the residual stream."""
+
+    program: native.NativeProgram
+    x: Tensor
+    state: StepState
+
+    def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> None:
+        """Append attention and MLP, with the norms where the block has them."""
+        attended = self._attention(block.self_attn, block.input_layernorm, rope, cache)
+        if block.sandwich:
+            self._add_normalised(block.self_attn.o_proj, attended, block.post_attention_layernorm)
+            self._mlp(block.mlp, block.pre_feedforward_layernorm, block.post_feedforward_layernorm)
+        else:
+            self._add(block.self_attn.o_proj, attended)
+            self._mlp(block.mlp, block.post_attention_layernorm, None)
+
+    def _attention(
+        self, attention: Attention, norm: RMSNorm | LayerNorm, rope: Tensor | None, cache: LayerCache
+    ) -> Tensor:
+        """Append the projections and the softmax; returns what comes before the output projection."""
+        spec, program = attention.spec, self.program
+        width = spec.head_dim
+        q, k, v = (program.buffer(heads * width) for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
+        out = program.buffer(spec.heads * width)
+        projections = ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v))
+        matrices = [matrix_of(program, linear, buffer) for linear, buffer in projections]
+        native.linear(program, self.x, matrices, rounding_of(attention.q_proj), norm_of(program, norm))
+        arguments = native.Attend()
+        arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
+        arguments.q_norm, arguments.k_norm = norm_of(program, attention.q_norm), norm_of(program, attention.k_norm)
+        arguments.rope = program.address(rope)
+        arguments.position = program.address(self.state.span.starts, torch.int64)
+        arguments.k_cache = program.address(cache.k, cache.k.dtype)
+        arguments.v_cache = program.address(cache.v, cache.v.dtype)
+        arguments.heads, arguments.kv_heads, arguments.head_dim = spec.heads, spec.kv_heads, width
+        arguments.slots, arguments.window = cache.k.shape[2], spec.window or 0
+        arguments.cache_format, arguments.scale = DTYPE_NUMBERS[cache.k.dtype], spec.scale
+        program.needs(row_floats=3 * width + cache.k.shape[2] + 32)
+        program.add(arguments)
+        return out
+
+    def _mlp(self, mlp: MLP, norm: RMSNorm | LayerNorm, norm_after: RMSNorm | LayerNorm | None) -> None:
+        program = self.program
+        hidden = program.buffer(mlp.up_proj.outputs)
+        activation = ACTIVATION_NAMES[mlp.spec.activation]
+        up = matrix_of(program, mlp.up_proj, hidden)
+        store = "put"
+        matrices = [up]
+        if mlp.gate_proj is not None:
+            store, matrices = "gated", [matrix_of(program, mlp.gate_proj, hidden), up]
+        rounding = rounding_of(mlp.up_proj)
+        native.linear(program, self.x, matrices, rounding, norm_of(program, norm), store, activation)
+        if norm_after is None:
+            self._add(mlp.down_proj, hidden)
+        else:
+            self._add_normalised(mlp.down_proj, hidden, norm_after)
+
+    def _add(self, linear: Linear, x: Tensor) -> None:
+        """Append residual += linear(x)."""
+        matrices = [matrix_of(self.program, linear, self.x)]
+        native.linear(self.program, x, matrices, rounding_of(linear), NO_NORM, store="add")
+
+    def _add_normalised(self, linear: Linear, x: Tensor, norm: RMSNorm | LayerNorm) -> None:
+        """Append residual += norm(linear(x))."""
+        program, dim = self.program, self.x.numel()
+        y = program.buffer(dim)
+        native.linear(program, x, [matrix_of(program, linear, y)], rounding_of(linear), NO_NORM)
+        program.needs(row_floats=dim)
+        program.add(native.AddNorm(program.address(y), norm_of(program, norm), program.address(self.x), dim))
+
+
+def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
+    """Return a linear's matrix, its bias in float32 and where its product goes."""
+    bias = None if linear.bias is None else linear.bias.float()
+    if linear.packing is None:
+        return program.dense(linear.weight), bias, out
+    assert isinstance(linear.packing, KernelPacking), "checked by can_record"
+    program.kept.append(linear.weight)
+    return linear.packing.form.matrix(linear.weight), bias, out
+
+
+def rounding_of(linear: Linear) -> int:
+    """Return the number of the rounding that a linear's input undergoes."""
+    return ROUNDINGS[linear.rounding]
+
+
+def norm_of(program: native.NativeProgram, norm: RMSNorm | LayerNorm | None) -> native.Norm:
+    """Return a module's normalisation as the kernels take it."""
+    if norm is None:
+        return NO_NORM
+    if isinstance(norm, RMSNorm):
+        return native.norm(program, "rms", norm.eps, norm.weight, None)
+    return native.norm(program, "layer", norm.eps, norm.weight, norm.bias)

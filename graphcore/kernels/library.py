@@ -1,0 +1,119 @@
+"""The C++ kernels as a loaded library: built once per machine with its own compiler, kept in the cache folder.
+
+The sources name no torch header, so that they build in seconds; Python calls plain functions through ctypes. The
+compiler is told to use what this processor has (-march=native), and the sources choose by what it then defines:
+AVX-512 VNNI, AVX2, or plain vectors.
+"""
+
+import ctypes
+import functools
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+from graphcore.device import cpu_name, find_cpp_compiler
+from graphcore.errors import GraphError
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi")
+EXACT = frozenset({"matrix.cpp"})  # unpacks weights, bit by bit as ggml does: no contraction into fused operations
+
+
+def native_flags() -> tuple[str, ...]:
+    """Return the flags that have the compiler use all of this processor."""
+    return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+
+
+@functools.cache
+def build_library(folder: Path, target: Sequence[str] | None = None) -> Path | None:
+    """Return the library's file, built now if the folder does not have it; None without a working compiler.
+
+    Args:
+        folder: where built libraries are kept.
+        target: flags that choose the processor; None is this one.
+
+    Raises:
+        GraphError: the compiler refuses the sources; the message has its first words.
+    """
+    compiler = find_cpp_compiler()
+    if compiler is None:
+        return None
+    flags = (*FLAGS, *(native_flags() if target is None else target))
+    path = folder / f"kernels-{_fingerprint(compiler, flags)}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            _compile(compiler, flags, Path(scratch))
+            (Path(scratch) / "kernels.so").replace(path)  # another process may build the same: the last one wins
+    return path
+
+
+def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
+    """Return a name for what the compiler would make of these sources on this processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest = sha256("\0".join((cpu_name(), version, *flags)).encode())
+    for source in sorted(SOURCES.glob("*.*")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, flags: Sequence[str], folder: Path) -> None:
+    """Build kernels.so in the folder, its parts side by side."""
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            raise GraphError(
+                f"{compiler} could not build graphcore's kernels: {first.strip()}; update the compiler"
+            )
+
+    def compile_part(source: Path) -> str:
+        built = str(folder / f"{source.stem}.o")
+        exact = ("-ffp-contract=off",) if source.name in EXACT else ()
+        run(*flags, *exact, "-c", str(source), "-o", built)
+        return built
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        parts = list(pool.map(compile_part, sorted(SOURCES.glob("*.cpp"))))
+    run(*flags, "-shared", *parts, "-o", str(folder / "kernels.so"))
+
+
+class Matrix(ctypes.Structure):
+    """One weight matrix as the kernels see it; mirrors native/matrix.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("rows", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("format", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+@functools.cache
+def open_library(path: str) -> ctypes.CDLL:
+    """Return the library with its functions' types set; loaded once per process."""
+    library = ctypes.CDLL(path)
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
+    matrix = ctypes.POINTER(Matrix)
+    signatures = {
+        "team": (pointer, [number]),
+        "team_free": (None, [pointer]),
+        "packed_nbytes": (size, [number, number, number]),
+        "pack": (None, [number, number, number, number, pointer, pointer]),
+        "unpack": (None, [number, matrix, number, pointer]),
+        "rows": (None, [matrix, pointer, number, number, pointer]),
+        "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
+        "run": (None, [pointer, pointer, number, pointer, size, size]),
+        "activations_nbytes": (size, [number, number]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"graphcore_{name}")  # kept by the library; indexing would make a new one each time
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,256 @@
+"""A decode step as a list of native instructions over fixed buffers, and the team of threads that carries it out.
+
+The structures mirror native/step.h field by field. A program keeps every tensor alive that its instructions point to.
+"""
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.library import Matrix, open_library
+from graphcore.kernels.packed import DTYPE_NUMBERS
+
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
+STORES = {"put": 0, "add": 1, "gated": 2}
+NORM_KINDS = {"rms": 1, "layer": 2}
+ALIGNMENT = 64
+
+
+class Norm(ctypes.Structure):
+    """A normalisation; all zero is none."""
+
+    _fields_ = (("kind", INT), ("eps", FLOAT), ("weight", POINTER), ("bias", POINTER))
+
+
+class Embed(ctypes.Structure):
+    """x = row of a table * scale (+ row of a position table)."""
+
+    KIND = 0
+    _fields_ = (
+        ("table", Matrix),
+        ("positions", Matrix),
+        ("token_id", POINTER),
+        ("position", POINTER),
+        ("x", POINTER),
+        ("scale", FLOAT),
+    )
+
+
+class Linear(ctypes.Structure):
+    """Up to three matrices times one normalised vector."""
+
+    KIND = 1
+    _fields_ = (
+        ("x", POINTER),
+        ("norm", Norm),
+        ("rounding", INT),
+        ("num_matrices", INT),
+        ("matrices", Matrix * 3),
+        ("biases", POINTER * 3),
+        ("outs", POINTER * 3),
+        ("store", INT),
+        ("activation", INT),
+    )
+
+
+class Attend(ctypes.Structure):
+    """Norms, rotation, cache write and softmax of one token."""
+
+    KIND = 2
+    _fields_ = (
+        ("q", POINTER),
+        ("k", POINTER),
+        ("v", POINTER),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("rope", POINTER),
+        ("sinks", POINTER),
+        ("position", POINTER),
+        ("k_cache", POINTER),
+        ("v_cache", POINTER),
+        ("out", POINTER),
+        ("heads", INT),
+        ("kv_heads", INT),
+        ("head_dim", INT),
+        ("slots", INT),
+        ("window", INT),
+        ("cache_format", INT),
+        ("scale", FLOAT),
+    )
+
+
+class AddNorm(ctypes.Structure):
+    """x += norm(y)."""
+
+    KIND = 3
+    _fields_ = (("y", POINTER), ("norm", Norm), ("x", POINTER), ("dim", INT))
+
+
+class Choose(ctypes.Structure):
+    """Each thread's largest logit."""
+
+    KIND = 4
+    _fields_ = (("logits", POINTER), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
+
+
+class Advance(ctypes.Structure):
+    """The largest of all becomes the next input."""
+
+    KIND = 5
+    _fields_ = (
+        ("best", POINTER),
+        ("best_index", POINTER),
+        ("chosen", POINTER),
+        ("token_id", POINTER),
+        ("position", POINTER),
+    )
+
+
+class Instruction(ctypes.Structure):
+    """One entry of a program."""
+
+    _fields_ = (("kind", INT), ("arguments", POINTER))
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """Threads that run programs together; they sleep when there is nothing to run and end with the object."""
+
+    library: str
+    handle: int
+
+    @classmethod
+    def start(cls, library: str, threads: int) -> "Team":
+        """Return a team of that many threads, the caller's own among them."""
+        functions = open_library(library)
+        team = cls(library, functions.graphcore_team(threads))
+        weakref.finalize(team, functions.graphcore_team_free, team.handle)
+        return team
+
+
+@functools.cache
+def shared_team(library: str, threads: int) -> Team:
+    """Return the process's team of that size: two teams would take the cores from each other."""
+    return Team.start(library, threads)
+
+
+@dataclass
+class NativeProgram:
+    """Instructions in order.
+
+    Attributes:
+        kept: what the instructions point to.
+        row_floats: the longest row that an instruction needs beside its activations, in float32.
+        activations: rows and columns of the largest activations.
+    """
+
+    library: str
+    threads: int
+    kept: list[object] = field(default_factory=list)
+    arguments: list[ctypes.Structure] = field(default_factory=list)
+    row_floats: int = 0
+    activations: tuple[int, int] = (1, 32)
+    _table: ctypes.Array[Instruction] | None = None
+    _scratch: Tensor | None = None
+    _sizes: tuple[int, int] = (0, 0)
+
+    def add(self, arguments: ctypes.Structure, *kept: object) -> None:
+        """Append an instruction and keep alive what it points to."""
+        assert self._table is None, "the program is sealed by its first run"
+        self.arguments.append(arguments)
+        self.kept.extend(kept)
+
+    def address(self, tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+        """Return where a tensor of that dtype begins, and keep it alive; None for None."""
+        if tensor is None:
+            return None
+        assert tensor.dtype is dtype and tensor.is_contiguous(), f"{tensor.dtype} {tensor.stride()}, asked for {dtype}"
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def dense(self, tensor: Tensor) -> Matrix:
+        """Return a dense [O, I] tensor as a matrix."""
+        self.kept.append(tensor)
+        assert tensor.is_contiguous(), "kernels read whole rows"
+        return Matrix(tensor.data_ptr(), *tensor.shape, DTYPE_NUMBERS[tensor.dtype], 1.0)
+
+    def buffer(self, size: int) -> Tensor:
+        """Return a new float32 buffer that lives as long as the program."""
+        buffer = torch.zeros(size, dtype=torch.float32)
+        self.kept.append(buffer)
+        return buffer
+
+    def needs(self, row_floats: int = 0, rows: int = 1, columns: int = 32) -> None:
+        """Have every thread's scratch be at least this large."""
+        self.row_floats = max(self.row_floats, row_floats)
+        self.activations = max(self.activations, (rows, columns), key=lambda shape: shape[0] * shape[1])
+
+    def run(self, begin: int = 0, count: int | None = None) -> None:
+        """Carry the instructions from `begin` on out, all by default."""
+        if self._table is None:
+            self._seal()
+        table, scratch = self._table, self._scratch
+        assert table is not None and scratch is not None, "sealed above"
+        length = len(self.arguments) - begin if count is None else count
+        first = ctypes.byref(table, begin * ctypes.sizeof(Instruction))
+        team = shared_team(self.library, self.threads)
+        open_library(self.library).graphcore_run(team.handle, first, length, scratch.data_ptr(), *self._sizes)
+
+    def _seal(self) -> None:
+        self._table = (Instruction * len(self.arguments))(
+            *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)  # type: ignore[attr-defined]  # each has one
+        )
+        row_nbytes = _aligned(4 * self.row_floats)
+        activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
+        thread_nbytes = row_nbytes + _aligned(activations) + ALIGNMENT
+        memory = torch.zeros(self.threads * thread_nbytes + ALIGNMENT, dtype=torch.uint8)
+        start = -memory.data_ptr() % ALIGNMENT
+        self._scratch = memory[start:]
+        self._sizes = (thread_nbytes, row_nbytes)
+
+
+def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor, bias: Tensor | None) -> Norm:
+    """Return a normalisation whose weights are float32."""
+    return Norm(NORM_KINDS[kind], eps, program.address(weight), program.address(bias))
+
+
+def linear(
+    program: NativeProgram,
+    x: Tensor,
+    matrices: Sequence[tuple[Matrix, Tensor | None, Tensor]],
+    rounding: int,
+    normalise: Norm,
+    store: str = "put",
+    activation: str = "none",
+) -> None:
+    """Append a Linear.
+
+    Args:
+        x: [I] float32, the input before the norm.
+        matrices: matrix, float32 bias or None, and float32 output of each; the second of a gated pair has no output.
+        rounding: number of the rounding of x.
+        normalise: of x.
+        store: "put", "add" or "gated".
+        activation: name, of what is put or of the gate.
+    """
+    arguments = Linear()
+    arguments.x = program.address(x)
+    arguments.norm = normalise
+    arguments.rounding, arguments.num_matrices = rounding, len(matrices)
+    arguments.store, arguments.activation = STORES[store], ACTIVATIONS[activation]
+    for index, (matrix, bias, out) in enumerate(matrices):
+        arguments.matrices[index] = matrix
+        arguments.biases[index] = program.address(bias)
+        arguments.outs[index] = program.address(out)
+    program.needs(columns=matrices[0][0].columns)
+    program.add(arguments, x)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,184 @@
+"""Weight matrices in the kernels' packed form: made, unpacked, gathered from and multiplied with.
+
+Legend: O rows (output features), I columns (input features), T tokens.
+
+Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it). The bytes are about as
+many as the file's; rows are padded to a multiple of sixteen.
+
+    rounding    x is                                  relative RMS error of x @ W.T
+    float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)
+    block       rounded to 8 bits per 32 columns      at most 1 %
+    token       rounded to 8 bits per row             exact products for ternary weights; BitNet's own arithmetic
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.library import Matrix, open_library
+
+# The numbers are those of native/matrix.h.
+FORMAT_NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs tq2_0 mxfp4 nvfp4 q1_0 q2_0 i2_s".split()
+    )
+}
+DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+ROUNDINGS = {"float": 0, "block": 1, "token": 2}
+TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
+DENSE_TOKENS = 16  # from this many tokens on, unpacking once and a dense product are faster than float kernels
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """How one matrix is packed.
+
+    Attributes:
+        library: file of the kernels (kernels.library).
+        format: name of a stored format that has a kernel.
+    """
+
+    library: str
+    format: str
+    rows: int
+    columns: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        codes = open_library(self.library).graphcore_packed_nbytes(*self.numbers)
+        return int(codes) + (TAIL_NBYTES if self.format == "i2_s" else 0)
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Format number, rows and columns, as the library takes them."""
+        return FORMAT_NUMBERS[self.format], self.rows, self.columns
+
+    def pack(self, raw: Tensor, scale: float = 1.0) -> Tensor:
+        """Return the packed matrix.
+
+        Args:
+            raw: [O, row bytes] uint8, contiguous, as the file has the rows.
+            scale: of the whole tensor (i2_s).
+
+        Returns:
+            [nbytes] uint8.
+        """
+        packed = torch.zeros(self.nbytes, dtype=torch.uint8)
+        library = open_library(self.library)
+        library.graphcore_pack(torch.get_num_threads(), *self.numbers, raw.data_ptr(), packed.data_ptr())
+        if self.format == "i2_s":
+            packed[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
+        return packed
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix: [nbytes] uint8 -> [O, I] dtype; bit-exact with the format's definition."""
+        dense = torch.empty(self.rows, self.columns, dtype=dtype)
+        matrix = self.matrix(packed)
+        library = open_library(self.library)
+        library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
+        return dense
+
+    def matrix(self, packed: Tensor) -> Matrix:
+        """Return the matrix as the kernels see it; the bytes stay the tensor's."""
+        assert packed.is_contiguous() and packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
+        scale = 1.0
+        if self.format == "i2_s":
+            scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
+        number, rows, columns = self.numbers
+        return Matrix(packed.data_ptr(), rows, columns, number, scale)
+
+
+torch.library.define(
+    "graphcore::packed_linear",
+    "(Tensor x, Tensor packed, Tensor? bias, str library, str format, int rows, str rounding) -> Tensor",
+)
+torch.library.define(
+    "graphcore::packed_rows",
+    "(Tensor ids, Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+
+
+def packed_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
+) -> Tensor:
+    """Return x @ W.T (+ bias).
+
+    Args:
+        x: [..., I] float32, fp16 or bf16.
+        packed: [nbytes] uint8.
+        bias: [O] x's dtype, or None.
+        library: file of the kernels.
+        name: the format's.
+        rows: O.
+        rounding: "float", "block" or "token"; see above.
+
+    Returns:
+        [..., O] x's dtype.
+    """
+    op = torch.ops.graphcore.packed_linear.default
+    return op(x, packed, bias, library, name, rows, rounding)  # type: ignore[no-any-return]
+
+
+def packed_rows(ids: Tensor, packed: Tensor, form: PackedForm, dtype: torch.dtype) -> Tensor:
+    """Return rows of the matrix: [...] int64 -> [..., I] dtype."""
+    op = torch.ops.graphcore.packed_rows.default
+    return op(ids, packed, form.library, form.format, form.rows, form.columns, dtype)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
+def _linear_fake(x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, _: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("graphcore::packed_rows")  # type: ignore[untyped-decorator]  # torch does not type it
+def _rows_fake(
+    ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    return packed.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+def _linear_cpu(
+    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
+) -> Tensor:
+    form = PackedForm(library, name, rows, x.shape[-1])
+    tokens = x.numel() // x.shape[-1] if x.numel() else 0
+    if rounding == "float" and tokens >= DENSE_TOKENS:
+        return torch.nn.functional.linear(x, form.unpack(packed, x.dtype), bias)
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], rows))
+    wide = None if bias is None else bias.float()
+    open_library(library).graphcore_linear(
+        torch.get_num_threads(),
+        ctypes.byref(form.matrix(packed)),
+        x.data_ptr(),
+        tokens,
+        DTYPE_NUMBERS[x.dtype],
+        ROUNDINGS[rounding],
+        None if wide is None else wide.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+def _rows_cpu(
+    ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    form = PackedForm(library, name, rows, columns)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
+    ids = ids.contiguous()
+    dense = torch.empty((*ids.shape, columns), dtype=dtype)
+    matrix = form.matrix(packed)
+    open_library(library).graphcore_rows(
+        ctypes.byref(matrix), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()
+    )
+    return dense
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::packed_linear", "CPU", _linear_cpu)
+torch.library.impl("graphcore::packed_rows", "CPU", _rows_cpu)
