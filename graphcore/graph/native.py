@@ -153,7 +153,7 @@ class BlockRecorder:
         arguments.heads, arguments.kv_heads, arguments.head_dim = spec.heads, spec.kv_heads, width
         arguments.slots, arguments.window = cache.k.shape[2], spec.window or 0
         arguments.cache_format, arguments.scale = DTYPE_NUMBERS[cache.k.dtype], spec.scale
-        program.needs(row_floats=3 * width + cache.k.shape[2] + 32)
+        program.needs_attention(width, cache.k.shape[2])
         program.add(arguments)
         return out
 

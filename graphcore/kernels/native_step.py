@@ -191,6 +191,10 @@ class NativeProgram:
         self.row_floats = max(self.row_floats, row_floats)
         self.activations = max(self.activations, (rows, columns), key=lambda shape: shape[0] * shape[1])
 
+    def needs_attention(self, head_dim: int, slots: int) -> None:
+        """Have the scratch serve attention over that many cache slots."""
+        self.needs(row_floats=open_library(self.library).graphcore_attend_floats(head_dim, slots))
+
     def run(self, begin: int = 0, count: int | None = None) -> None:
         """Carry the instructions from `begin` on out, all by default."""
         if self._table is None:

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "step.h"
+#include "attend.h"
 
 using namespace graphcore;
 
@@ -158,5 +158,8 @@ void graphcore_run(void* team, const Instruction* instructions, int count, uint8
 
 // Bytes that the activations of an instruction take in each thread's scratch, after its row.
 size_t graphcore_activations_nbytes(int rows, int columns) { return Activations::nbytes(rows, columns); }
+
+// Floats of each thread's row that attention over that many slots takes.
+size_t graphcore_attend_floats(int head_dim, int slots) { return attend_floats(head_dim, slots); }
 
 }  // extern "C"

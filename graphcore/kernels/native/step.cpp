@@ -91,11 +91,10 @@ void run_attend(const Attend& a, int thread, int threads, Scratch& scratch) {
     const Range mine = share(a.heads, thread, threads);
     for (int first = mine.begin; first < mine.end;) {
         const int last = std::min(mine.end, (first / group + 1) * group);
-        const bool writes = first % group == 0;
         switch (a.cache_format) {
-            case F32: attend_heads<float>(a, first, last, writes, scratch.row); break;
-            case F16: attend_heads<Fp16>(a, first, last, writes, scratch.row); break;
-            default: attend_heads<Bf16>(a, first, last, writes, scratch.row);
+            case F32: attend_heads<float>(a, first, last, scratch.row); break;
+            case F16: attend_heads<Fp16>(a, first, last, scratch.row); break;
+            default: attend_heads<Bf16>(a, first, last, scratch.row);
         }
         first = last;
     }
