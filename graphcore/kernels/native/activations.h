@@ -21,13 +21,15 @@ struct Activations {
     float* half_sums = nullptr; // [rows, columns / 16] sums of x
     int8_t* q = nullptr;        // [rows, columns]
     float* scales = nullptr;    // [rows, columns / 32]
-    int32_t* q_sums = nullptr;  // [rows, columns / 16] sums of q
+    int32_t* token_sums = nullptr;  // [rows] sums of q
+    float* q_sums = nullptr;    // [rows, columns / 32] sums of q, times the scale
+    float* half_q_sums = nullptr;  // [rows, columns / 16] the same of 16 columns
 
     static int padded(int columns) { return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK_COLUMNS; }
 
     static size_t nbytes(int rows, int columns) {
         const size_t all = size_t(rows) * padded(columns);
-        return all * 4 + all / 16 * 4 + all + all / 32 * 4 + all / 16 * 4 + 5 * 64;
+        return all * 4 + all / 16 * 4 + all + all / 32 * 8 + all / 16 * 4 + size_t(rows) * 4 + 7 * 64;
     }
 
     // Lays the arrays out in memory that holds at least nbytes(rows, columns).
@@ -44,7 +46,9 @@ struct Activations {
         half_sums = (float*)take(all / 16 * 4);
         q = (int8_t*)take(all);
         scales = (float*)take(all / 32 * 4);
-        q_sums = (int32_t*)take(all / 16 * 4);
+        q_sums = (float*)take(all / 32 * 4);
+        half_q_sums = (float*)take(all / 16 * 4);
+        token_sums = (int32_t*)take(size_t(rows) * 4);
     }
 
     const float* x_row(int row) const { return x + size_t(row) * columns; }
@@ -65,6 +69,7 @@ struct Activations {
             token_size = largest(most);
             token_size = token_size < 1e-5f ? 1e-5f : token_size;
         }
+        token_sums[row] = 0;
         for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
             const f32x16 first = load<f32x16>(values + 32 * block), second = load<f32x16>(values + 32 * block + 16);
             const float size = rounding == Rounding::PER_TOKEN ? token_size
@@ -73,8 +78,11 @@ struct Activations {
             const size_t index = size_t(row) * columns / 32 + block;
             scales[index] = rounding == Rounding::PER_TOKEN ? 1.0f / steps : size / 127.0f;
             int8_t* codes = q + size_t(row) * columns + 32 * block;
-            q_sums[2 * index] = round_half(first, steps, codes);
-            q_sums[2 * index + 1] = round_half(second, steps, codes + 16);
+            const int32_t low = round_half(first, steps, codes), high = round_half(second, steps, codes + 16);
+            q_sums[index] = scales[index] * float(low + high);
+            half_q_sums[2 * index] = scales[index] * float(low);
+            half_q_sums[2 * index + 1] = scales[index] * float(high);
+            token_sums[row] += low + high;
         }
     }
 

@@ -50,24 +50,41 @@ inline void prefetch_block(const uint8_t* group, int block) {
 
 inline int32_t four_at(const int8_t* q) { return load<int32_t>(q); }
 
-// The products of one block of 16 rows x 32 columns with one token, scaled.
+// What is added for each unit of sum(x): codes are unsigned, values are not.
 template <class F>
-inline f32x16 block_product(const u8x64 quads[QUADS], const f32x16 scales[2], const f32x16 minimums[2], const int8_t* q, const int32_t* q_sums) {
-    const int32_t low = q_sums[0], high = q_sums[1];
-    i32x16 left = splat_int(F::HALVES ? -F::OFFSET * low : -F::OFFSET * (low + high));
-    i32x16 right = splat_int(F::HALVES ? -F::OFFSET * high : 0);
-    for (int j = 0; j < 4; j++) {
-        left = dot4(left, quads[j], four_at(q + 4 * j));
-        right = dot4(right, quads[j + 4], four_at(q + 4 * j + 16));
+inline f32x16 correction(const uint8_t* meta, int part, f32x16 scale) {
+    f32x16 per_unit = F::OFFSET ? scale * splat(-float(F::OFFSET)) : f32x16{};
+    if constexpr (F::HAS_MINIMUM) per_unit += F::minimum(meta, part);
+    return per_unit;
+}
+
+// One block of 16 rows x 32 columns, widened once and multiplied with several tokens.
+template <class F, int TOKENS>
+__attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int block, const Activations& x, int first, f32x16* sums) {
+    u8x64 quads[QUADS];
+    expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+    f32x16 scales[2], corrections[2];
+    for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
+        scales[half] = F::scale(meta, part + half);
+        corrections[half] = correction<F>(meta, part + half, scales[half]);
     }
-    if constexpr (F::HALVES) {
-        f32x16 product = to_float(left) * scales[0] + to_float(right) * scales[1];
-        if constexpr (F::HAS_MINIMUM) product += minimums[0] * splat(float(low)) + minimums[1] * splat(float(high));
-        return product;
-    } else {
-        f32x16 product = to_float(left + right) * scales[0];
-        if constexpr (F::HAS_MINIMUM) product += minimums[0] * splat(float(low + high));
-        return product;
+    const size_t blocks = x.columns / BLOCK_COLUMNS;
+#pragma GCC unroll 16
+    for (int t = 0; t < TOKENS; t++) {
+        const size_t index = (first + t) * blocks + block;
+        const int8_t* q = x.q + index * BLOCK_COLUMNS;
+        i32x16 left{}, right{};
+        for (int j = 0; j < QUADS; j++)
+            (F::HALVES && j >= 4 ? right : left) = dot4(F::HALVES && j >= 4 ? right : left, quads[j], four_at(q + 4 * j));
+        f32x16 product = to_float(left) * scales[0];
+        if constexpr (F::HALVES) {
+            product += to_float(right) * scales[1];
+            sums[t] += corrections[0] * splat(x.half_q_sums[2 * index]);
+            sums[t] += corrections[1] * splat(x.half_q_sums[2 * index + 1]);
+        } else if constexpr (F::OFFSET || F::HAS_MINIMUM) {
+            sums[t] += corrections[0] * splat(x.q_sums[index]);
+        }
+        sums[t] += product * splat(x.scales[index]);
     }
 }
 
@@ -75,27 +92,15 @@ template <class F, int TOKENS>
 inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
     constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
     const uint8_t* codes = codes_of<F>(group, columns);
-    const uint8_t* meta = group;
     f32x16 sums[TOKENS] = {};
-    for (int stored = 0; stored < columns / F::COLUMNS; stored++, meta += F::META_NBYTES) {
+    for (int stored = 0; stored < columns / F::COLUMNS; stored++)
 #pragma GCC unroll 8
         for (int within = 0; within < BLOCKS; within++) {
             const int block = stored * BLOCKS + within;
-            prefetch_block<F>(group, block);
-            u8x64 quads[QUADS];
-            expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
-            f32x16 scales[2], minimums[2];
-            for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
-                const int part = within * (F::HALVES ? 2 : 1) + half;
-                scales[half] = F::scale(meta, part), minimums[half] = F::minimum(meta, part);
-            }
-            for (int t = 0; t < TOKENS; t++) {
-                const size_t index = size_t(first + t) * (columns / BLOCK_COLUMNS) + block;
-                const int8_t* q = x.q_row(first + t) + block * BLOCK_COLUMNS;
-                sums[t] += block_product<F>(quads, scales, minimums, q, x.q_sums + 2 * index) * splat(x.scales[index]);
-            }
+            if (TOKENS == 1) prefetch_block<F>(group, block);
+            const uint8_t* meta = group + size_t(stored) * F::META_NBYTES;
+            multiply_block<F, TOKENS>(codes, meta, within * (F::HALVES ? 2 : 1), block, x, first, sums);
         }
-    }
     for (int t = 0; t < TOKENS; t++) totals[t] = sums[t];
 }
 
@@ -106,8 +111,6 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
     const uint8_t* codes = codes_of<F>(group, columns);
     const int8_t* q = x.q_row(row);
     i32x16 sums[2][4] = {};
-    int32_t q_sum = 0;
-    for (int half = 0; half < columns / 16; half++) q_sum += x.q_sums[size_t(row) * columns / 16 + half];
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
         prefetch_block<F>(group, block);
         for (int h = 0; h < 2; h++) {
@@ -116,7 +119,7 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
                 sums[h][s] = dot4(sums[h][s], bits & splat_byte(uint8_t(3 << 2 * s)), four_at(q + 32 * block + 16 * h + 4 * s));
         }
     }
-    i32x16 total = splat_int(-F::OFFSET * q_sum);
+    i32x16 total = splat_int(-F::OFFSET * x.token_sums[row]);
     for (int s = 0; s < 4; s++) total += (sums[0][s] >> (2 * s)) + (sums[1][s] >> (2 * s));
     return to_float(total) * splat(x.scales[size_t(row) * columns / 32]);
 }
