@@ -90,8 +90,8 @@ def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
     if vocab_size:
         return vocab_size
     raise CheckpointError(
-        f"{keys.fields.source}: Missing required tensor: token_embd.weight; the file has no {keys.name('vocab_size')} or "
-        "tokenizer.ggml.tokens either, so its vocabulary is unknown; fetch it again or convert it anew"
+        f"{keys.fields.source}: Missing required tensor: token_embd.weight; the file has no {keys.name('vocab_size')} "
+        "or tokenizer.ggml.tokens either, so its vocabulary is unknown; fetch it again or convert it anew"
     )
 
 
