@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphcore.arch.folds import Fold
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.nn.spec import ModelSpec
 
@@ -47,6 +48,16 @@ class Architecture(ABC):
     @abstractmethod
     def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the source of the decoder's buffer `name` in a GGUF file."""
+
+    def check_gguf(self, checkpoint: Checkpoint, config: ModelConfig, num_layers: int) -> None:  # noqa: B027  # optional
+        """Return if a GGUF file passes the family's own check; by default there is none beyond the match of names.
+
+        Args:
+            num_layers: that the file says it has; `config` may ask for the first of them only.
+
+        Raises:
+            CheckpointError: it does not.
+        """
 
 
 def split_layer(name: str) -> tuple[int | None, str]:

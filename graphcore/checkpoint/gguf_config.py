@@ -77,9 +77,12 @@ def _sizes(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig
 
 
 def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the embedding's rows; its key, or the number of tokens, where the file has no embedding."""
+    """Return the embedding's rows; its key, or the number of tokens, where the file has no embedding.
+
+    GPT-2's key comes first: its tensors are checked against what the file says of itself.
+    """
     embedding = shapes.get("token_embd.weight")
-    if embedding is not None:
+    if embedding is not None and (keys.defaults.has_rope or not keys.size("vocab_size")):
         return embedding[0]
     tokens = keys.fields.raw.get("tokenizer.ggml.tokens")
     num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
@@ -87,8 +90,8 @@ def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
     if vocab_size:
         return vocab_size
     raise CheckpointError(
-        f"{keys.fields.source}: has no token_embd.weight, {keys.name('vocab_size')} or tokenizer.ggml.tokens, "
-        "so its vocabulary is unknown; fetch the file again"
+        f"{keys.fields.source}: Missing required tensor: token_embd.weight; the file has no {keys.name('vocab_size')} "
+        "or tokenizer.ggml.tokens either, so its vocabulary is unknown; fetch it again or convert it anew"
     )
 
 

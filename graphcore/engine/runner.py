@@ -131,6 +131,15 @@ class Runner:
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
+    def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
+        self.claim()
+        for chunk in self._chunks([token_ids], [0], "token"):
+            state, steps = chunk.program.state, chunk.program.steps
+            run_program(Program(state, steps[:-1]), self.policy)
+            yield state.hidden
+
+    @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         self.claim()

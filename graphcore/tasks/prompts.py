@@ -58,7 +58,7 @@ def read_prompts(settings: Settings, prompts_jsonl: str | None = None) -> list[P
     if settings.prompt_ids is not None:
         return [_checked(tuple(settings.prompt_ids), "prompt_ids")]
     if settings.prompt_file is not None:
-        return [_checked(_read_file(Path(settings.prompt_file).expanduser(), "prompt_file"), "prompt_file")]
+        return [_checked(read_text_file(Path(settings.prompt_file).expanduser(), "prompt_file"), "prompt_file")]
     if settings.prompt == "-":
         return [_checked(sys.stdin.read(), "prompt=- (standard input)")]
     return [_checked(settings.prompt, "prompt")] if settings.prompt is not None else []
@@ -126,7 +126,12 @@ def _checked(content: str | tuple[int, ...], where: str) -> Prompt:
     return Prompt(content, where)
 
 
-def _read_file(path: Path, key: str) -> str:
+def read_text_file(path: Path, key: str) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8; the message starts with `key`.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -137,7 +142,7 @@ def _read_file(path: Path, key: str) -> str:
 
 def _read_jsonl(path: Path) -> list[Prompt]:
     """Return a prompt for each line that is not blank."""
-    lines = _read_file(path, "task.prompts_jsonl").split("\n")
+    lines = read_text_file(path, "task.prompts_jsonl").split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise ConfigError(f"task.prompts_jsonl={path} holds no prompt; write one JSON object a line")

@@ -1,4 +1,4 @@
-"""All results of a sweep in one place: summary.csv, summary.md and, where there are speeds, summary.png."""
+"""All results of a sweep in one place: summary.csv, summary.md and, where there are figures, summary.png."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ HEADERS = {
     "status": "status",
     "prefill": "prefill tokens/s",
     "decode": "decode tokens/s",
+    "perplexity": "perplexity",
     "graph": "graph",
     "dtype": "dtype",
     "seconds": "seconds",
@@ -28,6 +29,7 @@ class SweepRow:
 
     Attributes:
         prefill, decode: tokens per second.
+        perplexity: of a text, with task=perplexity.
         seconds: of the job's process.
     """
 
@@ -35,6 +37,7 @@ class SweepRow:
     status: str
     prefill: float | None
     decode: float | None
+    perplexity: float | None
     graph: str | None
     dtype: str | None
     seconds: float
@@ -48,6 +51,7 @@ class SweepRow:
             status=record["status"],
             prefill=_speed(record, "prefill"),
             decode=_speed(record, "decode"),
+            perplexity=record.get("perplexity"),
             graph=record.get("graph", {}).get("kind"),
             dtype=record.get("dtype"),
             seconds=seconds,
@@ -60,14 +64,14 @@ class SweepRow:
 
 
 def write_summary(folder: Path, rows: Sequence[SweepRow]) -> None:
-    """Write the table twice, and the picture if any job has a speed.
+    """Write the table twice, and the picture if any job has a speed or a perplexity.
 
     Raises:
         OutputError: a file cannot be written.
     """
     write_text(folder / "summary.csv", as_csv(rows))
     write_text(folder / "summary.md", as_markdown(rows))
-    panels = {title: [getattr(row, name) for row in rows] for name, title in list(HEADERS.items())[2:4]}
+    panels = {title: [getattr(row, name) for row in rows] for name, title in list(HEADERS.items())[2:5]}
     if any(value is not None for values in panels.values() for value in values):
         plot_bars(folder / "summary.png", labels(rows), panels)
 
@@ -98,9 +102,11 @@ def labels(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _speed(record: Mapping[str, Any], phase: str) -> float | None:
-    """Return a bench's median speed, or that of a generation's first request."""
+    """Return a bench's median speed, that of a generation's first request, or that of scoring a text."""
     if phase in record:
         return float(record[phase]["tokens_per_second"])
+    if record.get("path") == phase:
+        return float(record["tokens_per_second"])
     speed = (record.get("timings") or {}).get(f"{phase}_tokens_per_second")
     return float(speed) if speed else None
 

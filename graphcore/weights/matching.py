@@ -35,6 +35,8 @@ def match_weights(
         CheckpointError: a weight has no stored tensor, a stored tensor of a layer or of the model has no weight, or a
             shape differs.
     """
+    if checkpoint.layout == "gguf":
+        architecture.check_gguf(checkpoint, config, stored_layers)
     namer = _namer(architecture, config, checkpoint)
     sources = {name: namer(name) for name in shapes}
     if HEAD in sources and sources[HEAD].name not in checkpoint.tensors and config.tie_word_embeddings:

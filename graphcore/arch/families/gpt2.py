@@ -5,6 +5,8 @@ Hugging Face stores projections by input row (Conv1D); GGUF by output row. Both 
 
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
 from graphcore.arch.folds import Fold, PickRows, Transpose
+from graphcore.arch.gpt2_gguf import check_gpt2_tensors
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -75,6 +77,10 @@ class GPT2(Architecture):
         leaves = {**GGUF_LEAVES, **dict.fromkeys(QKV, "attn_qkv")}
         module = split_layer(name)[1].rpartition(".")[0]
         return TensorSource(gguf_name(name, leaves), _rows_of(module, config))
+
+    def check_gguf(self, checkpoint: Checkpoint, config: ModelConfig, num_layers: int) -> None:
+        """Check that names and shapes are GPT-2's."""
+        check_gpt2_tensors(checkpoint, config, num_layers)
 
 
 def _rows_of(module: str, config: ModelConfig) -> tuple[Fold, ...]:

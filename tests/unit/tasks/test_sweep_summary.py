@@ -21,6 +21,12 @@ GENERATED = {
     **{key: BENCH[key] for key in ("status", "error", "graph", "dtype")},
     "timings": {"prefill_tokens_per_second": 10.0, "decode_tokens_per_second": 0.0},
 }
+SCORED = {
+    **{key: BENCH[key] for key in ("status", "error", "graph", "dtype")},
+    "path": "decode",
+    "tokens_per_second": 7.0,
+    "perplexity": 15.234,
+}
 FAILED = {"status": "failed", "error": "PlanError: a | b,\nc"}
 
 
@@ -39,23 +45,30 @@ def test_csv_reads_back_with_every_job() -> None:
         "status",
         "prefill tokens/s",
         "decode tokens/s",
+        "perplexity",
         "graph",
         "dtype",
         "seconds",
         "error",
     ]
     assert lines == [
-        ["task=bench dtype=fp32", "ok", "1234.57", "50.00", "eager", "float32", "3.14", ""],
-        ["task=bench dtype=bf16", "failed", "", "", "", "", "1.00", "PlanError: a | b,\nc"],
-        ["task=bench dtype=fp16", "ok", "10.00", "", "eager", "float32", "2.00", ""],
+        ["task=bench dtype=fp32", "ok", "1234.57", "50.00", "", "eager", "float32", "3.14", ""],
+        ["task=bench dtype=bf16", "failed", "", "", "", "", "", "1.00", "PlanError: a | b,\nc"],
+        ["task=bench dtype=fp16", "ok", "10.00", "", "", "eager", "float32", "2.00", ""],
     ]
 
 
 def test_markdown_is_one_row_a_job_whatever_an_error_holds() -> None:
     lines = as_markdown(rows()).splitlines()
     assert len(lines) == 2 + 3
-    assert {line.replace("\\|", "").count("|") for line in lines} == {9}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {10}
     assert "PlanError: a \\| b, c" in lines[3]
+
+
+def test_a_perplexity_stands_beside_the_speed_of_the_path_it_took() -> None:
+    row = SweepRow.of(["task=perplexity"], 1.0, SCORED)
+    assert (row.prefill, row.decode, row.perplexity) == (None, 7.0, 15.234)
+    assert row.cells()[2:5] == ["", "7.00", "15.23"]
 
 
 def test_labels_leave_out_what_all_jobs_share() -> None:

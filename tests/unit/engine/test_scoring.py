@@ -1,0 +1,79 @@
+"""Losses of a sequence are those of transformers' logits in float64, on both paths and however they are sliced."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+
+from graphcore import Engine
+from graphcore.engine import scoring
+from graphcore.engine.scoring import PATHS, token_losses, warm_up
+from graphcore.errors import ConfigError
+
+IDS = torch.randint(0, VOCAB, (50,), generator=torch.Generator().manual_seed(11)).tolist()
+TOLERANCE = 3e-5  # nats, at float32
+
+
+def expected_losses(tiny: TinyModel, ids: list[int]) -> torch.Tensor:
+    """Return minus the log probability of each token but the first: [T - 1] float64."""
+    logits = tiny.logits_of(torch.tensor([ids]))[0].double()
+    chances = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
+    return -torch.stack([chances[at, token].log() for at, token in enumerate(ids[1:])])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_losses_are_those_of_transformers(
+    tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], family: str, path: str
+) -> None:
+    engine, expected = load_tiny(family, "eager"), expected_losses(tiny_model(family), IDS)
+    for first in (1, 2, 17, 33, 49):  # chunks of 16 predict tokens 1 to 16, 17 to 32, ...
+        found = token_losses(engine.runner, IDS, first, path)
+        assert found.dtype is torch.float64
+        assert found.shape == (50 - first,)
+        assert (found - expected[first - 1 :]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_compiled_programs_give_the_same(
+    tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], path: str
+) -> None:
+    engine = load_tiny("qwen3", "compiled")
+    warm_up(engine.runner, path)
+    num_graphs = len(engine.runner.builder.functions)
+    found = token_losses(engine.runner, IDS[:35], 3, path)  # chunks of 16, 16 and 2
+    assert (found - expected_losses(tiny_model("qwen3"), IDS[:35])[2:]).abs().max() < TOLERANCE
+    assert len(engine.runner.builder.functions) == num_graphs  # nothing was left to compile
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_the_head_runs_on_slices_no_larger_than_allowed(
+    tiny_model: Callable[[str], TinyModel],
+    load_tiny: Callable[[str, str], Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+) -> None:
+    engine = load_tiny("llama3", "eager")
+    sizes: list[int] = []
+    project = scoring._logits
+
+    def seen(runner: object, hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(hidden.shape[1])
+        return project(runner, hidden)
+
+    monkeypatch.setattr(scoring, "_logits", seen)
+    monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
+    found = token_losses(engine.runner, IDS, 4, "prefill")
+    assert max(sizes) == max(tokens, 2)  # the compiled head of a chunk takes two at least
+    assert sum(sizes) == 46  # and only where a token is scored
+    assert (found - expected_losses(tiny_model("llama3"), IDS)[3:]).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_sequence_may_be_one_longer_than_the_context_and_no_more(path: str, tiny_model: object) -> None:
+    folder = tiny_model("gpt2").folder
+    with Engine.load(folder, dtype="fp32", device="cpu", graph="eager", overrides=["context_length=20"]) as engine:
+        assert len(token_losses(engine.runner, IDS[:21], 1, path)) == 20
+        with pytest.raises(ConfigError, match="21 tokens do not fit in context_length=20"):
+            token_losses(engine.runner, IDS[:22], 1, path)
