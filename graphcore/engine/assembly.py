@@ -71,7 +71,7 @@ def choose(settings: Settings, model: Model) -> Choices:
         context=context,
         batch_size=settings.batch_size,
         prefill_chunk=min(settings.prefill_chunk, context),
-        packing=PackingPolicy(library, "float" if dtype is torch.float32 else "block"),
+        packing=PackingPolicy(library, "float" if dtype is torch.float32 else "wide"),
         notes=tuple(note for note in (graph_note, library_note) if note),
     )
 

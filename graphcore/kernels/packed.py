@@ -7,8 +7,12 @@ many as the file's; rows are padded to a multiple of sixteen.
 
     rounding    x is                                  relative RMS error of x @ W.T
     float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)
+    wide        rounded to 16 bits per 32 columns     1e-4, and that of the result's dtype
     block       rounded to 8 bits per 32 columns      at most 1 %
     token       rounded to 8 bits per row             exact products for ternary weights; BitNet's own arithmetic
+
+Many tokens at a time: float and wide unpack the matrix once and multiply it densely, in x's dtype; block and token
+multiply the packed codes, which is faster than the dense product.
 """
 
 import ctypes
@@ -27,9 +31,9 @@ FORMAT_NUMBERS = {
     )
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-ROUNDINGS = {"float": 0, "block": 1, "token": 2}
+ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
-DENSE_TOKENS = 16  # from this many tokens on, unpacking once and a dense product are faster than float kernels
+DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def packed_linear(
         library: file of the kernels.
         name: the format's.
         rows: O.
-        rounding: "float", "block" or "token"; see above.
+        rounding: "float", "wide", "block" or "token"; see above.
 
     Returns:
         [..., O] x's dtype.
@@ -146,7 +150,7 @@ def _linear_cpu(
 ) -> Tensor:
     form = PackedForm(library, name, rows, x.shape[-1])
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
-    if rounding == "float" and tokens >= DENSE_TOKENS:
+    if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
         return torch.nn.functional.linear(x, form.unpack(packed, x.dtype), bias)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], rows))

@@ -21,7 +21,7 @@ class PackingPolicy:
 
     Attributes:
         library: of the kernels; None where there are none for the device or no compiler.
-        rounding: of activations before packed matrices, as in kernels/packed.py: "float" or "block".
+        rounding: of activations before packed matrices, as in kernels/packed.py: "float", "wide" or "block".
     """
 
     library: Path | None

@@ -1,9 +1,11 @@
-// What a matrix is multiplied with: rows of float32, and the same rows rounded to eight bits.
+// What a matrix is multiplied with: rows of float32, and the same rows rounded to whole numbers.
 //
 //     per block:  scale = max|x| / 127 over 32 columns,       q = round(x / scale)
 //     per token:  scale = max(max|x|, 1e-5) / 127 over a row,  q = clip(round_half_even(x / scale), -128, 127)
+//     wide:       scale = max|x| / 32512 over 32 columns,     q = round(x / scale) = 256 * high + low
 //
-// The second is BitNet's own arithmetic (transformers, integrations/bitnet.py, ActQuant).
+// The second is BitNet's own arithmetic (transformers, integrations/bitnet.py, ActQuant). The third has 15 bits and is
+// finer than bf16: two products of bytes where memory is the limit anyway.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +14,7 @@
 
 namespace graphcore {
 
-enum class Rounding : int32_t { NONE = 0, PER_BLOCK = 1, PER_TOKEN = 2 };
+enum class Rounding : int32_t { NONE = 0, PER_BLOCK = 1, PER_TOKEN = 2, WIDE = 3 };
 
 struct Activations {
     Rounding rounding = Rounding::NONE;
@@ -20,6 +22,7 @@ struct Activations {
     float* x = nullptr;         // [rows, columns]
     float* half_sums = nullptr; // [rows, columns / 16] sums of x
     int8_t* q = nullptr;        // [rows, columns]
+    int8_t* low = nullptr;      // [rows, columns] the low bytes where rounding is wide; q has the high ones
     float* scales = nullptr;    // [rows, columns / 32]
     int32_t* token_sums = nullptr;  // [rows] sums of q
     float* q_sums = nullptr;    // [rows, columns / 32] sums of q, times the scale
@@ -29,7 +32,7 @@ struct Activations {
 
     static size_t nbytes(int rows, int columns) {
         const size_t all = size_t(rows) * padded(columns);
-        return all * 4 + all / 16 * 4 + all + all / 32 * 8 + all / 16 * 4 + size_t(rows) * 4 + 7 * 64;
+        return all * 4 + all / 16 * 4 + 2 * all + all / 32 * 8 + all / 16 * 4 + size_t(rows) * 4 + 8 * 64;
     }
 
     // Lays the arrays out in memory that holds at least nbytes(rows, columns).
@@ -45,6 +48,7 @@ struct Activations {
         x = (float*)take(all * 4);
         half_sums = (float*)take(all / 16 * 4);
         q = (int8_t*)take(all);
+        low = (int8_t*)take(all);
         scales = (float*)take(all / 32 * 4);
         q_sums = (float*)take(all / 32 * 4);
         half_q_sums = (float*)take(all / 16 * 4);
@@ -74,23 +78,30 @@ struct Activations {
             const f32x16 first = load<f32x16>(values + 32 * block), second = load<f32x16>(values + 32 * block + 16);
             const float size = rounding == Rounding::PER_TOKEN ? token_size
                                                                : largest(larger(magnitude(first), magnitude(second)));
-            const float steps = size > 0 ? 127.0f / size : 0.0f;
+            const float range = rounding == Rounding::WIDE ? 127.0f * 256.0f : 127.0f;
+            const float steps = size > 0 ? range / size : 0.0f;
             const size_t index = size_t(row) * columns / 32 + block;
-            scales[index] = rounding == Rounding::PER_TOKEN ? 1.0f / steps : size / 127.0f;
-            int8_t* codes = q + size_t(row) * columns + 32 * block;
-            const int32_t low = round_half(first, steps, codes), high = round_half(second, steps, codes + 16);
-            q_sums[index] = scales[index] * float(low + high);
-            half_q_sums[2 * index] = scales[index] * float(low);
-            half_q_sums[2 * index + 1] = scales[index] * float(high);
-            token_sums[row] += low + high;
+            scales[index] = rounding == Rounding::PER_TOKEN ? 1.0f / steps : size / range;
+            const size_t at = size_t(row) * columns + 32 * block;
+            const int32_t left = round_half(first, steps, at), right = round_half(second, steps, at + 16);
+            q_sums[index] = scales[index] * float(left + right);
+            half_q_sums[2 * index] = scales[index] * float(left);
+            half_q_sums[2 * index + 1] = scales[index] * float(right);
+            token_sums[row] += left + right;
         }
     }
 
   private:
-    static int32_t round_half(f32x16 values, float steps, int8_t* to) {
+    int32_t round_half(f32x16 values, float steps, size_t at) {
         const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number, half to even
         const i32x16 whole = __builtin_convertvector((values * splat(steps) + magic) - magic, i32x16);
-        store(to, __builtin_convertvector(whole, i8x16));
+        if (rounding == Rounding::WIDE) {
+            const i32x16 high = (whole + 128) >> 8;
+            store_bytes(q + at, high);
+            store_bytes(low + at, whole - (high << 8));
+        } else {
+            store_bytes(q + at, whole);
+        }
         return sum(whole);
     }
 };

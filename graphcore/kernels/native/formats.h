@@ -15,12 +15,8 @@ namespace graphcore {
 // ---- scales of sixteen rows
 
 inline f32x16 fp16_lanes(const uint8_t* from) { return halves_to_float((const uint16_t*)from); }
-inline f32x16 byte_lanes(const uint8_t* from) {
-    return to_float(__builtin_convertvector(load<u8x16>(from), i32x16));
-}
-inline f32x16 signed_byte_lanes(const uint8_t* from) {
-    return to_float(__builtin_convertvector(load<i8x16>(from), i32x16));
-}
+inline f32x16 byte_lanes(const uint8_t* from) { return to_float(widen_bytes(from)); }
+inline f32x16 signed_byte_lanes(const uint8_t* from) { return to_float(widen_signed_bytes(from)); }
 inline void put_half(uint8_t* meta, int lane, const uint8_t* raw) { std::memcpy(meta + 2 * lane, raw, 2); }
 
 inline void low_high_halves(const uint8_t* raw, uint8_t* codes) {
@@ -38,7 +34,8 @@ struct Plain {
     static constexpr bool HALVES = false;         // a scale for 16 columns, not 32
     static constexpr bool HAS_MINIMUM = false;    // weight = scale * code + minimum
     static constexpr bool ONE_SCALE = false;      // a single scale for the whole tensor
-    static constexpr const uint8_t* TABLE = nullptr;  // values of the codes
+    static constexpr bool HAS_TABLE = false;      // values of the codes are a table's (`table`)
+    static inline const uint8_t* table() { return nullptr; }
     static inline f32x16 minimum(const uint8_t*, int) { return f32x16{}; }
 };
 
@@ -98,7 +95,7 @@ struct Q8_0 : Plain<32, 34, 32, 8, 128> {
 
 // 2^(exponent - 128); the two smallest are subnormal.
 inline f32x16 half_powers_of_two(const uint8_t* exponents) {
-    const i32x16 e = __builtin_convertvector(load<u8x16>(exponents), i32x16);
+    const i32x16 e = widen_bytes(exponents);
     const i32x16 normal = (e - 1) << 23, subnormal = splat_int(0x00200000) << (e & 1);
     return (f32x16)(e >= 2 ? normal : subnormal);
 }
@@ -106,7 +103,8 @@ inline f32x16 half_powers_of_two(const uint8_t* exponents) {
 inline constexpr uint8_t E2M1_DOUBLED_PLUS_12[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 struct Mxfp4 : Plain<32, 17, 16, 4, 12> {
-    static constexpr const uint8_t* TABLE = E2M1_DOUBLED_PLUS_12;
+    static constexpr bool HAS_TABLE = true;
+    static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
     static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
         meta[lane] = raw[0];
         low_high_halves(raw + 1, codes);
@@ -116,7 +114,8 @@ struct Mxfp4 : Plain<32, 17, 16, 4, 12> {
 
 struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
     static constexpr bool HALVES = true;
-    static constexpr const uint8_t* TABLE = E2M1_DOUBLED_PLUS_12;
+    static constexpr bool HAS_TABLE = true;
+    static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
     static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
         for (int part = 0; part < 4; part++) {
             meta[16 * part + lane] = raw[part];
@@ -128,7 +127,7 @@ struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
     }
     // half of an unsigned E4M3: 0 and 0x7f are 0, and bit 7 is ignored (0xff is 480)
     static inline f32x16 scale(const uint8_t* meta, int part) {
-        const i32x16 bits = __builtin_convertvector(load<u8x16>(meta + 16 * part), i32x16);
+        const i32x16 bits = widen_bytes(meta + 16 * part);
         const i32x16 exponent = (bits >> 3) & 15, mantissa = bits & 7;
         const f32x16 small = to_float(mantissa) * splat(1.0f / 1024.0f);
         const f32x16 normal = (f32x16)(((exponent + 119) << 23) | (mantissa << 20));  // 2^(e - 8) (1 + m / 8)
@@ -140,13 +139,15 @@ struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
 inline constexpr uint8_t IQ4_PLUS_127[16] = {0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240};
 
 struct Iq4Nl : Plain<32, 18, 32, 4, 127> {
-    static constexpr const uint8_t* TABLE = IQ4_PLUS_127;
+    static constexpr bool HAS_TABLE = true;
+    static inline const uint8_t* table() { return IQ4_PLUS_127; }
     static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) { Q4_0::read(raw, lane, meta, codes); }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 struct Iq4Xs : Plain<256, 136, 160, 4, 127> {
-    static constexpr const uint8_t* TABLE = IQ4_PLUS_127;
+    static constexpr bool HAS_TABLE = true;
+    static inline const uint8_t* table() { return IQ4_PLUS_127; }
     static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
         put_half(meta, lane, raw);
         uint16_t high;
@@ -257,7 +258,7 @@ struct Q2_K : Plain<256, 84, 320, 2, 0> {
         read_two_bit_planes(raw + 16, codes);
     }
     static inline i32x16 nibbles(const uint8_t* meta, int part) {
-        return __builtin_convertvector(load<u8x16>(meta + 64 + 16 * part), i32x16);
+        return widen_bytes(meta + 64 + 16 * part);
     }
     static inline f32x16 scale(const uint8_t* meta, int part) {
         return fp16_lanes(meta) * to_float(nibbles(meta, part) & 15);
@@ -288,7 +289,8 @@ struct Q2_0 : Plain<64, 18, 32, 2, 1> {
 inline constexpr uint8_t MINUS_PLUS[16] = {0, 2};  // one bit: minus or plus one, OFFSET 1 taken off
 
 struct Q1_0 : Plain<128, 18, 32, 1, 1> {
-    static constexpr const uint8_t* TABLE = MINUS_PLUS;
+    static constexpr bool HAS_TABLE = true;
+    static inline const uint8_t* table() { return MINUS_PLUS; }
     static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
         put_half(meta, lane, raw);
         for (int e = 0; e < 128; e++) codes[e] = (raw[2 + e / 8] >> (e % 8)) & 1;

@@ -14,12 +14,16 @@ void multiply(const uint8_t* group, int columns, const Activations& x, int first
             return;
         }
     }
+    if (x.rounding == Rounding::WIDE) {
+        for (int t = 0; t < tokens; t++) multiply_rounded<F, 1, true>(group, columns, x, first + t, totals + t);
+        return;
+    }
     if (tokens == TOKEN_TILE)
         return is_float ? multiply_float<F, TOKEN_TILE>(group, columns, x, first, totals)
-                        : multiply_rounded<F, TOKEN_TILE>(group, columns, x, first, totals);
+                        : multiply_rounded<F, TOKEN_TILE, false>(group, columns, x, first, totals);
     for (int t = 0; t < tokens; t++)
         is_float ? multiply_float<F, 1>(group, columns, x, first + t, totals + t)
-                 : multiply_rounded<F, 1>(group, columns, x, first + t, totals + t);
+                 : multiply_rounded<F, 1, false>(group, columns, x, first + t, totals + t);
 }
 
 #define GRAPHCORE_MULTIPLY(F)                                                                                        \

@@ -25,8 +25,8 @@ constexpr size_t group_nbytes(int columns) {
 template <class F>
 inline void expand_values(const uint8_t* codes, u8x64 quads[QUADS]) {
     Codes<F::BITS>::expand(codes, quads);
-    if constexpr (F::TABLE != nullptr)
-        for (int j = 0; j < QUADS; j++) quads[j] = lookup16(F::TABLE, quads[j]);
+    if constexpr (F::HAS_TABLE)
+        for (int j = 0; j < QUADS; j++) quads[j] = lookup16(F::table(), quads[j]);
 }
 
 // The block's scales: where they lie, and which part of the stored block this one begins with.
@@ -59,7 +59,7 @@ inline f32x16 correction(const uint8_t* meta, int part, f32x16 scale) {
 }
 
 // One block of 16 rows x 32 columns, widened once and multiplied with several tokens.
-template <class F, int TOKENS>
+template <class F, int TOKENS, bool WIDE>
 __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int block, const Activations& x, int first, f32x16* sums) {
     u8x64 quads[QUADS];
     expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
@@ -76,6 +76,12 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
         i32x16 left{}, right{};
         for (int j = 0; j < QUADS; j++)
             (F::HALVES && j >= 4 ? right : left) = dot4(F::HALVES && j >= 4 ? right : left, quads[j], four_at(q + 4 * j));
+        if constexpr (WIDE) {
+            const int8_t* low = x.low + index * BLOCK_COLUMNS;
+            left <<= 8, right <<= 8;
+            for (int j = 0; j < QUADS; j++)
+                (F::HALVES && j >= 4 ? right : left) = dot4(F::HALVES && j >= 4 ? right : left, quads[j], four_at(low + 4 * j));
+        }
         f32x16 product = to_float(left) * scales[0];
         if constexpr (F::HALVES) {
             product += to_float(right) * scales[1];
@@ -88,7 +94,7 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
     }
 }
 
-template <class F, int TOKENS>
+template <class F, int TOKENS, bool WIDE>
 inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
     constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
     const uint8_t* codes = codes_of<F>(group, columns);
@@ -99,7 +105,7 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
             const int block = stored * BLOCKS + within;
             if (TOKENS == 1) prefetch_block<F>(group, block);
             const uint8_t* meta = group + size_t(stored) * F::META_NBYTES;
-            multiply_block<F, TOKENS>(codes, meta, within * (F::HALVES ? 2 : 1), block, x, first, sums);
+            multiply_block<F, TOKENS, WIDE>(codes, meta, within * (F::HALVES ? 2 : 1), block, x, first, sums);
         }
     for (int t = 0; t < TOKENS; t++) totals[t] = sums[t];
 }

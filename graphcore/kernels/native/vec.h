@@ -21,9 +21,6 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 typedef uint8_t u8x64 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
 template <class V>
 inline V load(const void* from) {
@@ -73,6 +70,38 @@ inline float largest(f32x16 value) {
 
 inline f32x16 magnitude(f32x16 value) {
     return (f32x16)((u32x16)value & (u32x16{} + 0x7fffffffu));
+}
+
+// ---- widening and narrowing; GCC 12 takes __builtin_convertvector of bytes apart into scalars
+
+inline i32x16 widen_bytes(const void* from) {
+#if defined(__AVX512F__)
+    return (i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+    const auto* bytes = (const uint8_t*)from;
+    i32x16 value;
+    for (int lane = 0; lane < LANES; lane++) value[lane] = bytes[lane];
+    return value;
+#endif
+}
+
+inline i32x16 widen_signed_bytes(const void* from) {
+#if defined(__AVX512F__)
+    return (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+    const auto* bytes = (const int8_t*)from;
+    i32x16 value;
+    for (int lane = 0; lane < LANES; lane++) value[lane] = bytes[lane];
+    return value;
+#endif
+}
+
+inline void store_bytes(int8_t* to, i32x16 value) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)value));
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = int8_t(value[lane]);
+#endif
 }
 
 // ---- products of bytes: lane l of the result gains the sum over c of codes[4l + c] * x[c]
@@ -172,8 +201,13 @@ inline uint16_t float_to_half(float value) {
 }
 
 inline f32x16 bf16_to_float(const uint16_t* from) {
-    const u16x16 bits = load<u16x16>(from);
-    return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#else
+    u32x16 bits;
+    for (int lane = 0; lane < LANES; lane++) bits[lane] = uint32_t(from[lane]) << 16;
+    return (f32x16)bits;
+#endif
 }
 
 inline uint16_t float_to_bf16(float value) {
