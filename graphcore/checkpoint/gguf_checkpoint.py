@@ -25,6 +25,7 @@ class GGUFCheckpoint(Checkpoint):
 
     Attributes:
         folder: where the file lies.
+        first_file: the file with the metadata, the first part of a split model.
         metadata: by key, of the first part; arrays are tuples.
 
     Raises:
@@ -40,6 +41,7 @@ class GGUFCheckpoint(Checkpoint):
         self.layout = "gguf"
         self.folder = Path(path).parent
         headers = read_split_headers(Path(path))
+        self.first_file = headers[0].path
         self.metadata = headers[0].metadata
         architecture = self.metadata.get("general.architecture")
         tensors: dict[str, TensorInfo] = {}

@@ -51,6 +51,7 @@ def choose(settings: Settings, model: Model) -> Choices:
     Raises:
         ConfigError: the machine or the model cannot do what was asked.
     """
+    refuse_packing_at_load(settings)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
     graph, note = choose_graph(settings.graph.kind, device)
@@ -67,6 +68,21 @@ def choose(settings: Settings, model: Model) -> Choices:
         prefill_chunk=min(settings.prefill_chunk, context),
         notes=(note,) if note else (),
     )
+
+
+def refuse_packing_at_load(settings: Settings) -> None:
+    """Return if weights run as they are stored.
+
+    Raises:
+        ConfigError: they are to be packed, or multiplied with int8 activations.
+    """
+    if settings.quant.format != "stored":
+        raise ConfigError(
+            f"quant.format={settings.quant.format} is not available at load yet; use quant=stored, or pack a file once "
+            "with task=pack"
+        )
+    if settings.quant.activations == "int8":
+        raise ConfigError("quant.activations=int8 is not available yet; use quant.activations=auto")
 
 
 def choose_graph(kind: str, device: torch.device) -> tuple[str, str]:

@@ -1,0 +1,30 @@
+"""How far packed weights are from the dense ones they were made of."""
+
+from collections.abc import Sequence
+
+import torch
+
+from graphcore.quant.format import Format
+from graphcore.quant.slices import SLICE_ELEMENTS
+
+
+def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, shape: Sequence[int]) -> float:
+    """Return the relative error: root of the summed squared differences over root of the summed squares.
+
+    Args:
+        dense: `shape`, any float dtype.
+        raw: [nbytes] uint8, what `packed_as.quantize(dense)` gave; unpacked whole, in float32.
+        shape: torch order.
+
+    Returns:
+        0 for equal tensors, all zeros included; infinite if zeros became anything else.
+    """
+    unpacked = packed_as.dequantize(raw, shape).flatten()
+    difference, size = 0.0, 0.0
+    for some, back in zip(dense.flatten().split(SLICE_ELEMENTS), unpacked.split(SLICE_ELEMENTS), strict=True):
+        weights = some.to(torch.float64)
+        difference += (back - weights).square_().sum().item()
+        size += weights.square_().sum().item()
+    if difference == 0.0:
+        return 0.0
+    return float("inf") if size == 0.0 else (difference / size) ** 0.5
