@@ -97,9 +97,15 @@ class GGUFFile:
         for key, field in fields.items():
             self._writer.add_key_value(key, field.value, field.kind, field.element)
         for entry in entries:
-            # A dtype other than uint8 makes gguf take the shape as it is; it need not know the type's id.
+            # A dtype other than uint8 makes gguf take the shape as it is; it need not know the type.
             kind = GGML_TYPES[entry.encoding].id
-            self._writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.int8), entry.nbytes, raw_dtype=kind)
+            self._writer.add_tensor_info(
+                entry.name,
+                entry.shape,
+                np.dtype(np.int8),
+                entry.nbytes,
+                raw_dtype=kind,  # type: ignore[arg-type]  # i2_s and newer types are not in gguf's enum
+            )
         self._writer.write_header_to_file()
         self._writer.write_kv_data_to_file()
         self._writer.write_ti_data_to_file()

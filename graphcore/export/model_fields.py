@@ -33,7 +33,8 @@ def gguf_architecture(config: ModelConfig) -> str:
     Raises:
         UnsupportedError: llama.cpp has no name for it that graphcore knows.
     """
-    names = {defaults.model_type: name for name, defaults in reversed(ARCHITECTURES.items())} | ALIASES
+    names = {defaults.model_type: name for name, defaults in reversed(list(ARCHITECTURES.items()))}
+    names.update(ALIASES)
     if config.model_type not in names:
         raise UnsupportedError(f"model_type {config.model_type} has no GGUF form; known: {', '.join(sorted(names))}")
     return names[config.model_type]

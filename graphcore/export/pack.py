@@ -1,7 +1,7 @@
 """A model packed into a GGUF file: each tensor read, brought to GGUF's form, packed, written; one at a time.
 
-    GGUF source    metadata and tensors under their own names; what has its format already is copied byte by byte
-    any other      metadata made from the config and the tokenizer, tensors by `gguf_form`
+GGUF source    metadata and tensors under their own names; what has its format already is copied byte by byte
+any other      metadata made from the config and the tokenizer, tensors by `gguf_form`
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +23,12 @@ from graphcore.export.gguf_form import Member, gguf_members, gguf_shape, unfolde
 from graphcore.export.metadata import Metadata, metadata_of
 from graphcore.export.model_fields import rope_divisors
 from graphcore.quant import FORMATS
-from graphcore.quant.choice import EMBEDDING, HEAD, choose_format
+from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, choose_format
 from graphcore.quant.packing_error import packing_error
 from graphcore.weights.plan import gib
 
 Progress = Callable[[str, int, int], None]
 WRITTEN_DENSE = ("f32", "f16", "bf16")
-KEPT_IN_FLOAT32 = ("norm.", "router.", "positions")  # llama.cpp wants these wide, as all vectors
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ class Packer:
         stored = self.model.checkpoint.tensors[self._sources[name].name].encoding
         if self.is_gguf:
             return stored
-        if len(shape) < 2 or any(part in name for part in KEPT_IN_FLOAT32):
-            return "f32"
+        if len(shape) < 2 or any(part in name for part in NEVER_PACKED):
+            return "f32"  # llama.cpp adds and scales with these, which it does in float32 alone
         return stored if stored in WRITTEN_DENSE else "f32"
 
     def metadata(self) -> Metadata:

@@ -27,6 +27,4 @@ def pack_scales_and_minimums(scales: torch.Tensor, minimums: torch.Tensor) -> to
     first_scales, last_scales = scales.chunk(2, dim=1)  # [N, 4] each
     first_minimums, last_minimums = minimums.chunk(2, dim=1)
     low_bits = (last_scales & 15) | (last_minimums & 15) << 4
-    return torch.cat(
-        (first_scales | last_scales >> 4 << 6, first_minimums | last_minimums >> 4 << 6, low_bits), dim=1
-    )
+    return torch.cat((first_scales | last_scales >> 4 << 6, first_minimums | last_minimums >> 4 << 6, low_bits), dim=1)

@@ -18,8 +18,8 @@ def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def pack_runs(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return bytes of consecutive codes, lowest bits first: [..., n * 8 / bits] uint8 -> [..., n] uint8."""
-    per_byte = BYTE_BITS // bits
-    return pack_planes(codes.unflatten(-1, (-1, per_byte)).transpose(-1, -2), bits)
+    by_byte = codes.view(*codes.shape[:-1], -1, BYTE_BITS // bits)
+    return pack_planes(by_byte.transpose(-1, -2), bits)
 
 
 def fp16_bytes(values: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from graphcore.quant.format import Format
-from graphcore.quant.slices import SLICE_ELEMENTS
+from graphcore.quant.slices import slices_of_blocks
 
 
 def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, shape: Sequence[int]) -> float:
@@ -21,10 +21,11 @@ def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, sha
     """
     unpacked = packed_as.dequantize(raw, shape).flatten()
     difference, size = 0.0, 0.0
-    for some, back in zip(dense.flatten().split(SLICE_ELEMENTS), unpacked.split(SLICE_ELEMENTS), strict=True):
-        weights = some.to(torch.float64)
-        difference += (back - weights).square_().sum().item()
-        size += weights.square_().sum().item()
+    flat = dense.flatten()
+    for some in slices_of_blocks(flat.numel(), 1):
+        weights = flat[some].to(torch.float32)
+        difference += unpacked[some].sub_(weights).square_().sum(dtype=torch.float64).item()
+        size += weights.square().sum(dtype=torch.float64).item()
     if difference == 0.0:
         return 0.0
     return float("inf") if size == 0.0 else (difference / size) ** 0.5

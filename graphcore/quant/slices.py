@@ -11,6 +11,7 @@ import torch
 # slices on two idle cores are two to four times faster, but where other processes hold the cores, the barrier that ends
 # each of these short operations was measured to make them 10 to 100 times slower.
 SLICE_ELEMENTS = 1 << 15
+ENCODED_SLICE_ELEMENTS = 1 << 17  # a search is hundreds of short operations, whose fixed costs want longer slices
 
 
 def decode_in_slices(
@@ -32,12 +33,14 @@ def decode_in_slices(
     """
     assert dtype.is_floating_point, f"weights are floats, asked for {dtype}"
     dense = torch.empty(blocks.shape[0], block_elements, dtype=dtype, device=blocks.device)
-    for some in slices_of_blocks(blocks.shape[0], block_elements):
+    for some in slices_of_blocks(blocks.shape[0], block_elements, SLICE_ELEMENTS):
         dense[some].copy_(decode(blocks[some]))
     return dense
 
 
-def slices_of_blocks(num_blocks: int, block_elements: int) -> Iterator[slice]:
-    """Return slices that cover the blocks, each of about `SLICE_ELEMENTS` elements."""
-    step = max(1, SLICE_ELEMENTS // block_elements)
+def slices_of_blocks(
+    num_blocks: int, block_elements: int, slice_elements: int = ENCODED_SLICE_ELEMENTS
+) -> Iterator[slice]:
+    """Return slices that cover the blocks, each of about `slice_elements` elements."""
+    step = max(1, slice_elements // block_elements)
     return (slice(start, start + step) for start in range(0, num_blocks, step))

@@ -31,7 +31,7 @@ PROBES = (
     "\u00e9clair na\u00efve \u00fcber e\u0301 A\u030a \u1e9b\u0323 \ufb01",
     "\u0417\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439 \u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1",
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155\ud558\uc138\uc694",
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u05e9\u05dc \u0645\u0631",
     "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2163 \u00bd \u00b2 \u2014 \u2026 \u20ac100 \u00a0x\u3000y",
     "Vi\u1ec7t Nam \u0130stanbul stra\u00dfe \u01c5 \u2581 x\u2581y </s> <unk> [UNK] <|x|>",
     "a", " a", "a ", "", " ", "\n",
@@ -60,6 +60,7 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int) -> Fields:
         found["tokenizer.chat_template"] = parts.chat_template
     if is_spm:
         found["tokenizer.ggml.scores"] = _scores(found["tokenizer.ggml.tokens"], model)
+        found["tokenizer.ggml.pre"] = "default"
         found["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(spec.get("normalizer"))
         candidates = [found]
     else:
@@ -174,7 +175,9 @@ def _patterns(step: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue]) -> str | None:
     """Return a line about the first probe that a reader of these fields encodes otherwise, None if there is none."""
-    read = read_gguf({key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, "", None)
+    read = read_gguf(
+        {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, "", None
+    )
     specials = [token.content for token in parts.backend.get_added_tokens_decoder().values()][:SPECIAL_PROBES]
     num_tokens = len(_texts(found["tokenizer.ggml.tokens"]))
     for text in (*PROBES, " ".join(("Hi", *specials, "there")), "".join(("Hi", *specials, "there"))):

@@ -15,7 +15,6 @@ from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 from graphcore.quant.packing import fp16_bytes, pack_planes
 
-
 STRETCHES = (0.0, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2)  # see k_search.fit_affine
 
 

@@ -15,7 +15,6 @@ from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 from graphcore.quant.packing import fp16_bytes, pack_planes
 
-
 STRETCHES = (0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
 
 

@@ -15,7 +15,6 @@ from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
 from graphcore.quant.packing import fp16_bytes, pack_planes
 
-
 STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
 
 

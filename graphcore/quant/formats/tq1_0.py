@@ -48,7 +48,7 @@ class Tq10Format(Format):
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode as libggml does, byte for byte: [N, 256] float32 -> [N, 54] uint8."""
         codes, scale = ternary_codes(dense)
-        first, second, last = codes.split((160, 80, 16), dim=1)
+        first, second, last = codes[:, :160], codes[:, 160:240], codes[:, 240:]
         parts = (first.view(-1, 5, 32), second.view(-1, 5, 16), last.view(-1, 4, 4))
         return torch.cat((*(base3_bytes(part) for part in parts), fp16_bytes(scale)), dim=1)
 

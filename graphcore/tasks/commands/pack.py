@@ -42,7 +42,9 @@ def run(context: Context, task: PackSettings) -> Record:
     try:
         tensors = list(Packer(model, settings.quant.format).pack(path, console.progress))
     except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror}); free space or choose task.output=...") from error
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror or error}); free space or choose task.output=..."
+        ) from error
     nbytes = path.stat().st_size
     console.table(
         f"{path}: {gib(nbytes)}", ("format", "tensors", "bytes", "largest relative error"), table_rows(tensors)
@@ -106,7 +108,12 @@ def total_record(tensors: list[PackedTensor]) -> Record:
     """Return the sums: tensors, bytes, and bits per weight."""
     nbytes = sum(tensor.entry.nbytes for tensor in tensors)
     num_weights = sum(tensor.entry.num_elements for tensor in tensors)
-    return {"tensors": len(tensors), "weights": num_weights, "bytes": nbytes, "bits_per_weight": 8 * nbytes / num_weights}
+    return {
+        "tensors": len(tensors),
+        "weights": num_weights,
+        "bytes": nbytes,
+        "bits_per_weight": 8 * nbytes / num_weights,
+    }
 
 
 PACK = Task("pack", PackSettings, run)
