@@ -18,7 +18,7 @@ from graphcore.tokenizer.gguf_fields import gguf_fields
 from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts
-NOT_COPIED = ("GGUF.", "split.", "general.architecture", "general.alignment", "general.file_type")  # written anew
+NOT_COPIED = ("split.", "general.architecture", "general.alignment", "general.file_type")  # written anew
 
 # What llama.cpp calls a file of these tensors, for people; nothing reads it. Source: gguf.constants.LlamaFileType.
 FILE_TYPES: Mapping[str, int] = MappingProxyType(
@@ -96,14 +96,13 @@ def _tokenizer_fields(model: Model) -> Mapping[str, FieldValue]:
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:
-    """Return the source's entries with their types; gguf reads them, for graphcore's reader forgets number types."""
-    reader = gguf.GGUFReader(checkpoint.first_file)
+    """Return the source's entries, typed as they are there."""
     fields: dict[str, Field] = {}
-    for key, field in reader.fields.items():
-        if key.startswith(NOT_COPIED):
-            continue
-        is_array = field.types[0] is gguf.GGUFValueType.ARRAY
-        fields[key] = Field(field.contents(), field.types[0], field.types[-1] if is_array else None)
+    for key, value in checkpoint.metadata.items():
+        is_empty = isinstance(value, tuple) and not value  # which gguf cannot write, and readers need not have
+        if not key.startswith(NOT_COPIED) and not is_empty:
+            kinds = [gguf.GGUFValueType(kind) for kind in checkpoint.kinds[key]]
+            fields[key] = Field(value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     architecture = str(checkpoint.metadata["general.architecture"])
     count = f"{architecture}.block_count"
     fields[count] = Field(num_layers, fields[count].kind)

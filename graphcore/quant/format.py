@@ -10,7 +10,7 @@ A format knows no file, no tensor name and no module. It has no state: one froze
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
@@ -139,8 +139,16 @@ class Format(ABC):
                 whole number of blocks.
         """
         self.check_raw(raw, shape)
-        blocks = raw.view(-1, self.block_nbytes)  # [N, W]
-        return decode_in_slices(blocks, self.dequantize_blocks, self.block_elements, dtype).view(tuple(shape))
+        blocks, decode = self.decoder(raw)
+        return decode_in_slices(blocks, decode, self.block_elements, dtype).view(tuple(shape))
+
+    def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return a tensor's blocks, [N, W], and what turns some of them into weights: [n, W] -> [n, E] float32.
+
+        Args:
+            raw: [nbytes] uint8, checked; the blocks are a view of it.
+        """
+        return raw.view(-1, self.block_nbytes), self.dequantize_blocks
 
     def check_raw(self, raw: torch.Tensor, shape: Sequence[int]) -> None:
         """Return if `raw` can be the bytes of a tensor of this shape.

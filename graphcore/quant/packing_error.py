@@ -13,18 +13,19 @@ def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, sha
 
     Args:
         dense: `shape`, any float dtype.
-        raw: [nbytes] uint8, what `packed_as.quantize(dense)` gave; unpacked whole, in float32.
+        raw: [nbytes] uint8, what `packed_as.quantize(dense)` gave; unpacked in slices.
         shape: torch order.
 
     Returns:
         0 for equal tensors, all zeros included; infinite if zeros became anything else.
     """
-    unpacked = packed_as.dequantize(raw, shape).flatten()
+    packed_as.check_raw(raw, shape)
+    blocks, decode = packed_as.decoder(raw)
+    weights_of = dense.reshape(-1, packed_as.block_elements)
     difference, size = 0.0, 0.0
-    flat = dense.flatten()
-    for some in slices_of_blocks(flat.numel(), 1):
-        weights = flat[some].to(torch.float32)
-        difference += unpacked[some].sub_(weights).square_().sum(dtype=torch.float64).item()
+    for some in slices_of_blocks(len(blocks), packed_as.block_elements):
+        weights = weights_of[some].to(torch.float32)
+        difference += decode(blocks[some]).sub_(weights).square_().sum(dtype=torch.float64).item()
         size += weights.square().sum(dtype=torch.float64).item()
     if difference == 0.0:
         return 0.0

@@ -54,6 +54,8 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int) -> Fields:
     model = spec["model"]
     if model.get("type") != "BPE":
         raise TokenizerError(f"{parts.source}: a tokenizer of type {model.get('type')} has no GGUF form here; only BPE")
+    if not model["merges"]:
+        raise TokenizerError(f"{parts.source}: the tokenizer has no merges, and GGUF no empty list of them")
     is_spm = bool(model.get("byte_fallback"))
     found = _vocabulary(parts, spec, vocab_size, is_spm) | _special_ids(parts, vocab_size)
     if parts.chat_template:
@@ -176,7 +178,7 @@ def _patterns(step: Mapping[str, Any] | None) -> Iterator[str]:
 def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue]) -> str | None:
     """Return a line about the first probe that a reader of these fields encodes otherwise, None if there is none."""
     read = read_gguf(
-        {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, "", None
+        {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, parts.source, None
     )
     specials = [token.content for token in parts.backend.get_added_tokens_decoder().values()][:SPECIAL_PROBES]
     num_tokens = len(_texts(found["tokenizer.ggml.tokens"]))

@@ -11,7 +11,7 @@ order (64/16) under the same type id, and nothing in the file tells the two apar
 Source: microsoft/BitNet, src/ggml-bitnet-mad.cpp, quantize_i2_s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, prod
 
 import torch
@@ -20,7 +20,7 @@ from graphcore.errors import CheckpointError
 from graphcore.quant.bits import field, planes
 from graphcore.quant.format import Format
 from graphcore.quant.packing import pack_planes
-from graphcore.quant.slices import decode_in_slices, slices_of_blocks
+from graphcore.quant.slices import slices_of_blocks
 
 TAIL_NBYTES = 32  # the scale and its padding
 SMALLEST_SCALE = 1e-5  # of weights that are rounded, as BitNet's own code has it
@@ -48,16 +48,15 @@ class I2SFormat(Format):
         codes = planes(blocks, bits=2).flip(1).flatten(1)  # [N, 128]; the highest bits come first
         return codes.to(torch.float32).sub_(1)
 
-    def dequantize(self, raw: torch.Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the dense tensor that `raw` encodes, as `Format.dequantize` does."""
-        self.check_raw(raw, shape)
+    def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the groups without the tail, and what decodes and scales some of them."""
         blocks = raw[:-TAIL_NBYTES].view(-1, self.block_nbytes)  # [N, 32]
         scale = field(raw[-TAIL_NBYTES:].unsqueeze(0), 0, 4).view(torch.float32)  # [1, 1]
 
         def decode(some: torch.Tensor) -> torch.Tensor:
             return self.dequantize_blocks(some).mul_(scale)
 
-        return decode_in_slices(blocks, decode, self.block_elements, dtype).view(tuple(shape))
+        return blocks, decode
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode weights in units of the tensor's scale: [N, 128] float32 -> [N, 32] uint8; halves go to even."""

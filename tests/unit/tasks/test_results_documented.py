@@ -56,16 +56,18 @@ RUNS = {
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
     "plan": [],
+    "pack": ["quant=q8_0"],
 }
 
 
 @pytest.mark.parametrize("task", RUNS)
 def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
-    run_task: RunTask, chat_folder: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    run_task: RunTask, chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     folder = chat_folder if task == "chat" else TINY / "llama3"
-    run = run_task(f"task={task}", f"model.checkpoint={folder}", *RUNS[task])
+    output = [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
+    run = run_task(f"task={task}", f"model.checkpoint={folder}", *RUNS[task], *output)
     assert run.status == 0
     assert set(written(run.record)) == fields_of(task)
 
