@@ -18,7 +18,7 @@ from graphcore.tokenizer.gguf_fields import gguf_fields
 from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts
-NOT_COPIED = ("split.", "general.architecture", "general.alignment", "general.file_type")  # written anew
+NOT_COPIED = ("split.", "general.architecture", "general.alignment")  # written anew
 
 # What llama.cpp calls a file of these tensors, for people; nothing reads it. Source: gguf.constants.LlamaFileType.
 FILE_TYPES: Mapping[str, int] = MappingProxyType(
@@ -106,7 +106,8 @@ def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata
     architecture = str(checkpoint.metadata["general.architecture"])
     count = f"{architecture}.block_count"
     fields[count] = Field(num_layers, fields[count].kind)
-    file_type = FILE_TYPES.get(asked, checkpoint.metadata.get("general.file_type"))
-    if isinstance(file_type, int):
-        fields["general.file_type"] = typed_field(file_type)
+    if asked in FILE_TYPES:
+        fields["general.file_type"] = typed_field(FILE_TYPES[asked])
+    elif asked != STORED:
+        fields.pop("general.file_type", None)
     return Metadata(architecture, fields)

@@ -16,6 +16,7 @@ from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.model import Model, open_model
 from graphcore.errors import UnsupportedError
+from graphcore.export.gguf_file import Field, GGUFFile
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.quant.choice import packable_names
 from graphcore.tokenizer.gguf_fields import PROBES
@@ -112,6 +113,23 @@ def test_a_gguf_model_is_copied_byte_for_byte(name: str, tmp_path: Path) -> None
     assert fields == wanted
     assert list(tensors) == list(expected)
     assert all(np.array_equal(tensors[key].data, expected[key].data) for key in expected)
+
+
+def test_metadata_keeps_its_number_types(tmp_path: Path) -> None:
+    kinds = gguf.GGUFValueType
+    model = open_path(TINY / "qwen3.gguf")
+    packer = Packer(model, "stored")
+    fields = {
+        **packer.metadata().fields,
+        "x.wide": Field(7, kinds.UINT64),
+        "x.precise": Field(0.1, kinds.FLOAT64),
+        "x.small": Field((1, -2), kinds.ARRAY, kinds.INT8),
+    }
+    with GGUFFile(tmp_path / "typed.gguf", "qwen3", fields, packer.entries) as file:
+        for entry in packer.entries:
+            file.write(model.checkpoint.read(entry.name).reshape(-1).view(torch.uint8))
+    pack(tmp_path / "typed.gguf", tmp_path / "copy.gguf", "stored")
+    assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "typed.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("name", GOLDEN)

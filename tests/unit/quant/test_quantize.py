@@ -47,6 +47,16 @@ def test_no_golden_block_is_further_from_its_weights_than_libggmls(name: str) ->
     assert (ours <= ALLOWED_OVER_LIBGGML * theirs + rounding).all()
 
 
+def test_an_mxfp4_weight_between_two_levels_takes_the_smaller_magnitude() -> None:
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
+    dense = torch.zeros(1, 32)
+    dense[0, :6] = (levels[:-1] + levels[1:]) / 2
+    dense[0, 6:12] = -dense[0, :6]
+    dense[0, 12] = 4.0  # fixes the exponent
+    back = FORMATS["mxfp4"].dequantize(FORMATS["mxfp4"].quantize(dense), dense.shape)
+    assert back[0, :12].tolist() == [*levels[:6].tolist(), *(-levels[:6]).tolist()]
+
+
 @pytest.mark.parametrize("kind", ["normal", "laplace", "heavy"])
 @pytest.mark.parametrize("name", [name for name in (*EXACT, *SEARCHED) if not name.startswith("tq")])
 def test_the_error_is_at_most_libggmls(name: str, kind: str) -> None:
