@@ -26,6 +26,7 @@ class GGUFCheckpoint(Checkpoint):
     Attributes:
         folder: where the file lies.
         metadata: by key, of the first part; arrays are tuples.
+        kinds: by key, how the metadata's values are typed; see `GGUFHeader`.
 
     Raises:
         CheckpointNotFoundError: the file, or a part of it, is missing.
@@ -40,7 +41,7 @@ class GGUFCheckpoint(Checkpoint):
         self.layout = "gguf"
         self.folder = Path(path).parent
         headers = read_split_headers(Path(path))
-        self.metadata = headers[0].metadata
+        self.metadata, self.kinds = headers[0].metadata, headers[0].kinds
         architecture = self.metadata.get("general.architecture")
         tensors: dict[str, TensorInfo] = {}
         for header in headers:

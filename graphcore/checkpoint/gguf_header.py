@@ -42,6 +42,7 @@ class GGUFHeader:
         path: of the file.
         size: of the file, in bytes.
         metadata: by key; arrays are tuples.
+        kinds: by key, the value's type, or an array's and its elements'; numbered as in `gguf_reader`.
         tensors: in file order.
         alignment: of every offset, in bytes.
         data_start: where the data section starts, in bytes.
@@ -50,6 +51,7 @@ class GGUFHeader:
     path: Path
     size: int
     metadata: Mapping[str, MetadataValue]
+    kinds: Mapping[str, tuple[int, ...]]
     tensors: tuple[GGUFTensor, ...]
     alignment: int
     data_start: int
@@ -76,7 +78,9 @@ def read_gguf_header(path: Path) -> GGUFHeader:
         tensors = tuple([_read_tensor(reader) for _ in range(num_tensors)])
     alignment = _alignment(path, metadata)
     data_start = -(-reader.position // alignment) * alignment
-    return GGUFHeader(path, size, MappingProxyType(metadata), tensors, alignment, data_start)
+    return GGUFHeader(
+        path, size, MappingProxyType(metadata), MappingProxyType(reader.kinds), tensors, alignment, data_start
+    )
 
 
 def _check_version(path: Path, version: int) -> None:

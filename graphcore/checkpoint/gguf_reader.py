@@ -48,11 +48,15 @@ class GGUFReader:
         stream: positioned at byte 0.
         size: of the file, in bytes.
         source: the file's name, for messages.
+
+    Attributes:
+        kinds: by key of what `value` has read: its type, or for an array those of itself and of its elements.
     """
 
     def __init__(self, stream: BinaryIO, size: int, source: str) -> None:
         self.source = source
         self.position = 0
+        self.kinds: dict[str, tuple[int, ...]] = {}
         self._stream = stream
         self._end = min(size, MAX_HEADER)
 
@@ -101,14 +105,16 @@ class GGUFReader:
         """
         what = f"key {quoted(key)}"
         kind = self.unsigned(4, what)
+        self.kinds[key] = (kind,)
         if kind == STRING:
             return self.string(what)
         if kind == ARRAY:
-            return self._array(what)
+            return self._array(key, what)
         return self._numbers(kind, 1, what)[0]
 
-    def _array(self, what: str) -> tuple[MetadataScalar, ...]:
+    def _array(self, key: str, what: str) -> tuple[MetadataScalar, ...]:
         kind = self.unsigned(4, what)
+        self.kinds[key] = (ARRAY, kind)
         if kind == ARRAY:
             raise CheckpointError(f"{self.source}: {what} is an array of arrays, which GGUF models do not have")
         if kind == STRING:

@@ -43,9 +43,10 @@ class DtypeSettings:
 
 @dataclass
 class QuantSettings:
-    """conf/quant/*: how weights are held."""
+    """conf/quant/*: how weights are held, and how they are multiplied."""
 
     format: str = MISSING
+    activations: str = MISSING
 
 
 @dataclass

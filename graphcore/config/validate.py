@@ -9,6 +9,8 @@ from graphcore.errors import ConfigError
 THREADS_PER_CPU = 4
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
+PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
+QUANT_FORMATS = ("stored", *PACKED, "tq1_0", "tq2_0", "i2_s", "f32", "f16", "bf16")
 
 
 def check(settings: Settings) -> None:
@@ -31,7 +33,8 @@ def _check_choices(settings: Settings) -> None:
         ("kv_dtype", settings.kv_dtype, DTYPES),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
-        ("quant.format", settings.quant.format, ("stored",)),
+        ("quant.format", settings.quant.format, QUANT_FORMATS),
+        ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
         ("streaming.policy", settings.streaming.policy, ("auto", "on", "off")),
     )
     for key, value, allowed in choices:

@@ -10,14 +10,16 @@ A format knows no file, no tensor name and no module. It has no state: one froze
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 
 import torch
 
-from graphcore.errors import CheckpointError
-from graphcore.quant.slices import decode_in_slices
+from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.quant.slices import decode_in_slices, slices_of_blocks
+
+SURELY_IN_RANGE = 3e4  # weights up to here overflow no format's float16 scale
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,64 @@ class Format(ABC):
         Returns:
             [N, E] float32, in memory of its own.
         """
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return whole blocks that stand for the weights as nearly as this format can.
+
+        Args:
+            dense: [N, E] float32, finite, contiguous. Not written to.
+
+        Returns:
+            [N, W] uint8, in memory of its own.
+
+        Raises:
+            UnsupportedError: weights cannot be packed as this; `registry.packable_formats` lists what they can be.
+        """
+        raise UnsupportedError(
+            f"{self.name}: graphcore reads this format and does not write it; pack as another, such as q8_0 or q4_k"
+        )
+
+    @property
+    def can_quantize(self) -> bool:
+        """Whether dense weights can be packed as this."""
+        return type(self).quantize_blocks is not Format.quantize_blocks
+
+    def quantize(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return the stored bytes of a dense tensor.
+
+        Args:
+            dense: torch order, any float dtype, on the CPU or another device; never copied whole.
+
+        Returns:
+            [nbytes] uint8, on the device of `dense`.
+
+        Raises:
+            UnsupportedError: weights cannot be packed as this.
+            CheckpointError: rows are not a whole number of blocks, or a weight is infinite, NaN or too large.
+        """
+        assert dense.is_floating_point(), f"weights are floats, got {dense.dtype}"
+        raw = torch.empty(self.nbytes(dense.shape), dtype=torch.uint8, device=dense.device)
+        blocks, weights = raw.view(-1, self.block_nbytes), dense.reshape(-1, self.block_elements)
+        for some in slices_of_blocks(len(blocks), self.block_elements):
+            blocks[some].copy_(self.quantize_checked(weights[some].to(torch.float32)))
+        return raw
+
+    def quantize_checked(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return `quantize_blocks` of weights that it can take.
+
+        Raises:
+            CheckpointError: a weight is infinite, NaN or too large for the format's scales.
+        """
+        largest = dense.abs().max().item() if dense.numel() else 0.0
+        if not isfinite(largest):
+            raise CheckpointError(f"{self.name}: the tensor has infinite or NaN weights, which no format can pack")
+        blocks = self.quantize_blocks(dense)
+        if largest > SURELY_IN_RANGE and not self.dequantize_blocks(blocks).isfinite().all():
+            raise CheckpointError(
+                f"{self.name}: the tensor has weights as large as {largest:.3g}, beyond the range of this format; "
+                "pack it as bf16 or f32"
+            )
+        return blocks
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Return the stored size of a tensor, in bytes.
@@ -96,8 +156,16 @@ class Format(ABC):
                 whole number of blocks.
         """
         self.check_raw(raw, shape)
-        blocks = raw.view(-1, self.block_nbytes)  # [N, W]
-        return decode_in_slices(blocks, self.dequantize_blocks, self.block_elements, dtype).view(tuple(shape))
+        blocks, decode = self.decoder(raw)
+        return decode_in_slices(blocks, decode, self.block_elements, dtype).view(tuple(shape))
+
+    def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return a tensor's blocks, [N, W], and what turns some of them into weights: [n, W] -> [n, E] float32.
+
+        Args:
+            raw: [nbytes] uint8, checked; the blocks are a view of it.
+        """
+        return raw.view(-1, self.block_nbytes), self.dequantize_blocks
 
     def check_raw(self, raw: torch.Tensor, shape: Sequence[int]) -> None:
         """Return if `raw` can be the bytes of a tensor of this shape.

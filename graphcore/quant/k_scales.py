@@ -20,3 +20,11 @@ def unpack_scales_and_minimums(packed: torch.Tensor) -> tuple[torch.Tensor, torc
     scales = torch.cat((first_scales & 63, last_scales), dim=1)
     minimums = torch.cat((first_minimums & 63, last_minimums), dim=1)
     return scales, minimums
+
+
+def pack_scales_and_minimums(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
+    """Return the 12 bytes: two of [N, 8] uint8, 0 to 63 -> [N, 12] uint8."""
+    first_scales, last_scales = scales.chunk(2, dim=1)  # [N, 4] each
+    first_minimums, last_minimums = minimums.chunk(2, dim=1)
+    low_bits = (last_scales & 15) | (last_minimums & 15) << 4
+    return torch.cat((first_scales | last_scales >> 4 << 6, first_minimums | last_minimums >> 4 << 6, low_bits), dim=1)

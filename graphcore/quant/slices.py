@@ -1,9 +1,9 @@
-"""Decoding a large tensor piece by piece, so that temporaries stay in cache and memory stays bounded.
+"""Decoding or encoding a large tensor piece by piece, so that temporaries stay in cache and memory stays bounded.
 
 Legend: N blocks, W bytes per block, E elements per block. Knows nothing of what the bytes mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -11,6 +11,7 @@ import torch
 # slices on two idle cores are two to four times faster, but where other processes hold the cores, the barrier that ends
 # each of these short operations was measured to make them 10 to 100 times slower.
 SLICE_ELEMENTS = 1 << 15
+ENCODED_SLICE_ELEMENTS = 1 << 17  # a search is hundreds of short operations, whose fixed costs want longer slices
 
 
 def decode_in_slices(
@@ -32,7 +33,14 @@ def decode_in_slices(
     """
     assert dtype.is_floating_point, f"weights are floats, asked for {dtype}"
     dense = torch.empty(blocks.shape[0], block_elements, dtype=dtype, device=blocks.device)
-    step = max(1, SLICE_ELEMENTS // block_elements)
-    for start in range(0, blocks.shape[0], step):
-        dense[start : start + step].copy_(decode(blocks[start : start + step]))
+    for some in slices_of_blocks(blocks.shape[0], block_elements, SLICE_ELEMENTS):
+        dense[some].copy_(decode(blocks[some]))
     return dense
+
+
+def slices_of_blocks(
+    num_blocks: int, block_elements: int, slice_elements: int = ENCODED_SLICE_ELEMENTS
+) -> Iterator[slice]:
+    """Return slices that cover the blocks, each of about `slice_elements` elements."""
+    step = max(1, slice_elements // block_elements)
+    return (slice(start, start + step) for start in range(0, num_blocks, step))

@@ -11,7 +11,7 @@ from graphcore.registry import nearest
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
 _O200K = (
@@ -49,8 +49,8 @@ SPLITTERS = (
     Splitter(("smaug-bpe", "dbrx"), (_LLAMA3,)),
     Splitter(("qwen2", "deepseek-r1-qwen"), (_QWEN2,), composes=True),
     Splitter(("gpt-4o", "llama4"), (_O200K,), ignore_merges=True),
-    Splitter(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
-    Splitter(("smollm", "starcoder", "refact"), (r"\p{N}", _GPT2)),
+    Splitter(("gpt-2", "phi-2", "mpt", "olmo"), (GPT2_PATTERN,)),
+    Splitter(("smollm", "starcoder", "refact"), (r"\p{N}", GPT2_PATTERN)),
 )
 
 

@@ -25,6 +25,10 @@ class DenseFormat(Format):
         """Widen: [N, W] uint8 -> [N, 1] float32."""
         return field(blocks, 0, self.block_nbytes).view(self.stored).to(torch.float32)
 
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Narrow, to the nearest and of two the even: [N, 1] float32 -> [N, W] uint8."""
+        return dense.to(self.stored, copy=True).view(torch.uint8)
+
 
 F32 = DenseFormat("f32", block_elements=1, block_nbytes=4, stored=torch.float32)
 F16 = DenseFormat("f16", block_elements=1, block_nbytes=2, stored=torch.float16)

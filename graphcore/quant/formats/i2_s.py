@@ -11,17 +11,19 @@ order (64/16) under the same type id, and nothing in the file tells the two apar
 Source: microsoft/BitNet, src/ggml-bitnet-mad.cpp, quantize_i2_s.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from math import isfinite, prod
 
 import torch
 
 from graphcore.errors import CheckpointError
 from graphcore.quant.bits import field, planes
 from graphcore.quant.format import Format
-from graphcore.quant.slices import decode_in_slices
+from graphcore.quant.bit_packing import pack_planes
+from graphcore.quant.slices import slices_of_blocks
 
 TAIL_NBYTES = 32  # the scale and its padding
+SMALLEST_SCALE = 1e-5  # of weights that are rounded, as BitNet's own code has it
 
 
 class I2SFormat(Format):
@@ -58,16 +60,50 @@ class I2SFormat(Format):
         codes = planes(blocks, bits=2).flip(1).flatten(1)  # [N, 128]; the highest bits come first
         return codes.to(torch.float32).sub_(1)
 
-    def dequantize(self, raw: torch.Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the dense tensor that `raw` encodes, as `Format.dequantize` does."""
-        self.check_raw(raw, shape)
+    def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the groups without the tail, and what decodes and scales some of them."""
         blocks = raw[:-TAIL_NBYTES].view(-1, self.block_nbytes)  # [N, 32]
         scale = field(raw[-TAIL_NBYTES:].unsqueeze(0), 0, 4).view(torch.float32)  # [1, 1]
 
         def decode(some: torch.Tensor) -> torch.Tensor:
             return self.dequantize_blocks(some).mul_(scale)
 
-        return decode_in_slices(blocks, decode, self.block_elements, dtype).view(tuple(shape))
+        return blocks, decode
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode weights in units of the tensor's scale: [N, 128] float32 -> [N, 32] uint8; halves go to even."""
+        codes = dense.round().clamp_(-1, 1).add_(1).to(torch.uint8)  # [N, 128]
+        return pack_planes(codes.view(-1, 4, 32).flip(1), bits=2)
+
+    def quantize(self, dense: torch.Tensor) -> torch.Tensor:
+        """Return the stored bytes of a dense tensor, as `Format.quantize` does.
+
+        Weights -s, 0 and s are kept exactly. Others are rounded in units of their mean magnitude, which becomes the
+        scale: BitNet's rule for the weights that it trains (The Era of 1-bit LLMs, section 2; arXiv 2402.17764).
+        """
+        assert dense.is_floating_point(), f"weights are floats, got {dense.dtype}"
+        raw = torch.zeros(self.nbytes(dense.shape), dtype=torch.uint8, device=dense.device)
+        blocks, weights = raw[:-TAIL_NBYTES].view(-1, self.block_nbytes), dense.reshape(-1, self.block_elements)
+        mean, largest, is_ternary = _magnitudes(weights)
+        if not isfinite(largest):
+            raise CheckpointError(f"{self.name}: the tensor has infinite or NaN weights, which no format can pack")
+        unit = largest if is_ternary else max(mean, SMALLEST_SCALE)
+        for some in slices_of_blocks(len(blocks), self.block_elements):
+            blocks[some].copy_(self.quantize_blocks(weights[some].to(torch.float32) / (unit or 1.0)))
+        scale = torch.tensor([unit], dtype=torch.float32).view(torch.uint8)
+        raw[-TAIL_NBYTES : -TAIL_NBYTES + len(scale)].copy_(scale)
+        return raw
+
+
+def _magnitudes(weights: torch.Tensor) -> tuple[float, float, bool]:
+    """Return mean and largest magnitude, and whether all that are not zero have the largest: [N, 128] in."""
+    total, num_other = 0.0, 0
+    largest = weights.abs().max().item() if weights.numel() else 0.0
+    for some in slices_of_blocks(len(weights), weights.shape[1]):
+        magnitudes = weights[some].abs()
+        total += magnitudes.sum(dtype=torch.float64).item()
+        num_other += int(((magnitudes != 0) & (magnitudes != largest)).sum())
+    return total / max(1, weights.numel()), largest, num_other == 0
 
 
 I2_S = I2SFormat("i2_s", block_elements=128, block_nbytes=32)

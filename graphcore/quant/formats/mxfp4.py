@@ -14,7 +14,11 @@ import torch
 from graphcore.quant.bits import field, lookup, planes
 from graphcore.quant.codebooks import E2M1_DOUBLED
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import pack_planes
 
+# Midpoints between the magnitudes 0, 1, 2, 3, 4, 6, 8, 12: a weight on one takes the smaller magnitude.
+MIDPOINTS = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)
+LARGEST_EXPONENT_OF_CODE = 2  # 6 = 1.5 * 2^2 is the largest E2M1 value
 FLOAT64_BIAS = 1023
 FLOAT64_MANTISSA_BITS = 52
 
@@ -35,6 +39,20 @@ class Mxfp4Format(Format):
         """Decode: [N, 17] uint8 -> [N, 32] float32."""
         codes = planes(field(blocks, 1, 16), bits=4).flatten(1)  # [N, 32]
         return lookup(E2M1_DOUBLED, codes).mul_(half_power_of_two(field(blocks, 0, 1)))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 17] uint8.
+
+        Blocks whose largest weight is below 2^-125 differ: their exponent is 0, where libggml's wraps around.
+        """
+        largest = dense.abs().amax(1, keepdim=True)  # [N, 1]
+        power = largest.to(torch.float64).log2().to(torch.float32).floor()  # -inf for 0
+        exponents = (power + (127 - LARGEST_EXPONENT_OF_CODE)).clamp_(min=0).to(torch.uint8)
+        steps = half_power_of_two(exponents).to(torch.float64)
+        midpoints = torch.tensor(MIDPOINTS, dtype=torch.float64, device=dense.device)
+        codes = torch.bucketize(dense.abs() / steps, midpoints).to(torch.uint8)  # [N, 32], 0 to 7
+        codes |= ((dense < 0) & (codes > 0)).to(torch.uint8) << 3
+        return torch.cat((exponents, pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
 MXFP4 = Mxfp4Format("mxfp4", block_elements=32, block_nbytes=17)

@@ -12,6 +12,10 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
+
+STRETCHES = (0.0, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2)  # see k_search.fit_affine
 
 
 class Q2KFormat(Format):
@@ -25,6 +29,17 @@ class Q2KFormat(Format):
         codes = planes(field(blocks, 16, 64).view(-1, 2, 32), bits=2).view(-1, 16, 16)  # [N, g, 16]
         weights = codes.to(torch.float32).mul_(scales.unsqueeze(2)).sub_(minimums.unsqueeze(2))
         return weights.flatten(1)
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode: [N, 256] float32 -> [N, 84] uint8; scales by search, see k_search."""
+        groups = as_columns(dense, num_groups=16)
+        scale, minimum = (found.view(-1, 16) for found in fit_affine(groups, 3, STRETCHES))  # [N, 16] each
+        scales, minimums = round_scales(scale, 0, 15), round_scales(minimum, 0, 15)
+        found = refine_affine(groups, scales, minimums, 3, 15)
+        codes = as_rows(found, len(dense))  # [N, 256]
+        packed_scales = scales.codes.to(torch.uint8) | minimums.codes.to(torch.uint8) << 4
+        planes_of_halves = pack_planes(codes.view(-1, 2, 4, 32), bits=2).flatten(1)
+        return torch.cat((packed_scales, planes_of_halves, fp16_bytes(scales.unit), fp16_bytes(minimums.unit)), dim=1)
 
 
 Q2_K = Q2KFormat("q2_k", block_elements=256, block_nbytes=84)

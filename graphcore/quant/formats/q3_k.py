@@ -14,6 +14,8 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 
 
 def unpack_scales(packed: torch.Tensor) -> torch.Tensor:
@@ -21,6 +23,15 @@ def unpack_scales(packed: torch.Tensor) -> torch.Tensor:
     low = planes(packed[:, :8], bits=4).flatten(1)  # [N, 16]
     high = planes(packed[:, 8:], bits=2).flatten(1)  # [N, 16]
     return low | high << 4
+
+
+def pack_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return the 12 bytes of 16 scales, 0 to 63: [N, 16] uint8 -> [N, 12] uint8."""
+    low = pack_planes((scales & 15).view(-1, 2, 8), bits=4)
+    return torch.cat((low, pack_planes((scales >> 4).view(-1, 4, 4), bits=2)), dim=1)
+
+
+STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
 
 
 class Q3KFormat(Format):
@@ -33,6 +44,16 @@ class Q3KFormat(Format):
         codes |= planes(field(blocks, 0, 32), bits=1).flatten(1) << 2
         signed = codes.to(torch.float32).sub_(4).view(-1, 16, 16)  # [N, g, 16]
         return signed.mul_(scales.unsqueeze(2)).flatten(1)
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode: [N, 256] float32 -> [N, 110] uint8; scales by search, see k_search."""
+        groups = as_columns(dense, num_groups=16)
+        scales = round_scales(fit_symmetric(groups, -4, STRETCHES).view(-1, 16), -32, 31)  # [N, 16]
+        codes = as_rows(refine_symmetric(groups, scales, -4, -32).add_(4), len(dense))  # [N, 256], 0 to 7
+        third_bits = pack_planes((codes >> 2).view(-1, 8, 32), bits=1)
+        low = pack_planes((codes & 3).view(-1, 2, 4, 32), bits=2).flatten(1)
+        packed_scales = pack_scales((scales.codes + 32).to(torch.uint8))
+        return torch.cat((third_bits, low, packed_scales, fp16_bytes(scales.unit)), dim=1)
 
 
 Q3_K = Q3KFormat("q3_k", block_elements=256, block_nbytes=110)

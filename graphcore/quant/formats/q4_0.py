@@ -11,6 +11,7 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes
 
 
 class Q40Format(Format):
@@ -20,6 +21,12 @@ class Q40Format(Format):
         """Decode: [N, 18] uint8 -> [N, 32] float32."""
         codes = planes(field(blocks, 2, 16), bits=4).flatten(1)  # [N, 32]
         return codes.to(torch.float32).sub_(8).mul_(fp16(blocks, 0))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 18] uint8; the extreme weight has code 0."""
+        scale = extreme(dense) / -8  # [N, 1]
+        codes = (dense * inverse(scale)).add_(8.5).clamp_(max=15).to(torch.uint8)  # rounds down; [N, 32]
+        return torch.cat((fp16_bytes(scale), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
 Q4_0 = Q40Format("q4_0", block_elements=32, block_nbytes=18)

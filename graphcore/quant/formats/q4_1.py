@@ -11,6 +11,7 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import fp16_bytes, inverse, pack_planes
 
 
 class Q41Format(Format):
@@ -20,6 +21,13 @@ class Q41Format(Format):
         """Decode: [N, 20] uint8 -> [N, 32] float32."""
         codes = planes(field(blocks, 4, 16), bits=4).flatten(1)  # [N, 32]
         return codes.to(torch.float32).mul_(fp16(blocks, 0)).add_(fp16(blocks, 2))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 20] uint8."""
+        minimum = dense.amin(1, keepdim=True)
+        scale = (dense.amax(1, keepdim=True) - minimum) / 15  # [N, 1]
+        codes = (dense - minimum).mul_(inverse(scale)).add_(0.5).clamp_(max=15).to(torch.uint8)  # [N, 32]
+        return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
 Q4_1 = Q41Format("q4_1", block_elements=32, block_nbytes=20)

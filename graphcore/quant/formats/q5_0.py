@@ -12,6 +12,7 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes, runs
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, pack_runs
 
 
 class Q50Format(Format):
@@ -22,6 +23,13 @@ class Q50Format(Format):
         codes = planes(field(blocks, 6, 16), bits=4).flatten(1)  # [N, 32]
         codes |= runs(field(blocks, 2, 4), bits=1) << 4
         return codes.to(torch.float32).sub_(16).mul_(fp16(blocks, 0))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 22] uint8; the extreme weight has code 0."""
+        scale = extreme(dense) / -16  # [N, 1]
+        codes = (dense * inverse(scale)).add_(16.5).clamp_(max=31).to(torch.uint8)  # rounds down; [N, 32]
+        nibbles = pack_planes((codes & 15).view(-1, 2, 16), bits=4)
+        return torch.cat((fp16_bytes(scale), pack_runs(codes >> 4, bits=1), nibbles), dim=1)
 
 
 Q5_0 = Q50Format("q5_0", block_elements=32, block_nbytes=22)

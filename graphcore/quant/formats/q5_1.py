@@ -12,6 +12,7 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes, runs
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import fp16_bytes, inverse, pack_planes, pack_runs
 
 
 class Q51Format(Format):
@@ -22,6 +23,14 @@ class Q51Format(Format):
         codes = planes(field(blocks, 8, 16), bits=4).flatten(1)  # [N, 32]
         codes |= runs(field(blocks, 4, 4), bits=1) << 4
         return codes.to(torch.float32).mul_(fp16(blocks, 0)).add_(fp16(blocks, 2))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 24] uint8."""
+        minimum = dense.amin(1, keepdim=True)
+        scale = (dense.amax(1, keepdim=True) - minimum) / 31  # [N, 1]
+        codes = (dense - minimum).mul_(inverse(scale)).add_(0.5).clamp_(max=31).to(torch.uint8)  # [N, 32]
+        nibbles = pack_planes((codes & 15).view(-1, 2, 16), bits=4)
+        return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_runs(codes >> 4, bits=1), nibbles), dim=1)
 
 
 Q5_1 = Q51Format("q5_1", block_elements=32, block_nbytes=24)

@@ -12,7 +12,11 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
-from graphcore.quant.k_scales import unpack_scales_and_minimums
+from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and_minimums
+from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
+
+STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
 
 
 class Q5KFormat(Format):
@@ -26,6 +30,19 @@ class Q5KFormat(Format):
         codes = planes(field(blocks, 48, 128).view(-1, 4, 32), bits=4).view(-1, 8, 32)  # [N, group, 32]
         codes |= planes(field(blocks, 16, 32), bits=1) << 4
         return codes.to(torch.float32).mul_(scale.unsqueeze(2)).sub_(minimum.unsqueeze(2)).flatten(1)
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode: [N, 256] float32 -> [N, 176] uint8; scales by search, see k_search."""
+        groups = as_columns(dense, num_groups=8)
+        scale, minimum = (found.view(-1, 8) for found in fit_affine(groups, 31, STRETCHES))  # [N, 8] each
+        scales, minimums = round_scales(scale, 0, 63), round_scales(minimum, 0, 63)
+        found = refine_affine(groups, scales, minimums, 31, 63)
+        codes = as_rows(found, len(dense))  # [N, 256]
+        packed_scales = pack_scales_and_minimums(scales.codes.to(torch.uint8), minimums.codes.to(torch.uint8))
+        fifth_bits = pack_planes((codes >> 4).view(-1, 8, 32), bits=1)
+        nibbles = pack_planes((codes & 15).view(-1, 4, 2, 32), bits=4).flatten(1)
+        units = torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit)), dim=1)
+        return torch.cat((units, packed_scales, fifth_bits, nibbles), dim=1)
 
 
 Q5_K = Q5KFormat("q5_k", block_elements=256, block_nbytes=176)

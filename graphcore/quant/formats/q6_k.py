@@ -12,6 +12,10 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
+
+STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
 
 
 class Q6KFormat(Format):
@@ -24,6 +28,15 @@ class Q6KFormat(Format):
         codes |= planes(field(blocks, 128, 64).view(-1, 2, 32), bits=2).flatten(1) << 4
         signed = codes.to(torch.float32).sub_(32).view(-1, 16, 16)  # [N, g, 16]
         return signed.mul_(scales.unsqueeze(2)).flatten(1)
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode: [N, 256] float32 -> [N, 210] uint8; scales by search, see k_search."""
+        groups = as_columns(dense, num_groups=16)
+        scales = round_scales(fit_symmetric(groups, -32, STRETCHES).view(-1, 16), -128, 127)  # [N, 16]
+        codes = as_rows(refine_symmetric(groups, scales, -32, -128).add_(32), len(dense))  # [N, 256], 0 to 63
+        low = pack_planes((codes & 15).view(-1, 2, 2, 64), bits=4).flatten(1)
+        high = pack_planes((codes >> 4).view(-1, 2, 4, 32), bits=2).flatten(1)
+        return torch.cat((low, high, scales.codes.to(torch.int8).view(torch.uint8), fp16_bytes(scales.unit)), dim=1)
 
 
 Q6_K = Q6KFormat("q6_k", block_elements=256, block_nbytes=210)

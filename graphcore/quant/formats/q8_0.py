@@ -10,6 +10,7 @@ import torch
 
 from graphcore.quant.bits import field, fp16
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import fp16_bytes, inverse, round_half_away
 
 
 class Q80Format(Format):
@@ -19,6 +20,12 @@ class Q80Format(Format):
         """Decode: [N, 34] uint8 -> [N, 32] float32."""
         codes = field(blocks, 2, 32).view(torch.int8)  # [N, 32]
         return codes.to(torch.float32).mul_(fp16(blocks, 0))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 34] uint8."""
+        scale = dense.abs().amax(1, keepdim=True) / 127  # [N, 1]
+        codes = round_half_away(dense * inverse(scale)).to(torch.int8)  # [N, 32]
+        return torch.cat((fp16_bytes(scale), codes.view(torch.uint8)), dim=1)
 
 
 Q8_0 = Q80Format("q8_0", block_elements=32, block_nbytes=34)

@@ -15,12 +15,22 @@ import torch
 
 from graphcore.quant.bits import field, fp16
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import fp16_bytes
+from graphcore.quant.ternary import ternary_codes
 
 
 def base3_digits(codes: torch.Tensor, num_digits: int) -> torch.Tensor:
     """Return the leading digits, most significant first: [N, n] uint8 -> [N, num_digits * n] uint8 in 0..2."""
     fractions = torch.stack([codes * 3**digit for digit in range(num_digits)], dim=1)  # uint8: modulo 256
     return (fractions.to(torch.int16) * 3 >> 8).to(torch.uint8).flatten(1)
+
+
+def base3_bytes(digits: torch.Tensor) -> torch.Tensor:
+    """Return the bytes whose leading digits these are, missing ones 0: [N, num_digits, n] uint8 -> [N, n] uint8."""
+    num_digits = digits.shape[1]
+    weights = torch.tensor([3 ** (4 - digit) for digit in range(num_digits)], dtype=torch.int32, device=digits.device)
+    numbers = (digits.to(torch.int32) * weights[:, None]).sum(1)
+    return ((numbers * 256 + 242) // 243).to(torch.uint8)
 
 
 class Tq10Format(Format):
@@ -34,6 +44,13 @@ class Tq10Format(Format):
             base3_digits(field(blocks, 48, 4), num_digits=4),
         )
         return torch.cat(parts, dim=1).to(torch.float32).sub_(1).mul_(fp16(blocks, 52))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 256] float32 -> [N, 54] uint8."""
+        codes, scale = ternary_codes(dense)
+        first, second, last = codes[:, :160], codes[:, 160:240], codes[:, 240:]
+        parts = (first.view(-1, 5, 32), second.view(-1, 5, 16), last.view(-1, 4, 4))
+        return torch.cat((*(base3_bytes(part) for part in parts), fp16_bytes(scale)), dim=1)
 
 
 TQ1_0 = Tq10Format("tq1_0", block_elements=256, block_nbytes=54)

@@ -11,6 +11,8 @@ import torch
 
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
+from graphcore.quant.ternary import ternary_codes
 
 
 class Tq20Format(Format):
@@ -20,6 +22,11 @@ class Tq20Format(Format):
         """Decode: [N, 66] uint8 -> [N, 256] float32."""
         codes = planes(field(blocks, 0, 64).view(-1, 2, 32), bits=2).flatten(1)  # [N, 256]
         return codes.to(torch.float32).sub_(1).mul_(fp16(blocks, 64))
+
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode as libggml does, byte for byte: [N, 256] float32 -> [N, 66] uint8."""
+        codes, scale = ternary_codes(dense)
+        return torch.cat((pack_planes(codes.view(-1, 2, 4, 32), bits=2).flatten(1), fp16_bytes(scale)), dim=1)
 
 
 TQ2_0 = Tq20Format("tq2_0", block_elements=256, block_nbytes=66)

@@ -29,6 +29,8 @@ REFUSED = [
     ("prompt=a prompt_ids=[1]", "prompt and prompt_ids are both given"),
     ("prompt=a prompt_file=b", "prompt and prompt_file are both given"),
     ("stop=['']", "stop holds an empty string"),
+    ("quant.format=q5", "quant.format=q5 is not one of stored, q4_0"),
+    ("quant.activations=int4", "quant.activations=int4 is not one of auto, float, int8"),
     ("streaming=on", "streaming=on is not available yet"),
     ("streaming=auto", "streaming=auto is not available yet"),
 ]

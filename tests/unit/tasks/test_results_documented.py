@@ -57,6 +57,7 @@ RUNS = {
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
     "plan": [],
     "perplexity": ["task.window=8"],
+    "pack": ["quant=q8_0"],
 }
 
 
@@ -69,6 +70,7 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     text = tmp_path / "text.txt"
     text.write_text("the sun rose, and the sea was still", encoding="utf-8")
     own = [f"task.text={text}"] if task == "perplexity" else []
+    own += [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
     run = run_task(f"task={task}", f"model.checkpoint={folder}", *RUNS[task], *own)
     assert run.status == 0
     assert set(written(run.record)) == fields_of(task)

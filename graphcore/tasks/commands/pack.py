@@ -1,0 +1,119 @@
+"""task=pack: write the model as one GGUF file, its matrices packed as `quant` says; llama.cpp loads it too."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from graphcore.engine.model import open_model
+from graphcore.errors import ConfigError
+from graphcore.export.pack import PackedTensor, Packer
+from graphcore.tasks.output import OutputError
+from graphcore.tasks.running import group_note, refuse_without_effect
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.weights.plan import gib
+
+WITHOUT_EFFECT = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "context_length")
+
+
+@dataclass
+class PackSettings:
+    """conf/task/pack.yaml."""
+
+    name: str = MISSING
+    output: str | None = MISSING
+    overwrite: bool = MISSING
+
+
+def run(context: Context, task: PackSettings) -> Record:
+    """Write the file and print what it holds."""
+    settings, console = context.settings, context.console
+    refuse_without_effect(settings, "pack", WITHOUT_EFFECT)
+    path = output_path(task)
+    began = time.perf_counter()
+    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
+    if model.path is not None and model.path.exists() and path.exists() and path.samefile(model.path):
+        raise ConfigError(f"task.output={path} is the model itself; choose another name")
+    notes = group_note(settings, model.config.model_type)
+    for note in notes:
+        console.note(note)
+    try:
+        tensors = list(Packer(model, settings.quant.format).pack(path, console.progress))
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror or error}); free space or choose task.output=..."
+        ) from error
+    nbytes = path.stat().st_size
+    console.table(
+        f"{path}: {gib(nbytes)}", ("format", "tensors", "bytes", "largest relative error"), table_rows(tensors)
+    )
+    return {
+        "model": {
+            "source": settings.model.checkpoint,
+            "model_type": model.config.model_type,
+            "num_hidden_layers": model.config.num_hidden_layers,
+        },
+        "notes": list(notes),
+        "output": {"path": str(path.resolve()), "bytes": nbytes},
+        "format": settings.quant.format,
+        "pack_seconds": time.perf_counter() - began,
+        "tensors": [tensor_record(tensor) for tensor in tensors],
+        "total": total_record(tensors),
+    }
+
+
+def output_path(task: PackSettings) -> Path:
+    """Return the file to write.
+
+    Raises:
+        ConfigError: none is named, it is a folder, or it is there and may not be replaced.
+    """
+    if not task.output:
+        raise ConfigError("task=pack needs task.output=..., the file to write, such as model-q4_k.gguf")
+    path = Path(task.output).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"task.output={path} is a folder; name a file in it")
+    if path.exists() and not task.overwrite:
+        raise ConfigError(f"task.output={path} is there already; choose another name or set task.overwrite=true")
+    return path
+
+
+def table_rows(tensors: list[PackedTensor]) -> list[list[str]]:
+    """Return a row for each format, the one with most bytes first."""
+    nbytes: Counter[str] = Counter()
+    for tensor in tensors:
+        nbytes[tensor.entry.encoding] += tensor.entry.nbytes
+    rows = []
+    for encoding, size in nbytes.most_common():
+        same = [tensor for tensor in tensors if tensor.entry.encoding == encoding]
+        rows.append([encoding, str(len(same)), f"{size:,}", f"{max(tensor.error for tensor in same):.5f}"])
+    return rows
+
+
+def tensor_record(tensor: PackedTensor) -> Record:
+    """Return what result.json has of one tensor."""
+    entry = tensor.entry
+    return {
+        "name": entry.name,
+        "format": entry.encoding,
+        "shape": list(entry.shape),
+        "bytes": entry.nbytes,
+        "relative_error": tensor.error,
+    }
+
+
+def total_record(tensors: list[PackedTensor]) -> Record:
+    """Return the sums: tensors, bytes, and bits per weight."""
+    nbytes = sum(tensor.entry.nbytes for tensor in tensors)
+    num_weights = sum(tensor.entry.num_elements for tensor in tensors)
+    return {
+        "tensors": len(tensors),
+        "weights": num_weights,
+        "bytes": nbytes,
+        "bits_per_weight": 8 * nbytes / num_weights,
+    }
+
+
+PACK = Task("pack", PackSettings, run)

@@ -1,0 +1,227 @@
+"""Files that task=pack writes hold the model that they were made of: to graphcore, to gguf-py and to llama.cpp."""
+
+import ctypes
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from chat_folder import TINY, save_chat_folder
+from tiny_models import TinyModel, add_tokenizer
+
+from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.model import Model, open_model
+from graphcore.errors import UnsupportedError
+from graphcore.export.gguf_file import Field, GGUFFile
+from graphcore.export.pack import PackedTensor, Packer
+from graphcore.quant.choice import packable_names
+from graphcore.tokenizer.gguf_fields import PROBES
+
+GOLDEN = ("llama3", "qwen3", "gemma3", "gpt2")
+LOGITS = np.load(TINY / "logits.npz")
+NOT_OURS = ("general.name", "general.size_label")  # the converter's descriptions for people
+OURS_ALONE = ("rope.dimension_count", "attention.sliding_window_pattern")  # said, where the converter leaves a default
+
+
+def open_path(path: Path, *overrides: str) -> Model:
+    settings = compose_settings([f"model.checkpoint={path}", *overrides])
+    return open_model(settings.model, 0, path.parent / "cache", lambda *_: None)
+
+
+def pack(source: Path, path: Path, asked: str, *overrides: str) -> list[PackedTensor]:
+    return list(Packer(open_path(source, *overrides), asked).pack(path, lambda *_: None))
+
+
+def logits_of(path: Path, tokens: list[int]) -> torch.Tensor:
+    with Engine.load(path, dtype="fp32", graph="eager", device="cpu") as engine:
+        return engine.logits([tokens])[0]
+
+
+def read(path: Path) -> tuple[dict[str, gguf.ReaderTensor], dict[str, object]]:
+    """Return gguf-py's view of a file: tensors by name, metadata but for the header's own counts."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    return {tensor.name: tensor for tensor in reader.tensors}, fields
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(name: str, tmp_path: Path) -> None:
+    pack(TINY / name, tmp_path / "packed.gguf", "stored")
+    (tensors, fields), (expected, wanted) = read(tmp_path / "packed.gguf"), read(TINY / f"{name}.gguf")
+    assert tensors.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert tensors[key].tensor_type == tensor.tensor_type
+        if key == "rope_freqs.weight":  # the converter blends in another order
+            np.testing.assert_allclose(tensors[key].data, tensor.data, rtol=1e-6)
+        else:
+            assert np.array_equal(tensors[key].data, tensor.data), key
+    differing = {key for key in fields.keys() | wanted.keys() if fields.get(key) != wanted.get(key)}
+    assert {key for key in differing if key not in NOT_OURS and not key.endswith(OURS_ALONE)} == set()
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "gpt2"])
+def test_a_packed_model_answers_as_the_source_does(
+    tiny_model: Callable[[str], TinyModel], name: str, tmp_path: Path
+) -> None:
+    tiny = tiny_model(name)
+    pack(tiny.folder, tmp_path / "packed.gguf", "stored")
+    assert (logits_of(tmp_path / "packed.gguf", tiny.ids[0].tolist()) - tiny.logits[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gemma3", "its blocks differ"), ("mistral", "its blocks differ"), ("qwen2_sliding", "its blocks differ")],
+)
+def test_a_model_that_gguf_cannot_describe_is_refused_before_anything_is_written(
+    tiny_model: Callable[[str], TinyModel], name: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        pack(tiny_model(name).folder, tmp_path / "packed.gguf", "q8_0")
+    assert list(tmp_path.glob("*.gguf")) == []
+
+
+@pytest.mark.parametrize("asked", ["q8_0", "q4_k", "f16", "bf16"])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_packed_tensors_are_the_sources_within_the_error_that_is_reported(
+    name: str, asked: str, tmp_path: Path
+) -> None:
+    packed = pack(TINY / name, tmp_path / "packed.gguf", asked)
+    tensors, _ = read(tmp_path / "packed.gguf")
+    expected, _ = read(TINY / f"{name}.gguf")
+    for one in packed:
+        dense = expected[one.entry.name].data.astype(np.float64)
+        tensor = tensors[one.entry.name]
+        assert tensor.tensor_type.name.lower() == one.entry.encoding
+        back = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(dense.shape)
+        error = np.sqrt(((back - dense) ** 2).sum() / (dense**2).sum())
+        assert error == pytest.approx(one.error, rel=1e-4, abs=1e-6)
+        is_matrix = dense.ndim > 1 and "position" not in one.entry.name
+        is_packed = is_matrix and (asked in ("f16", "bf16") or dense.shape[-1] % 32 == 0)
+        assert (one.entry.encoding != "f32") == is_packed
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_gguf_model_is_copied_byte_for_byte(name: str, tmp_path: Path) -> None:
+    pack(TINY / name, tmp_path / "small.gguf", "q8_0")
+    pack(tmp_path / "small.gguf", tmp_path / "copy.gguf", "stored")
+    assert (tmp_path / "copy.gguf").stat().st_size == (tmp_path / "small.gguf").stat().st_size
+    (tensors, fields), (expected, wanted) = read(tmp_path / "copy.gguf"), read(tmp_path / "small.gguf")
+    assert fields == wanted
+    assert list(tensors) == list(expected)
+    assert all(np.array_equal(tensors[key].data, expected[key].data) for key in expected)
+
+
+def test_metadata_keeps_its_number_types(tmp_path: Path) -> None:
+    kinds = gguf.GGUFValueType
+    model = open_path(TINY / "qwen3.gguf")
+    packer = Packer(model, "stored")
+    fields = {
+        **packer.metadata().fields,
+        "x.wide": Field(7, kinds.UINT64),
+        "x.precise": Field(0.1, kinds.FLOAT64),
+        "x.small": Field((1, -2), kinds.ARRAY, kinds.INT8),
+    }
+    with GGUFFile(tmp_path / "typed.gguf", "qwen3", fields, packer.entries) as file:
+        for entry in packer.entries:
+            file.write(model.checkpoint.read(entry.name).reshape(-1).view(torch.uint8))
+    pack(tmp_path / "typed.gguf", tmp_path / "copy.gguf", "stored")
+    assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "typed.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_gguf_model_is_packed_as_the_safetensors_it_came_from(name: str, tmp_path: Path) -> None:
+    pack(TINY / name, tmp_path / "of_hf.gguf", "q4_0")
+    pack(TINY / f"{name}.gguf", tmp_path / "of_gguf.gguf", "q4_0")
+    tensors, expected = read(tmp_path / "of_gguf.gguf")[0], read(tmp_path / "of_hf.gguf")[0]
+    assert tensors.keys() == expected.keys()
+    assert all(np.array_equal(tensors[key].data, expected[key].data) for key in expected if key != "rope_freqs.weight")
+
+
+def test_types_that_gguf_py_does_not_know_are_copied_too(tmp_path: Path) -> None:
+    pack(TINY / "gpt2", tmp_path / "ternary.gguf", "i2_s")
+    model = open_path(tmp_path / "ternary.gguf")
+    assert model.checkpoint.tensors["blk.0.ffn_down.weight"].encoding == "i2_s"
+    pack(tmp_path / "ternary.gguf", tmp_path / "copy.gguf", "stored")
+    assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "ternary.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("source", ["qwen3", "qwen3.gguf"])
+def test_the_first_layers_alone_can_be_packed(source: str, tmp_path: Path) -> None:
+    pack(TINY / source, tmp_path / "cut.gguf", "stored", "model.num_hidden_layers=1")
+    tensors, fields = read(tmp_path / "cut.gguf")
+    assert fields["qwen3.block_count"] == 1
+    assert not any(name.startswith("blk.1.") for name in tensors)
+    logits_of(tmp_path / "cut.gguf", [1, 2, 3])
+
+
+def test_random_weights_can_be_packed(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "head_dim": 8}
+    overrides = [f"model.random_config.{key}={value}" for key, value in sizes.items()]
+    settings = compose_settings(["model=llama3", "model.checkpoint=random:", "model.num_hidden_layers=1", *overrides])
+    model = open_model(settings.model, 0, tmp_path, lambda *_: None)
+    packed = list(Packer(model, "q4_k").pack(tmp_path / "random.gguf", lambda *_: None))
+    assert {one.entry.encoding for one in packed} == {"q4_k", "q6_k", "f32"}
+    logits_of(tmp_path / "random.gguf", [1, 2, 3])
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_text_becomes_the_same_tokens(tmp_path: Path, adds_bos: bool) -> None:
+    folder = save_chat_folder(tmp_path / "hf")  # whose model has 96 rows
+    add_tokenizer(folder, adds_bos)
+    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = spec["model"]["vocab"]
+    vocab["th"], vocab["the"] = vocab.pop("~"), vocab.pop("`")
+    spec["model"]["merges"] = [["t", "h"], ["th", "e"]]
+    (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "bos_token": "<|end|>", "chat_template": "{{ messages[0].content }}"}),
+        encoding="utf-8",
+    )
+    pack(folder, tmp_path / "packed.gguf", "q8_0")
+    source, packed = open_path(folder).tokenizer, open_path(tmp_path / "packed.gguf").tokenizer
+    assert source is not None
+    assert packed is not None
+    for text in (*PROBES, "a <|end|> b"):
+        assert packed.encode(text) == source.encode(text)
+    messages = [{"role": "user", "content": "Hi <|end|>"}]
+    assert packed.encode_chat(messages) == source.encode_chat(messages)
+    assert (packed.bos_token_id, packed.eos_token_ids) == (source.bos_token_id, source.eos_token_ids)
+
+
+def llama_cpp_logits(path: Path, tokens: list[int]) -> np.ndarray:
+    """Return llama.cpp's logits on the CPU with a float32 cache: [T, V]."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install -e '.[peers]')")
+    silent = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    float32 = 0
+    model = llama_cpp.Llama(
+        str(path), n_ctx=64, n_batch=64, logits_all=True, n_threads=1, type_k=float32, type_v=float32, verbose=False
+    )
+    model.eval(tokens)
+    logits = np.array(model.scores[: len(tokens)])
+    model.close()
+    return logits
+
+
+# llama.cpp takes GELU from a table in half precision and rounds activations to 8 bits where weights are packed.
+BOUNDS = {"f32": {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "gemma3": 3e-3}, "q8_0": 0.1, "q4_k": 0.1}
+
+
+@pytest.mark.parametrize("asked", ["f32", "q8_0", "q4_k"])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_llama_cpp_answers_as_graphcore_does_on_the_same_file(name: str, asked: str, tmp_path: Path) -> None:
+    path, tokens = tmp_path / "packed.gguf", LOGITS["tokens"].tolist()
+    pack(TINY / name, path, asked)
+    theirs, ours = llama_cpp_logits(path, tokens), logits_of(path, tokens).numpy()
+    bound = BOUNDS[asked]
+    assert np.abs(theirs - ours).max() < (bound[name] if isinstance(bound, dict) else bound)
+
+
+def test_every_format_can_be_written_and_read(tmp_path: Path) -> None:
+    for asked in packable_names():
+        pack(TINY / "gpt2", tmp_path / f"{asked}.gguf", asked)
+        assert logits_of(tmp_path / f"{asked}.gguf", [1, 2, 3]).isfinite().all()
