@@ -169,6 +169,10 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "layer_types": list(config.layer_types) if config.layer_types else None,
         "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
         "layer_norm_epsilon": config.layer_norm_eps,
+        "num_local_experts": config.num_local_experts,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "swiglu_limit": config.swiglu_limit,
+        "swiglu_alpha": config.swiglu_alpha,
     }
     names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
     return {
