@@ -123,7 +123,7 @@ def _gathered(
     gate, up = (torch.bmm(weights[part][flat], rows)[:, :, 0] + biases[part][flat] for part in (0, 1))
     hidden = clamped_swiglu(gate, up, limit, alpha)[:, :, None]  # [N C, F, 1]
     y = torch.bmm(weights[2][flat], hidden)[:, :, 0] + biases[2][flat]  # [N C, D]
-    y = y.view(*chosen.shape, -1).float() * shares[:, :, None].float()
+    y = y.view(*chosen.shape, x.shape[1]).float() * shares[:, :, None].float()
     return y.sum(1).to(x.dtype)
 
 

@@ -33,8 +33,7 @@ class Block(nn.Module):
         self.sandwich = spec.sandwich
         self.residual_dtype = residual_dtype(spec, dtype)
         self.self_attn = Attention(spec.attention, spec.dim, dtype)
-        is_mixture = isinstance(spec.mlp, MoESpec)
-        self.mlp = MoE(spec.mlp, spec.dim, dtype) if is_mixture else MLP(spec.mlp, spec.dim, dtype)
+        self.mlp = MoE(spec.mlp, spec.dim, dtype) if isinstance(spec.mlp, MoESpec) else MLP(spec.mlp, spec.dim, dtype)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         if spec.sandwich:

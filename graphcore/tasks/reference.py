@@ -1,8 +1,9 @@
 """The same model in transformers: what task=verify compares with.
 
     a Hugging Face folder       -> from_pretrained: files, names, folds and mathematics are transformers' own
-    GGUF files, random weights  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
-                                   the reading is ours (transformers' own GGUF loading drops settings of some families)
+    GGUF files, MXFP4 folders,  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
+    random weights                 the reading is ours (transformers' own GGUF loading drops settings of some families,
+                                   and it unpacks MXFP4 only where accelerate is installed)
 
 Legend: T tokens, D model dim, V vocab.
 """
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.mxfp4_pairs import Mxfp4PairsCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
 from graphcore.engine.model import Model
 from graphcore.errors import UnsupportedError
@@ -100,7 +103,7 @@ def load_reference(model: Model, loader: Loader) -> Reference:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
     try:
-        if isinstance(model.checkpoint, SafetensorsCheckpoint) and has_usual_names(model.checkpoint.folder):
+        if is_plain_folder(model.checkpoint):
             return Reference(from_folder(model.checkpoint.folder, model.config), FROM_FOLDER)
         return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
     except (KeyError, ValueError, OSError, ImportError) as error:
@@ -108,6 +111,13 @@ def load_reference(model: Model, loader: Loader) -> Reference:
         raise UnsupportedError(
             f"{model.checkpoint.source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
         ) from error
+
+
+def is_plain_folder(checkpoint: Checkpoint) -> bool:
+    """Return whether it is a folder that from_pretrained reads with nothing but transformers installed."""
+    if not isinstance(checkpoint, SafetensorsCheckpoint) or isinstance(checkpoint, Mxfp4PairsCheckpoint):
+        return False
+    return has_usual_names(checkpoint.folder)
 
 
 def has_usual_names(folder: Path) -> bool:

@@ -85,10 +85,18 @@ class GptOss(Architecture):
 
 
 def _experts_of(config: ModelConfig) -> MoESpec:
-    experts, top_k = config.num_local_experts, config.num_experts_per_tok
-    limit, alpha = config.swiglu_limit, config.swiglu_alpha
-    assert experts and top_k and limit and alpha, "the config readers give every gpt_oss its experts"
-    return MoESpec(experts, top_k, config.intermediate_size, limit, alpha)
+    """Return the mixture of a config, whose reader gives every gpt_oss its experts."""
+    assert config.num_local_experts is not None
+    assert config.num_experts_per_tok is not None
+    assert config.swiglu_limit is not None
+    assert config.swiglu_alpha is not None
+    return MoESpec(
+        experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        hidden=config.intermediate_size,
+        limit=config.swiglu_limit,
+        alpha=config.swiglu_alpha,
+    )
 
 
 def _axis_of_rows(name: str) -> int:

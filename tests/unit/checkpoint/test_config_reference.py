@@ -81,7 +81,7 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert ours.bos_token_id == theirs["bos_token_id"]
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2", "gptoss"])
 def test_configs_that_transformers_5_saved_are_read(name):
     config = load_model_config(TINY / name)
     raw = json.loads((TINY / name / "config.json").read_text())

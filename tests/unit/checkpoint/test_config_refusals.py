@@ -8,10 +8,10 @@ from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, LLAMA, MISTRAL, QW
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "gpt_oss", "lama", "mistral3"])
+@pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral3"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
     with pytest.raises(
-        UnsupportedError, match=f"{model_type}.*gemma3, gemma3_text, gpt2, llama, mistral, qwen2, qwen3"
+        UnsupportedError, match=f"{model_type}.*gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3"
     ):
         parse(LLAMA, model_type=model_type)
 

@@ -28,6 +28,13 @@ def test_a_right_model_is_within_the_tolerance(
     assert "verify: ok" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["", ".gguf"])
+def test_mxfp4_experts_are_compared_through_our_unpacked_weights(run_task: RunTask, form: str) -> None:
+    record = run_task(f"model.checkpoint={TINY / f'gptoss{form}'}", "dtype=fp32", *SHORT).record
+    assert (record["status"], record["reference"]) == ("ok", FROM_OUR_WEIGHTS)
+    assert record["logits"]["max"] < 1e-5
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_narrow_dtypes_are_held_to_transformers_own_error(run_task: RunTask, dtype: str) -> None:
     record = run_task(f"model.checkpoint={TINY / 'qwen3'}", f"dtype={dtype}", *SHORT).record
