@@ -103,8 +103,9 @@ def load_reference(model: Model, loader: Loader) -> Reference:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
     try:
-        if is_plain_folder(model.checkpoint):
-            return Reference(from_folder(model.checkpoint.folder, model.config), FROM_FOLDER)
+        folder = plain_folder(model.checkpoint)
+        if folder is not None:
+            return Reference(from_folder(folder, model.config), FROM_FOLDER)
         return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
     except (KeyError, ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
@@ -113,11 +114,11 @@ def load_reference(model: Model, loader: Loader) -> Reference:
         ) from error
 
 
-def is_plain_folder(checkpoint: Checkpoint) -> bool:
-    """Return whether it is a folder that from_pretrained reads with nothing but transformers installed."""
+def plain_folder(checkpoint: Checkpoint) -> Path | None:
+    """Return the checkpoint's folder if from_pretrained reads it with nothing but transformers installed."""
     if not isinstance(checkpoint, SafetensorsCheckpoint) or isinstance(checkpoint, Mxfp4PairsCheckpoint):
-        return False
-    return has_usual_names(checkpoint.folder)
+        return None
+    return checkpoint.folder if has_usual_names(checkpoint.folder) else None
 
 
 def has_usual_names(folder: Path) -> bool:
