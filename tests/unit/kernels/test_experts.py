@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.kernels import experts as kernel
 from graphcore.kernels.experts import experts, looped_experts, masked_experts
 
 OP = torch.ops.graphcore.experts.default
@@ -92,6 +93,20 @@ def test_experts_that_nobody_chose_may_hold_anything(implementation: Implementat
         tensor[[1, 2, 4, 6]] = float("nan")
     found = implementation(*case.arguments)
     assert (found.double() - expected).abs().max() < 1e-5
+
+
+def test_on_the_cpu_no_weight_of_an_expert_that_nobody_chose_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(4)
+    case.chosen.copy_(torch.tensor([[5, 0, 3], [3, 0, 5], [0, 3, 2], [2, 3, 5]]))
+    read: list[int] = []
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        read.append(weight.data_ptr())
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(kernel, "linear", watched)
+    experts(*case.arguments)  # type: ignore[arg-type]
+    assert sorted(read) == sorted(weight[expert].data_ptr() for weight in case.weights for expert in (0, 2, 3, 5))
 
 
 @every_implementation
