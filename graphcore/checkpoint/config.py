@@ -158,8 +158,8 @@ def _with_experts(config: ModelConfig, fields: Fields, defaults: ClassDefaults) 
         return config
     return replace(
         config,
-        num_local_experts=fields.size(*defaults.names_of("num_local_experts")) or defaults.num_local_experts,
-        num_experts_per_tok=fields.size(*defaults.names_of("num_experts_per_tok")) or defaults.num_experts_per_tok,
+        num_local_experts=fields.size("num_local_experts", "num_experts") or defaults.num_local_experts,
+        num_experts_per_tok=fields.size("num_experts_per_tok") or defaults.num_experts_per_tok,
         swiglu_limit=fields.positive("swiglu_limit") or defaults.swiglu_limit,
         swiglu_alpha=fields.positive("swiglu_alpha") or defaults.swiglu_alpha,
     )

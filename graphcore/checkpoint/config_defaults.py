@@ -209,7 +209,6 @@ GPT_OSS = ClassDefaults(
     swiglu_limit=7.0,
     swiglu_alpha=1.702,
     quant_methods=("mxfp4",),
-    names={"num_local_experts": ("num_experts",), "num_experts_per_tok": ("experts_per_token",)},
 )
 
 CLASS_DEFAULTS: Mapping[str, ClassDefaults] = {

@@ -66,7 +66,7 @@ def _sizes(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig
     return ModelConfig(
         model_type=keys.defaults.model_type,
         hidden_size=keys.required_size("embedding_length"),
-        intermediate_size=keys.size("expert_feed_forward_length") or keys.required_size("feed_forward_length"),
+        intermediate_size=keys.required_size("feed_forward_length"),
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=keys.size("attention.head_count_kv") or heads,
@@ -209,12 +209,13 @@ def _with_window(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
 
 
 def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
-    """Read the numbers of experts; their activation's limit and alpha are not stored."""
+    """Read the experts' number and width; their activation's limit and alpha are not stored."""
     if keys.defaults.num_local_experts is None:
         return config
     keys.check_required(("expert_count", "expert_used_count"))
     return replace(
         config,
+        intermediate_size=keys.size("expert_feed_forward_length") or config.intermediate_size,
         num_local_experts=keys.required_size("expert_count"),
         num_experts_per_tok=keys.required_size("expert_used_count"),
         swiglu_limit=keys.defaults.swiglu_limit,
