@@ -10,7 +10,7 @@ length may be read back, so it masks the whole buffer: `masked_attend` is also t
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 QUERY_BLOCK = 128  # queries that are attended together; against 64, faster at 256 tokens and even at 512
 
@@ -214,9 +214,9 @@ def masked_attend(
     is_empty = (held < 0)[:, None, :, None]  # what an earlier sequence left may be NaN, and 0 * NaN is NaN
     keys = torch.cat((k_cache.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
     values = torch.cat((v_cache.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
-    bias = mask[:, None] if sinks is None else _biased(mask, sinks, query.dtype)
-    if sinks is not None:  # the key that the bias gives the sink's score to: zeros, so that it adds nothing else
-        keys, values = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (keys, values))
+    bias = mask[:, None]
+    if sinks is not None:
+        keys, values, bias = _with_sinks(keys, values, mask, sinks)
     group = query.shape[2] // key.shape[2]
     out = scaled_dot_product_attention(
         query.transpose(1, 2),
@@ -229,17 +229,22 @@ def masked_attend(
     return out.transpose(1, 2).contiguous()
 
 
-def _biased(mask: Tensor, sinks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores of all keys and, last, of the sink: [B, H, T, L + 1].
+def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values with a last one of zeros, and what is added to the scores: a sink's is its own.
 
     Args:
+        keys, values: [B, K, L, E].
         mask: [B, T, L], true where a query sees a key.
         sinks: [H].
+
+    Returns:
+        [B, K, L + 1, E] twice and [B, H, T, L + 1], all of the keys' dtype.
     """
     batch, tokens, _ = mask.shape
-    shown = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    of_sinks = sinks.to(dtype)[None, :, None, None].expand(batch, -1, tokens, 1)
-    return torch.cat((shown[:, None].expand(-1, sinks.shape[0], -1, -1), of_sinks), dim=-1)
+    shown = torch.zeros(mask.shape, dtype=keys.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    of_sinks = sinks.to(keys.dtype)[None, :, None, None].expand(batch, -1, tokens, 1)
+    bias = torch.cat((shown[:, None].expand(-1, sinks.shape[0], -1, -1), of_sinks), dim=-1)
+    return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
 
 
 def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor) -> None:
