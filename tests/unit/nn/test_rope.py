@@ -59,7 +59,8 @@ YARN_CASES = [
     {"truncate": False},
     {"beta_fast": 48.0, "beta_slow": 0.7},
     {"factor": 4.0, "original_max_position_embeddings": 100, "truncate": False},  # the ramp begins below the first pair
-    {"original_max_position_embeddings": 10**12},  # and here it ends beyond the last
+    {"original_max_position_embeddings": 10**9},  # and here it begins beyond the last
+    {"beta_slow": 1e-9},  # here it ends beyond twice the pairs, which is cut
 ]
 
 
