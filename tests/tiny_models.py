@@ -41,6 +41,28 @@ GEMMA_TEXT = {
     "rope_parameters": GEMMA_ROPE,
     **NO_TOKENS,
 }
+GPT_OSS = {
+    **SIZES,
+    **GQA,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "sliding_window": WINDOW,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "swiglu_limit": 0.8,
+    "swiglu_alpha": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,  # short, so that the ramp lies inside the pairs
+    },
+    **NO_TOKENS,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -116,6 +138,12 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
 
 
+def _gpt_oss() -> nn.Module:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    return GptOssForCausalLM(GptOssConfig(**GPT_OSS))
+
+
 BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
     "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
@@ -126,8 +154,9 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
 }
-ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2")  # one of each
+ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss")  # one of each
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ class Architecture(ABC):
             CheckpointError: it does not.
         """
 
+    def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
+        """Return every form in which safetensors hold the buffer, the usual one first; the first that is stored counts.
+
+        A family whose files pack or fuse some tensors, or do not, overrides this.
+        """
+        return (self.hf_source(name, config),)
+
+    def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
+        """Return every form in which GGUF files hold the buffer, as `hf_sources` does."""
+        return (self.gguf_source(name, config),)
+
 
 def split_layer(name: str) -> tuple[int | None, str]:
     """Return the layer index and the rest of a decoder name: "layers.3.mlp.up_proj.bias" to (3, "mlp.up_proj.bias").

@@ -1,6 +1,6 @@
 """What is done to a stored tensor, once, at load, so that every source arrives in one form.
 
-Legend: R rows (output features), C columns (input features), H heads, E head dim.
+Legend: R rows (output features), C columns (input features), H heads, E head dim, X experts.
 
 A fold that only moves or picks rows works on packed rows as well as on dense ones: a row is never cut.
 """
@@ -22,7 +22,7 @@ class Fold(ABC):
 
 @dataclass(frozen=True)
 class Transpose(Fold):
-    """[C, R] to [R, C]: GPT-2's Conv1D stores its weights by input row. Dense only."""
+    """[..., C, R] to [..., R, C]: GPT-2's Conv1D and gpt-oss's bf16 experts are stored by input row. Dense only."""
 
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the transposed matrix."""
@@ -31,14 +31,20 @@ class Transpose(Fold):
 
 @dataclass(frozen=True)
 class PickRows(Fold):
-    """Rows start .. stop-1: one of q, k, v out of a fused projection."""
+    """Rows start, start + step, ... below stop: one of q, k, v out of a fused projection; an expert's gate or up.
+
+    Attributes:
+        axis: of the rows: 0, or -2 in the weights and -1 in the biases of experts, [X, R, C] and [X, R].
+    """
 
     start: int
     stop: int
+    step: int = 1
+    axis: int = 0
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return those rows."""
-        return tensor[self.start : self.stop]
+        """Return those rows, as a view."""
+        return tensor.movedim(self.axis, 0)[self.start : self.stop : self.step].movedim(0, self.axis)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.rope_parameters import RopeScaling
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
@@ -14,6 +15,7 @@ from graphcore.nn.spec import (
     ModelSpec,
     NormSpec,
     RopeSpec,
+    YarnScaling,
 )
 
 # Decoder module to llama.cpp's tensor name; formats that differ override entries.
@@ -46,6 +48,8 @@ def rope_of(config: ModelConfig) -> RopeSpec:
         return RopeSpec(config.rope_theta)
     if scaling["rope_type"] == "linear":
         return RopeSpec(config.rope_theta, LinearScaling(float(scaling["factor"])))
+    if scaling["rope_type"] == "yarn":
+        return RopeSpec(config.rope_theta, _yarn_of(scaling))
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
     bands = Llama3Scaling(
         factor=float(scaling["factor"]),
@@ -56,6 +60,17 @@ def rope_of(config: ModelConfig) -> RopeSpec:
     return RopeSpec(config.rope_theta, bands)
 
 
+def _yarn_of(scaling: RopeScaling) -> YarnScaling:
+    return YarnScaling(
+        factor=float(scaling["factor"]),
+        original_context=int(scaling["original_max_position_embeddings"]),
+        attention_factor=float(scaling["attention_factor"]),
+        beta_fast=float(scaling["beta_fast"]),
+        beta_slow=float(scaling["beta_slow"]),
+        rounds_ramp=bool(scaling["truncate"]),
+    )
+
+
 def layer_types(config: ModelConfig) -> tuple[str, ...]:
     """Return each layer's attention type: as stored, else a window everywhere if there is one, else full attention."""
     if config.layer_types is not None:
@@ -64,7 +79,9 @@ def layer_types(config: ModelConfig) -> tuple[str, ...]:
     return (everywhere,) * config.num_hidden_layers
 
 
-def attention_of(config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None) -> AttentionSpec:
+def attention_of(
+    config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False
+) -> AttentionSpec:
     """Return the attention of one layer type; sliding layers have a window and, in Gemma, a rotation of their own."""
     is_sliding = layer_type == "sliding_attention"
     has_local_rope = is_sliding and config.rope_local_base_freq is not None
@@ -79,6 +96,7 @@ def attention_of(config: ModelConfig, layer_type: str, qk_norm: NormSpec | None 
         rope=rope,
         qkv_bias=config.qkv_bias,
         output_bias=config.attention_bias,
+        sinks=has_sinks,
     )
 
 

@@ -66,12 +66,13 @@ def parse_model_config(
         UnsupportedError: the model type, or a setting that changes the mathematics, is not supported.
     """
     fields, defaults = language_model_fields(Fields(raw, source))
-    refuse_unknown_mathematics(fields)
+    refuse_unknown_mathematics(fields, defaults)
     config = _sizes(fields, defaults)
     config = _with_numbers(config, fields, defaults)
     config = _with_rope(config, fields, defaults)
     config = _with_layer_types(config, fields, defaults)
     config = _with_biases(config, fields, defaults)
+    config = _with_experts(config, fields, defaults)
     settings = Fields(generation or {}, f"generation_config.json beside {source}")
     return _with_token_ids(config, fields, settings, defaults).check(source)
 
@@ -140,13 +141,27 @@ def _with_layer_types(config: ModelConfig, fields: Fields, defaults: ClassDefaul
 def _with_biases(config: ModelConfig, fields: Fields, defaults: ClassDefaults) -> ModelConfig:
     """Take the flags only where the model type's class reads them; the others' biases are fixed by the class."""
     everywhere = defaults.bias_rule == "everywhere"
-    attention_flag = bool(fields.flag("attention_bias")) and defaults.bias_rule in ("flags", "attention_flag")
+    stated = fields.flag("attention_bias")
+    attends_biased = defaults.attention_bias if stated is None else stated
+    attention_flag = attends_biased and defaults.bias_rule in ("flags", "attention_flag")
     mlp_flag = bool(fields.flag("mlp_bias")) and defaults.bias_rule == "flags"
     return replace(
         config,
         attention_bias=everywhere or attention_flag,
         qkv_bias=everywhere or attention_flag or defaults.bias_rule == "qkv",
         mlp_bias=everywhere or mlp_flag,
+    )
+
+
+def _with_experts(config: ModelConfig, fields: Fields, defaults: ClassDefaults) -> ModelConfig:
+    if defaults.num_local_experts is None:
+        return config
+    return replace(
+        config,
+        num_local_experts=fields.size("num_local_experts", "num_experts") or defaults.num_local_experts,
+        num_experts_per_tok=fields.size("num_experts_per_tok") or defaults.num_experts_per_tok,
+        swiglu_limit=fields.positive("swiglu_limit") or defaults.swiglu_limit,
+        swiglu_alpha=fields.positive("swiglu_alpha") or defaults.swiglu_alpha,
     )
 
 

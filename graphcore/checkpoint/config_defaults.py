@@ -25,6 +25,11 @@ class ClassDefaults:
             the flag attention_bias alone, or the class, which has them on q, k and v, or everywhere.
         norm_eps: of the type's norm, RMSNorm or (without rope) LayerNorm.
         has_rope: positions are rotary; otherwise they are learned and every head is hidden_size / heads wide.
+        sliding_window_pattern: where the rule is a pattern and the file does not say it.
+        attention_bias: where attention_flag decides and the file does not say.
+        rope_scaling: the scaling of a file that names none.
+        yarn_truncate: whether YaRN's ramp is rounded to whole pairs where the file does not say.
+        quant_methods: quantization_config.quant_method values whose weights are read.
         names: a field's own name(s) in this type's files, before the usual one.
         required: fields that a flat config.json must have.
     """
@@ -50,6 +55,15 @@ class ClassDefaults:
     rope_local_base_freq: float | None = None
     sliding_window: int | None = None
     query_pre_attn_scalar: float | None = None
+    sliding_window_pattern: int = 6
+    attention_bias: bool = False
+    rope_scaling: Mapping[str, str | float] | None = None
+    yarn_truncate: bool = True
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    swiglu_limit: float | None = None
+    swiglu_alpha: float | None = None
+    quant_methods: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     required: tuple[str, ...] = SIZES
 
@@ -171,8 +185,34 @@ GPT2 = ClassDefaults(
     required=("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
 )
 
+GPT_OSS = ClassDefaults(
+    model_type="gpt_oss",
+    window_rule="pattern",
+    bias_rule="attention_flag",
+    vocab_size=201_088,
+    hidden_size=2880,
+    intermediate_size=2880,
+    num_hidden_layers=36,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    max_position_embeddings=131_072,
+    head_dim=64,
+    norm_eps=1e-5,
+    rope_theta=150_000.0,
+    sliding_window=128,
+    sliding_window_pattern=2,
+    attention_bias=True,
+    rope_scaling={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+    yarn_truncate=False,  # openai/gpt-oss, gpt_oss/torch/model.py, rounds nothing
+    num_local_experts=128,
+    num_experts_per_tok=4,
+    swiglu_limit=7.0,
+    swiglu_alpha=1.702,
+    quant_methods=("mxfp4",),
+)
+
 CLASS_DEFAULTS: Mapping[str, ClassDefaults] = {
-    defaults.model_type: defaults for defaults in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3_TEXT, GPT2)
+    defaults.model_type: defaults for defaults in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3_TEXT, GPT2, GPT_OSS)
 }
 NESTED_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Multimodal model types whose language model is described by their text_config, and that config's own type."""

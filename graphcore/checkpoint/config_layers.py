@@ -1,6 +1,7 @@
 """Which layers attend a window only: explicit layer_types, or the rule of the model type's class.
 
     gemma3, pattern 6:   s s s s s F s s s s s F ...      (every 6th is full, the rest slide)
+    gpt-oss, pattern 2:  s F s F ...
     qwen, opt-in:        F F ... F s s s                  (from max_window_layers on, if use_sliding_window)
     mistral:             s s s ...                        (all, unless sliding_window is null)
 
@@ -12,7 +13,6 @@ from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import CheckpointError, UnsupportedError
 
-DEFAULT_PATTERN = 6  # Gemma3TextConfig
 DEFAULT_MAX_WINDOW_LAYERS = 28  # Qwen2Config, Qwen3Config
 MOST_LAYERS = 65_536  # a bound on the lists made per layer, far above any model
 
@@ -38,7 +38,7 @@ def read_pattern(fields: Fields, defaults: ClassDefaults) -> int | None:
     """
     if defaults.window_rule != "pattern":
         return None
-    return fields.size(*defaults.names_of("sliding_window_pattern")) or DEFAULT_PATTERN
+    return fields.size(*defaults.names_of("sliding_window_pattern")) or defaults.sliding_window_pattern
 
 
 def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -> tuple[str, ...] | None:

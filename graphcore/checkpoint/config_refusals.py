@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from graphcore.checkpoint.config_defaults import ClassDefaults
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import UnsupportedError
@@ -29,10 +30,13 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 """By field, the values besides null that change nothing."""
 
+OF_EXPERTS = ("num_experts", "num_local_experts")
+"""Fields that are computed where the model type has experts."""
+
 REFUSED_PREFIXES = ("altup",)
 
 
-def refuse_unknown_mathematics(fields: Fields) -> None:
+def refuse_unknown_mathematics(fields: Fields, defaults: ClassDefaults) -> None:
     """Pass if every setting that changes the mathematics is one that graphcore computes.
 
     Raises:
@@ -40,20 +44,23 @@ def refuse_unknown_mathematics(fields: Fields) -> None:
     """
     for name, value in fields.raw.items():
         neutral = NEUTRAL_VALUES.get(name)
-        if neutral is None and not name.startswith(REFUSED_PREFIXES):
+        is_computed = defaults.num_local_experts is not None and name in OF_EXPERTS
+        if is_computed or (neutral is None and not name.startswith(REFUSED_PREFIXES)):
             continue
         if value is not None and value not in (neutral or ()):
             raise UnsupportedError(
                 f"{fields.source}: {quoted(name)} is {quoted(value)}, which changes the mathematics and is not "
                 "supported; use a checkpoint without it"
             )
-    _refuse_quantization(fields)
+    _refuse_quantization(fields, defaults)
 
 
-def _refuse_quantization(fields: Fields) -> None:
+def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
     if fields.raw.get("quantization_config") is None:
         return
     method = fields.section("quantization_config").text("quant_method")
+    if method in defaults.quant_methods:
+        return
     raise UnsupportedError(
         f"{fields.source}: quantization_config has quant_method {quoted(method)}, which is not supported; "
         "use the unquantised checkpoint or a GGUF of it"

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
 from graphcore.checkpoint.config_fields import Fields
-from graphcore.checkpoint.config_layers import DEFAULT_PATTERN, MOST_LAYERS, layer_types_of_pattern
+from graphcore.checkpoint.config_layers import MOST_LAYERS, layer_types_of_pattern
 from graphcore.checkpoint.gguf_keys import GGUFKeys, gguf_keys
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.rope_parameters import RopeScaling
+from graphcore.checkpoint.rope_parameters import RopeScaling, read_scaling
 from graphcore.errors import CheckpointError, UnsupportedError
 
 REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
@@ -48,7 +48,8 @@ def config_from_gguf(
     config = _with_norm_and_tensors(config, keys, tensor_shapes)
     config = _with_rope(config, keys, rope_freqs)
     config = _with_window(config, keys)
-    return _with_token_ids(config, keys)
+    config = _with_experts(config, keys)
+    return _with_token_ids(config, keys).check(source)
 
 
 def _eps_key(keys: GGUFKeys) -> str:
@@ -146,16 +147,32 @@ def _with_rope(config: ModelConfig, keys: GGUFKeys, rope_freqs: Sequence[float] 
 def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
     """Return linear scaling or None; a factor without a type is linear, and a factor of 0 or 1 is none."""
     rope_type = keys.fields.text(keys.name("rope.scaling.type")) or "linear"
-    if rope_type not in ("none", "linear"):
+    if rope_type not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"{keys.fields.source}: {keys.name('rope.scaling.type')} {quoted(rope_type)} is not supported; "
-            "known: none, linear"
+            "known: none, linear, yarn"
         )
+    if rope_type == "yarn":
+        return _yarn(keys)
     names = (keys.name("rope.scaling.factor"), keys.name("rope.scale_linear"))
     factor = keys.fields.number(*names) or 1.0
     if factor < 0:
         raise keys.fields.wrong(names[0], factor, "above zero")
     return None if rope_type == "none" or factor == 1.0 else {"rope_type": "linear", "factor": factor}
+
+
+def _yarn(keys: GGUFKeys) -> RopeScaling | None:
+    """Read the keys as a config.json's; whether the ramp is rounded is not stored, so the class default counts."""
+    keys.check_required(("rope.scaling.factor", "rope.scaling.original_context_length"))
+    names = {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    }
+    found = {name: keys.fields.raw.get(keys.name(f"rope.scaling.{key}")) for key, name in names.items()}
+    where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
+    return read_scaling(Fields({"rope_type": "yarn", **found}, where), keys.defaults)
 
 
 def _divisors(rope_freqs: Sequence[float], config: ModelConfig, source: str) -> tuple[float, ...]:
@@ -180,15 +197,32 @@ def _with_window(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
             )
         return config
     keys.check_required(("attention.sliding_window",))
-    pattern = keys.size("attention.sliding_window_pattern") or DEFAULT_PATTERN
-    is_27b = config.num_hidden_layers == GEMMA3_27B_LAYERS
-    scalar = config.hidden_size / config.num_attention_heads if is_27b else config.computed_head_dim
-    return replace(
+    pattern = keys.size("attention.sliding_window_pattern") or keys.defaults.sliding_window_pattern
+    config = replace(
         config,
         sliding_window=keys.required_size("attention.sliding_window"),
         sliding_window_pattern=pattern,
         layer_types=layer_types_of_pattern(config.num_hidden_layers, pattern),
-        query_pre_attn_scalar=float(scalar),
+    )
+    if keys.defaults.query_pre_attn_scalar is None:
+        return config
+    is_27b = config.num_hidden_layers == GEMMA3_27B_LAYERS
+    scalar = config.hidden_size / config.num_attention_heads if is_27b else config.computed_head_dim
+    return replace(config, query_pre_attn_scalar=float(scalar))
+
+
+def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    """Read the experts' number and width; their activation's limit and alpha are not stored."""
+    if keys.defaults.num_local_experts is None:
+        return config
+    keys.check_required(("expert_count", "expert_used_count"))
+    return replace(
+        config,
+        intermediate_size=keys.size("expert_feed_forward_length") or config.intermediate_size,
+        num_local_experts=keys.required_size("expert_count"),
+        num_experts_per_tok=keys.required_size("expert_used_count"),
+        swiglu_limit=keys.defaults.swiglu_limit,
+        swiglu_alpha=keys.defaults.swiglu_alpha,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphcore.checkpoint.config_defaults import GEMMA3_TEXT, GPT2, LLAMA, QWEN2, QWEN3, ClassDefaults
+from graphcore.checkpoint.config_defaults import GEMMA3_TEXT, GPT2, GPT_OSS, LLAMA, QWEN2, QWEN3, ClassDefaults
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -16,6 +16,7 @@ ARCHITECTURES: Mapping[str, ClassDefaults] = {
     "gemma3": GEMMA3_TEXT,
     "gpt2": GPT2,
     "gpt": GPT2,
+    "gpt-oss": GPT_OSS,
 }
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -26,10 +27,16 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
+    "expert_gating_func": (0, 3),  # softmax over the chosen ones' scores
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),  # a negative one is llama.cpp's "as the type says"
+    "rope.scaling.yarn_log_multiplier": (0,),
 }
 """By key, the values that change nothing (llama.cpp takes 0 as unset)."""
 
@@ -93,7 +100,8 @@ class GGUFKeys:
         """
         for key, neutral in NEUTRAL_VALUES.items():
             value = self.fields.raw.get(self.name(key))
-            if value is not None and value not in neutral:
+            is_computed = self.defaults.num_local_experts is not None and key == "expert_count"
+            if value is not None and value not in neutral and not is_computed:
                 raise UnsupportedError(
                     f"{self.fields.source}: {self.name(key)} is {quoted(value)}, which changes the mathematics and is "
                     "not supported; use a checkpoint without it"

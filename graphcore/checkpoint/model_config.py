@@ -13,12 +13,12 @@ class ModelConfig:
 
     Attributes:
         model_type: a key of `CLASS_DEFAULTS`.
-        intermediate_size: hidden width of the MLP.
+        intermediate_size: hidden width of the MLP, or of one expert.
         max_position_embeddings: tokens.
         head_dim: None is hidden_size // num_attention_heads; see `computed_head_dim`.
         rms_norm_eps: of RMSNorm models.
         rope_theta: base of the rotary frequencies (of full-attention layers).
-        rope_scaling: None, or {"rope_type": "linear" | "llama3", ...}; see `RopeParameters`.
+        rope_scaling: None, or {"rope_type": "linear" | "llama3" | "yarn", ...}; see `RopeParameters`.
         rope_local_base_freq: base of sliding layers' rotary frequencies, never scaled (Gemma 3).
         attention_bias: q, k, v and o projections have biases.
         mlp_bias: the MLP's projections have biases.
@@ -32,6 +32,8 @@ class ModelConfig:
         qkv_bias: q, k and v have biases (always so where attention_bias is true; Qwen 2 has these alone).
         rope_freq_divisors: [head_dim / 2] divisors of the frequencies, in place of rope_scaling (GGUF rope_freqs).
         bos_token_id, eos_token_ids: the union of what config and generation config say, generation first.
+        num_local_experts, num_experts_per_tok: experts of a layer and how many a token goes through; None without any.
+        swiglu_limit, swiglu_alpha: of the experts' clamped activation.
         dtype: the dtype the weights were saved in, such as "bfloat16"; None if unsaid.
     """
 
@@ -61,6 +63,10 @@ class ModelConfig:
     rope_freq_divisors: tuple[float, ...] | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    swiglu_limit: float | None = None
+    swiglu_alpha: float | None = None
     dtype: str | None = None
 
     @property
@@ -72,7 +78,8 @@ class ModelConfig:
         """Return self if the sizes agree with each other.
 
         Raises:
-            CheckpointError: heads do not divide by kv heads, hidden_size by heads, or a rotated head is odd.
+            CheckpointError: heads do not divide by kv heads, hidden_size by heads, a rotated head is odd, or a token
+                goes through more experts than there are.
         """
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % kv_heads:
@@ -88,5 +95,10 @@ class ModelConfig:
         if CLASS_DEFAULTS[self.model_type].has_rope and self.computed_head_dim % 2:
             raise CheckpointError(
                 f"{source}: head_dim {self.computed_head_dim} is odd and cannot be rotated in pairs; correct it"
+            )
+        if (self.num_experts_per_tok or 0) > (self.num_local_experts or 0):
+            raise CheckpointError(
+                f"{source}: num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts "
+                f"{self.num_local_experts}; correct one of them"
             )
         return self

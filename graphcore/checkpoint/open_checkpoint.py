@@ -7,6 +7,7 @@ from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import FileKind, kind_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.gguf_split import model_names
+from graphcore.checkpoint.mxfp4_pairs import Mxfp4PairsCheckpoint, has_pairs
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 
@@ -28,16 +29,21 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if is_folder(path):
         return _open_folder(path)
     # What is neither is refused by the safetensors reader, with what it is instead.
-    return GGUFCheckpoint(path) if kind_of(path) is FileKind.GGUF else SafetensorsCheckpoint(path)
+    return GGUFCheckpoint(path) if kind_of(path) is FileKind.GGUF else _open_safetensors(path)
 
 
 def _open_folder(folder: Path) -> Checkpoint:
     names = file_names(folder)
     if INDEX_NAME in names or SINGLE_NAME in names:
-        return SafetensorsCheckpoint(folder)
+        return _open_safetensors(folder)
     models = model_names(names)
     if len(models) > 1:
         raise CheckpointError(
             f"{folder}: holds {len(models)} GGUF models ({', '.join(models)}); name one of these files"
         )
-    return GGUFCheckpoint(folder / models[0]) if models else SafetensorsCheckpoint(folder)
+    return GGUFCheckpoint(folder / models[0]) if models else _open_safetensors(folder)
+
+
+def _open_safetensors(path: Path) -> SafetensorsCheckpoint:
+    plain = SafetensorsCheckpoint(path)
+    return Mxfp4PairsCheckpoint(path) if has_pairs(plain.tensors) else plain

@@ -8,6 +8,7 @@ become a theta, a scaling (None when there is none) and a second theta for slidi
 modeling_rope_utils.py (`convert_rope_params_to_dict`) and Gemma3TextConfig's override of it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,10 +19,13 @@ from graphcore.errors import CheckpointError, UnsupportedError
 
 RopeScaling = Mapping[str, str | float]
 
+YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
+
 SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
 }
 
 
@@ -31,7 +35,8 @@ class RopeParameters:
 
     Attributes:
         theta: base of the frequencies, of full-attention layers where sliding ones have their own.
-        scaling: None, or {"rope_type": "linear" | "llama3", ...} with exactly that type's keys of `SCALING_KEYS`.
+        scaling: None, or {"rope_type": "linear" | "llama3" | "yarn", ...} with exactly that type's keys of
+            `SCALING_KEYS`; yarn has what `yarn_scaling` adds, too.
         local_theta: base of sliding layers, never scaled; None where all layers share one.
     """
 
@@ -50,12 +55,12 @@ def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
     """
     full = _of_layers(fields, "full_attention")
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
-    scaling = read_scaling(full)
+    scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
         return RopeParameters(theta, scaling)
     local = _of_layers(fields, "sliding_attention")
-    if read_scaling(local) is not None:
+    if read_scaling(local, defaults) is not None:
         raise UnsupportedError(
             f"{local.source}: sliding layers have a rope_type other than 'default', which no reader of "
             f"{defaults.model_type} knows; correct the file or use a checkpoint without it"
@@ -64,7 +69,16 @@ def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
     return RopeParameters(theta, scaling, local_theta or defaults.rope_local_base_freq)
 
 
-def read_scaling(rope: Fields) -> RopeScaling | None:
+def _names_a_type(rope: Fields) -> bool:
+    return any(rope.raw.get(name) is not None for name in ("rope_type", "type"))
+
+
+def _completed(rope: Fields, defaults: ClassDefaults) -> Fields:
+    """Return the settings of a file that names no type, with those of its model type's class."""
+    return Fields({**(defaults.rope_scaling or {}), **rope.raw}, rope.source)
+
+
+def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
     """Return the scaling that a flat object asks for, or None for plain frequencies.
 
     Raises:
@@ -84,7 +98,33 @@ def read_scaling(rope: Fields) -> RopeScaling | None:
     scaling: dict[str, str | float] = {"rope_type": rope_type}
     scaling.update((key, _scaling_value(rope, key)) for key in SCALING_KEYS[rope_type])
     _check_bands(rope, scaling)
+    if rope_type == "yarn":
+        return _with_yarn(scaling, rope, defaults)
     return scaling if len(scaling) > 1 else None
+
+
+def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> RopeScaling:
+    """Add what a yarn object may leave out; mscale counts only beside mscale_all_dim, as in transformers."""
+    factor = float(scaling["factor"])
+    given = rope.positive("attention_factor")
+    mscale, of_all = rope.positive("mscale"), rope.positive("mscale_all_dim")
+    ratio = yarn_attention_factor(factor, mscale or 1.0) / yarn_attention_factor(factor, of_all or 1.0)
+    inferred = ratio if mscale and of_all else yarn_attention_factor(factor)
+    truncate = rope.flag("truncate")
+    added = {
+        "beta_fast": rope.positive("beta_fast") or YARN_BETA_FAST,
+        "beta_slow": rope.positive("beta_slow") or YARN_BETA_SLOW,
+        "attention_factor": given or inferred,
+        "truncate": defaults.yarn_truncate if truncate is None else truncate,
+    }
+    if added["beta_fast"] < added["beta_slow"]:
+        raise rope.wrong("beta_fast", added["beta_fast"], "at least beta_slow")
+    return {**scaling, **added}
+
+
+def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
+    """Return what YaRN multiplies cosines and sines by. Source: Peng et al. 2023, equation 22."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _scaling_value(rope: Fields, key: str) -> float:

@@ -14,6 +14,7 @@ from graphcore.checkpoint.file_kind import PICKLE_SUFFIXES, pickle_folder_refusa
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import read_indexed_headers
+from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -46,7 +47,11 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor on the CPU, in the stored dtype and shape, in memory of its own."""
-        info = self.find(name)
+        return self.read_tensor(self.find(name))
+
+    def read_tensor(self, info: TensorInfo) -> torch.Tensor:
+        """Return the tensor of a header's entry; see `read`."""
+        name = info.name
         assert info.file is not None, f"{name}: a safetensors tensor without a file"
         try:
             with explained(info.file), safe_open(info.file, framework="pt") as stored:

@@ -10,14 +10,14 @@ length may be read back, so it masks the whole buffer: `masked_attend` is also t
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 QUERY_BLOCK = 128  # queries that are attended together; against 64, faster at 256 tokens and even at 512
 
 torch.library.define(
     "graphcore::attend",
     "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
-    " int window, float scale) -> Tensor",
+    " int window, float scale, Tensor? sinks=None) -> Tensor",
 )
 
 
@@ -31,6 +31,7 @@ def attend(
     counts: Tensor,
     window: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Append keys and values to the cache and attend them and all that came before.
 
@@ -41,12 +42,13 @@ def attend(
         starts: [B] int64.  counts: [B] int64, real tokens of this pass; what is returned for padding is unspecified.
         window: the last `window` keys are visible, the query's own included; 0 is all.
         scale: multiplies q . k.
+        sinks: [H] float32, a score of each head that its softmax counts and no value answers to; not scaled.
 
     Returns:
         [B, T, H, E] compute dtype.
     """
     op = torch.ops.graphcore.attend.default
-    return op(query, key, value, k_cache, v_cache, starts, counts, window, scale)  # type: ignore[no-any-return]
+    return op(query, key, value, k_cache, v_cache, starts, counts, window, scale, sinks)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -64,6 +66,7 @@ def sliced_attend(
     counts: Tensor,
     window: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implement `attend` sequence by sequence on slices of the live length."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -72,12 +75,20 @@ def sliced_attend(
             continue
         new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
         one = _attend_token if count == 1 else _attend_chunk
-        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, window, scale)
+        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, window, scale, sinks)
     return out
 
 
 def _attend_token(
-    query: Tensor, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, start: int, window: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    window: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Write one key [K, 1, E] and attend the live slots; their order does not matter to a softmax.
 
@@ -92,11 +103,34 @@ def _attend_token(
     kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
     rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
     keys, values = k_cache[None, :, live].to(query.dtype), v_cache[None, :, live].to(query.dtype)
-    return scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(query.shape)
+    if sinks is None:
+        return scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(query.shape)
+    scores = (rows[0] @ keys[0].transpose(1, 2)).float().mul_(scale)  # [K, H/K, L]
+    weights = _softmax_with_sinks(scores, sinks.view(kv_heads, -1, 1)).to(values.dtype)
+    return (weights @ values[0]).reshape(query.shape)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Return softmax over the last axis and the sink, the sink's weight dropped.
+
+    Args:
+        scores: [..., L] float32.
+        sinks: [..., 1] float32, broadcast to the scores.
+    """
+    row = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return row.softmax(dim=-1)[..., :-1]
 
 
 def _attend_chunk(
-    query: Tensor, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, start: int, window: int, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+    window: int,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attend the visible past and the chunk itself, then write the chunk (a ring may lose its past to it)."""
     slots, count = k_cache.shape[1], query.shape[0]
@@ -111,10 +145,12 @@ def _attend_chunk(
     written = torch.arange(start + count - kept, start + count) % slots
     k_cache[:, written] = key[:, -kept:].to(k_cache.dtype)
     v_cache[:, written] = value[:, -kept:].to(v_cache.dtype)
-    return _attend_blocks(query, keys, values, start - first, window, scale)
+    return _attend_blocks(query, keys, values, start - first, window, scale, sinks)
 
 
-def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, window: int, scale: float) -> Tensor:
+def _attend_blocks(
+    query: Tensor, keys: Tensor, values: Tensor, offset: int, window: int, scale: float, sinks: Tensor | None
+) -> Tensor:
     """Attend in blocks of queries, each against the keys that it may see and no others.
 
     Plain products of a block are twice as fast as the library's fused attention at these sizes (256 tokens of SmolLM2:
@@ -139,8 +175,12 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, win
         distance = positions[offset + begin : offset + end, None] - positions[None, seen]
         hidden = (distance < 0) | (distance >= window) if window else distance < 0
         scores = torch.bmm(block, keys[:, seen].transpose(1, 2)).view(kv_heads, -1, end - begin, distance.shape[1])
-        weights = scores.float().mul_(scale).masked_fill_(hidden, float("-inf")).softmax(dim=-1).to(values.dtype)
-        product = torch.bmm(weights.view(kv_heads, -1, distance.shape[1]), values[:, seen])
+        scores = scores.float().mul_(scale).masked_fill_(hidden, float("-inf"))  # [K, H/K, block, L]
+        if sinks is None:
+            weights = scores.softmax(dim=-1).to(values.dtype)
+        else:
+            weights = _softmax_with_sinks(scores, sinks.view(kv_heads, -1, 1, 1)).to(values.dtype)
+        product = torch.bmm(weights.reshape(kv_heads, -1, distance.shape[1]), values[:, seen])
         out[begin:end] = product.view(kv_heads, -1, end - begin, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
     return out
 
@@ -155,6 +195,7 @@ def masked_attend(
     counts: Tensor,
     window: int,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write."""
     slots, tokens = k_cache.shape[2], query.shape[1]
@@ -173,16 +214,37 @@ def masked_attend(
     is_empty = (held < 0)[:, None, :, None]  # what an earlier sequence left may be NaN, and 0 * NaN is NaN
     keys = torch.cat((k_cache.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
     values = torch.cat((v_cache.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
+    bias = mask[:, None]
+    if sinks is not None:
+        keys, values, bias = _with_sinks(keys, values, mask, sinks)
     group = query.shape[2] // key.shape[2]
     out = scaled_dot_product_attention(
         query.transpose(1, 2),
         keys.repeat_interleave(group, dim=1),
         values.repeat_interleave(group, dim=1),
-        attn_mask=mask[:, None],
+        attn_mask=bias,
         scale=scale,
     )
     _write_masked(key, value, k_cache, v_cache, starts, counts)
     return out.transpose(1, 2).contiguous()
+
+
+def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values with a last one of zeros, and what is added to the scores: a sink's is its own.
+
+    Args:
+        keys, values: [B, K, L, E].
+        mask: [B, T, L], true where a query sees a key.
+        sinks: [H].
+
+    Returns:
+        [B, K, L + 1, E] twice and [B, H, T, L + 1], all of the keys' dtype.
+    """
+    batch, tokens, _ = mask.shape
+    shown = torch.zeros(mask.shape, dtype=keys.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    of_sinks = sinks.to(keys.dtype)[None, :, None, None].expand(batch, -1, tokens, 1)
+    bias = torch.cat((shown[:, None].expand(-1, sinks.shape[0], -1, -1), of_sinks), dim=-1)
+    return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
 
 
 def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor) -> None:

@@ -21,6 +21,8 @@ from graphcore.nn.spec import AttentionSpec
 class Attention(nn.Module):
     """q, k, v projections, optional per-head norms, rotation, softmax over the cache, output projection."""
 
+    sinks: Tensor | None
+
     def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec = spec
@@ -28,6 +30,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
         self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
         self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype)
+        self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
         self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
         self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
 
@@ -51,5 +54,7 @@ class Attention(nn.Module):
         if rope is not None:
             query, key = rotate(query, rope), rotate(key, rope)
         window = self.spec.window or 0
-        heads = attend(query, key, value, k_cache, v_cache, span.starts, span.counts, window, self.spec.scale)
+        heads = attend(
+            query, key, value, k_cache, v_cache, span.starts, span.counts, window, self.spec.scale, self.sinks
+        )
         return self.o_proj(rearrange(heads, "b t h e -> b t (h e)"))  # type: ignore[no-any-return]  # Module.__call__

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
+from graphcore.nn.moe import MoE
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
-from graphcore.nn.spec import BlockSpec
+from graphcore.nn.spec import BlockSpec, MoESpec
 
 
 def residual_dtype(spec: BlockSpec, dtype: torch.dtype) -> torch.dtype:
@@ -33,7 +34,7 @@ class Block(nn.Module):
         self.sandwich = spec.sandwich
         self.residual_dtype = residual_dtype(spec, dtype)
         self.self_attn = Attention(spec.attention, spec.dim, dtype)
-        self.mlp = MLP(spec.mlp, spec.dim, dtype)
+        self.mlp = MoE(spec.mlp, spec.dim, dtype) if isinstance(spec.mlp, MoESpec) else MLP(spec.mlp, spec.dim, dtype)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         if spec.sandwich:

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec
+from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 
 def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
@@ -29,6 +29,8 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
             return plain / torch.tensor(divisors, dtype=torch.float32)
         case Llama3Scaling():
             return _llama3_frequencies(plain, spec.scaling)
+        case YarnScaling():
+            return _yarn_frequencies(plain, spec.theta, spec.scaling)
 
 
 def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -44,10 +46,28 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     return torch.where(wavelengths < longest_kept, plain, scaled)
 
 
+def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
+    """Blend from the plain frequencies to the divided ones over a ramp of pairs."""
+    pairs = plain.shape[0]
+
+    def pair_of(turns: float) -> float:
+        """Return the pair, between whole ones too, that turns so often over the original context."""
+        return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.rounds_ramp:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    width = last - first or 0.001
+    divided = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain / scaling.factor * divided + plain * (1 - divided)
+
+
 def rope_table(spec: RopeSpec, head_dim: int, positions: int) -> Tensor:
     """Return cosines and sines of positions 0 .. P-1: [P, 2, E/2] float32 (index 0 cos, 1 sin)."""
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(spec, head_dim)  # [P, E/2]
-    return torch.stack((angles.cos(), angles.sin()), dim=1)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1)
+    return table * spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else table
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:

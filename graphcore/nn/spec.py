@@ -51,11 +51,31 @@ class DivisorScaling:
 
 
 @dataclass(frozen=True)
+class YarnScaling:
+    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are multiplied.
+
+    Source: Peng et al. 2023 (YaRN), section 3.2 to 3.4; transformers, modeling_rope_utils, `_compute_yarn_parameters`.
+
+    Attributes:
+        beta_fast, beta_slow: turns over the original context at which the ramp begins and ends.
+        attention_factor: multiplies cosines and sines, and so the scores by its square.
+        rounds_ramp: the ramp begins and ends at whole pairs; gpt-oss does not round.
+    """
+
+    factor: float
+    original_context: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    rounds_ramp: bool = False
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding over the whole head, halves paired (x[i], x[i + head_dim / 2])."""
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | DivisorScaling | None = None
+    scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ class AttentionSpec:
         window: a query attends the last `window` keys, itself included; None is all of them.
         qk_norm: normalises q and k per head before the rotation.
         qkv_bias, output_bias: whether the projections have biases.
+        sinks: each head has a learned score that its softmax counts and no key answers to (gpt-oss).
     """
 
     heads: int
@@ -78,6 +99,7 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +110,26 @@ class MLPSpec:
     activation: str
     gated: bool = True
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class MoESpec:
+    """A mixture of experts, each a gated MLP with biases: every token's `top_k` likeliest, weighted by their softmax.
+
+        gate = min(gate(x), limit);  up = clamp(up(x), -limit, limit);  down((up + 1) * gate * sigmoid(alpha * gate))
+
+    Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`.
+
+    Attributes:
+        experts: how many there are.
+        hidden: hidden features of one expert.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    limit: float = 7.0
+    alpha: float = 1.702
 
 
 @dataclass(frozen=True)
@@ -103,7 +145,7 @@ class BlockSpec:
     dim: int
     norm: NormSpec
     attention: AttentionSpec
-    mlp: MLPSpec
+    mlp: MLPSpec | MoESpec
     sandwich: bool = False
     outgrows_float16: bool = False
 

@@ -1,8 +1,9 @@
 """The same model in transformers: what task=verify compares with.
 
     a Hugging Face folder       -> from_pretrained: files, names, folds and mathematics are transformers' own
-    GGUF files, random weights  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
-                                   the reading is ours (transformers' own GGUF loading drops settings of some families)
+    GGUF files, MXFP4 folders,  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
+    random weights                 the reading is ours (transformers' own GGUF loading drops settings of some families,
+                                   and it unpacks MXFP4 only where accelerate is installed)
 
 Legend: T tokens, D model dim, V vocab.
 """
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.mxfp4_pairs import Mxfp4PairsCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
 from graphcore.engine.model import Model
 from graphcore.errors import UnsupportedError
@@ -100,14 +103,22 @@ def load_reference(model: Model, loader: Loader) -> Reference:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
     try:
-        if isinstance(model.checkpoint, SafetensorsCheckpoint) and has_usual_names(model.checkpoint.folder):
-            return Reference(from_folder(model.checkpoint.folder, model.config), FROM_FOLDER)
+        folder = plain_folder(model.checkpoint)
+        if folder is not None:
+            return Reference(from_folder(folder, model.config), FROM_FOLDER)
         return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
     except (KeyError, ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedError(
             f"{model.checkpoint.source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
         ) from error
+
+
+def plain_folder(checkpoint: Checkpoint) -> Path | None:
+    """Return the checkpoint's folder if from_pretrained reads it with nothing but transformers installed."""
+    if not isinstance(checkpoint, SafetensorsCheckpoint) or isinstance(checkpoint, Mxfp4PairsCheckpoint):
+        return None
+    return checkpoint.folder if has_usual_names(checkpoint.folder) else None
 
 
 def has_usual_names(folder: Path) -> bool:
@@ -169,6 +180,10 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "layer_types": list(config.layer_types) if config.layer_types else None,
         "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
         "layer_norm_epsilon": config.layer_norm_eps,
+        "num_local_experts": config.num_local_experts,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "swiglu_limit": config.swiglu_limit,
+        "swiglu_alpha": config.swiglu_alpha,
     }
     names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
     return {

@@ -1,6 +1,6 @@
 """Which stored tensor becomes which weight, settled and checked before any byte is read."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -60,18 +60,25 @@ def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
         case "decoder":
             return lambda name: TensorSource(name)
         case "gguf":
-            return lambda name: architecture.gguf_source(name, config)
+            return lambda name: _stored_one(architecture.gguf_sources(name, config), checkpoint)
     stored = checkpoint.tensors
     embedding = architecture.hf_source(EMBEDDING, config).name
     prefixes = [prefix for prefix in architecture.hf_prefixes if prefix + embedding in stored]
     prefix = (prefixes or architecture.hf_prefixes)[0]
 
-    def of_hf(name: str) -> TensorSource:
-        source = architecture.hf_source(name, config)
+    def in_full(source: TensorSource, name: str) -> TensorSource:
         candidates = (prefix + source.name, source.name, "language_model." + source.name)
         return replace(source, name=next((full for full in candidates if full in stored), candidates[name == HEAD]))
 
+    def of_hf(name: str) -> TensorSource:
+        return _stored_one([in_full(source, name) for source in architecture.hf_sources(name, config)], checkpoint)
+
     return of_hf
+
+
+def _stored_one(sources: Sequence[TensorSource], checkpoint: Checkpoint) -> TensorSource:
+    """Return the first source that the checkpoint holds, the usual one where it holds none."""
+    return next((source for source in sources if source.name in checkpoint.tensors), sources[0])
 
 
 def _refuse_unexpected(

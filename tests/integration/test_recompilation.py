@@ -12,7 +12,7 @@ from tiny_models import VOCAB, TinyModel
 from graphcore import Engine
 
 NEW_TOKENS = 200
-NAMES = ("llama3", "gemma3")
+NAMES = ("llama3", "gemma3", "gpt_oss")
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 

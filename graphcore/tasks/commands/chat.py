@@ -29,6 +29,7 @@ from graphcore.tasks.running import (
     stops_of,
 )
 from graphcore.tasks.task import Context, Record, Task
+from graphcore.tokenizer.channels import final_message
 
 EXIT, RESET = "/exit", "/reset"
 MARK = "> "
@@ -154,7 +155,8 @@ def _turn(context: Context, conversation: Conversation, text: str) -> Record:
         engine.remember(prompt_ids + list(answer.token_ids[:-1]))  # the last token was chosen but has not been run
         ended = answer.finish_reason == "end"
         kept = list(answer.token_ids[:-1] if ended and not conversation.has_template else answer.token_ids)
-        conversation.add(text, prompt_ids, answer.text, kept)
+        said = final_message(engine.tokenizer, answer.token_ids)
+        conversation.add(text, prompt_ids, answer.text if said is None else said, kept)
     if answer.finish_reason in CUT:
         context.console.note(f"[cut: {CUT[answer.finish_reason]}]")
     return _record(text, answer, run.cached)

@@ -84,7 +84,43 @@ MISTRAL = {
     "sliding_window": 4096,
     "vocab_size": 32000,
 }
-EVERY = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "gpt2": GPT2, "qwen2": QWEN2, "mistral": MISTRAL}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+EVERY = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "gemma3_text": GEMMA3,
+    "gpt2": GPT2,
+    "qwen2": QWEN2,
+    "mistral": MISTRAL,
+    "gpt_oss": GPT_OSS,
+}
 
 
 def config_of(raw: dict, **changes: object) -> ModelConfig:

@@ -38,6 +38,22 @@ def test_pick_rows_takes_one_of_three_fused_projections() -> None:
     assert parts[1].tolist() == [[8, 9], [10, 11], [12, 13], [14, 15]]
 
 
+def test_pick_rows_takes_an_expert_s_gate_and_up_out_of_alternating_rows() -> None:
+    gate, up = torch.arange(24).reshape(2, 3, 4), 100 + torch.arange(24).reshape(2, 3, 4)  # [X, R, C]
+    alternating = torch.stack((gate, up), dim=2).flatten(1, 2)
+    assert torch.equal(PickRows(0, 6, step=2, axis=-2).apply(alternating), gate)
+    assert torch.equal(PickRows(1, 6, step=2, axis=-2).apply(alternating), up)
+    assert torch.equal(PickRows(1, 6, step=2, axis=-1).apply(alternating[:, :, 0]), up[:, :, 0])
+    fused = torch.cat((gate, up), dim=1)
+    assert torch.equal(PickRows(3, 6, axis=-2).apply(fused), up)
+
+
+def test_picked_rows_are_a_view_so_that_filling_them_fills_the_whole() -> None:
+    whole = torch.zeros(2, 4, 6)
+    PickRows(1, 6, step=2, axis=-2).apply(Transpose().apply(whole)).copy_(torch.ones(2, 3, 4))
+    assert whole.sum(dim=(0, 1)).tolist() == [0, 8, 0, 8, 0, 8]
+
+
 def test_transpose_turns_a_conv1d_s_weight_into_a_linear_s() -> None:
     conv = Conv1D(7, 5)  # 5 inputs, 7 outputs, weight [5, 7]
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))

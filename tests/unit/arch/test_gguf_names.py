@@ -1,7 +1,7 @@
 """llama.cpp's names against the table in its own gguf package, and the folds that each family's files need."""
 
 import pytest
-from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 from gguf import MODEL_ARCH, get_tensor_name_map
 
 from graphcore.arch.architecture import TensorSource
@@ -16,6 +16,7 @@ ARCHS = {
     "qwen3": MODEL_ARCH.QWEN3,
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "gpt2": MODEL_ARCH.GPT2,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
 }
 
 
@@ -42,6 +43,10 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         hf_name = stored[name].name if model_type == "gpt2" else f"model.{stored[name].name}"
         if name == "lm_head.weight":
             hf_name = name
+        if "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
+            hf_name = f"model.{name}"
+        if name.endswith("sinks"):
+            hf_name += ".weight"
         module, _, parameter = hf_name.rpartition(".")
         assert f"{table.get_name(module)}.{parameter}" == source.name
 
@@ -93,3 +98,48 @@ def test_gpt2_s_conv1d_weights_are_transposed_and_its_embeddings_are_not() -> No
         "mlp.down_proj.weight",
     }
     assert all(name.startswith("layers.") for name in transposed)
+
+
+def candidates(layout: str, name: str) -> dict[str, tuple[object, ...]]:
+    """Return every form of a gpt-oss tensor, name to folds."""
+    config = config_of(GPT_OSS)
+    architecture = architecture_of(config)
+    find = architecture.gguf_sources if layout == "gguf" else architecture.hf_sources
+    return {source.name: source.folds for source in find(name, config)}
+
+
+def test_gpt_oss_experts_are_found_dense_by_input_row_or_packed_by_output_row() -> None:
+    for start, part in enumerate(("gate", "up")):
+        rows = PickRows(start, 5760, step=2, axis=-2)
+        assert candidates("hf", f"layers.3.mlp.experts.{part}_proj.weight") == {
+            "layers.3.mlp.experts.gate_up_proj": (Transpose(), rows),
+            "layers.3.mlp.experts.gate_up_proj_blocks": (rows,),
+        }
+        assert candidates("hf", f"layers.3.mlp.experts.{part}_proj.bias") == {
+            "layers.3.mlp.experts.gate_up_proj_bias": (PickRows(start, 5760, step=2, axis=-1),)
+        }
+    assert candidates("hf", "layers.0.mlp.experts.down_proj.weight") == {
+        "layers.0.mlp.experts.down_proj": (Transpose(),),
+        "layers.0.mlp.experts.down_proj_blocks": (),
+    }
+    assert candidates("hf", "layers.0.mlp.experts.down_proj.bias") == {"layers.0.mlp.experts.down_proj_bias": ()}
+    assert candidates("hf", "layers.0.mlp.router.weight") == {"layers.0.mlp.router.weight": ()}
+
+
+def test_gpt_oss_gguf_tensors_are_found_apart_or_fused() -> None:
+    assert candidates("gguf", "layers.1.mlp.experts.up_proj.weight") == {
+        "blk.1.ffn_up_exps.weight": (),
+        "blk.1.ffn_gate_up_exps.weight": (PickRows(2880, 5760, axis=-2),),
+    }
+    assert candidates("gguf", "layers.1.mlp.experts.gate_proj.bias") == {
+        "blk.1.ffn_gate_exps.bias": (),
+        "blk.1.ffn_gate_up_exps.bias": (PickRows(0, 2880, axis=-1),),
+    }
+    for part, start, stop in (("q", 0, 4096), ("k", 4096, 4608), ("v", 4608, 5120)):
+        for leaf in ("weight", "bias"):
+            assert candidates("gguf", f"layers.1.self_attn.{part}_proj.{leaf}") == {
+                f"blk.1.attn_{part}.{leaf}": (),
+                f"blk.1.attn_qkv.{leaf}": (PickRows(start, stop),),
+            }
+    assert candidates("gguf", "layers.1.self_attn.sinks") == {"blk.1.attn_sinks.weight": ()}
+    assert candidates("gguf", "layers.1.mlp.experts.down_proj.weight") == {"blk.1.ffn_down_exps.weight": ()}

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from dev_models import GEMMA3, LLAMA, QWEN2, config_of
+from dev_models import GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
 
 from graphcore.arch.names import weight_names
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
 from graphcore.errors import CheckpointError
 from graphcore.nn.spec import ModelSpec
+from graphcore.quant import FORMATS
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128, "head_dim": 16}
 Q_PROJ = "layers.0.self_attn.q_proj.weight"
@@ -53,6 +54,20 @@ def test_matrices_vary_norms_are_one_and_biases_zero() -> None:
     assert matrix.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)  # 6144 draws
     assert (checkpoint.read("layers.1.input_layernorm.weight") == 1).all()
     assert not checkpoint.read("layers.1.self_attn.q_proj.bias").any()
+
+
+def test_experts_are_packed_mxfp4_with_weights_like_the_others() -> None:
+    checkpoint = RandomCheckpoint(spec_of(GPT_OSS, num_local_experts=4), 0)
+    packed = {name for name, info in checkpoint.tensors.items() if info.encoding == "mxfp4"}
+    parts = ("gate_proj", "up_proj", "down_proj")
+    assert packed == {f"layers.{i}.mlp.experts.{part}.weight" for i in range(2) for part in parts}
+    for name in packed:
+        info, raw = checkpoint.tensors[name], checkpoint.read(name)
+        assert raw.dtype == torch.uint8
+        assert torch.equal(raw, checkpoint.read(name))
+        weights = FORMATS["mxfp4"].dequantize(raw, info.shape)
+        assert weights.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.2)
+        assert weights.unique().numel() == 19  # 0 and nine magnitudes: 0.5 to 6, and 1 to 12
 
 
 def test_a_tensor_that_it_does_not_hold_is_an_error_that_names_the_nearest() -> None:

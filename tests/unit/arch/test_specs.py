@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dev_models import EVERY, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
@@ -16,8 +16,10 @@ from graphcore.nn.spec import (
     Llama3Scaling,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     NormSpec,
     RopeSpec,
+    YarnScaling,
 )
 
 
@@ -77,6 +79,20 @@ def test_gemma_3_1b() -> None:
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
     assert spec.ropes == (RopeSpec(10_000.0), RopeSpec(1_000_000.0))
+
+
+def test_gpt_oss_20b() -> None:
+    norm = NormSpec("rms", 1e-5, scale_in_float32=True)
+    rope = RopeSpec(150_000.0, YarnScaling(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0, rounds_ramp=False))
+    spec = spec_of(GPT_OSS)
+    for index, block in enumerate(spec.blocks):
+        window = None if index % 2 else 128
+        attention = AttentionSpec(
+            64, 8, 64, 0.125, window=window, rope=rope, qkv_bias=True, output_bias=True, sinks=True
+        )
+        assert block == BlockSpec(2880, norm, attention, MoESpec(32, 4, 2880, 7.0, 1.702))
+    assert (spec.dim, spec.vocab, len(spec.blocks), spec.norm) == (2880, 201_088, 24, norm)
+    assert (spec.context, spec.tied, spec.positions) == (131_072, False, 0)
 
 
 def test_gemma_27b_divides_scores_by_its_own_scalar_not_by_head_dim() -> None:

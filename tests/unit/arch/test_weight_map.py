@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from dev_models import GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from graphcore.arch.names import get_weight_map
@@ -106,6 +106,7 @@ def test_map_has_the_names_that_transformers_saves(model_type: str) -> None:
     assert get_weight_map(config_of(raw)).keys() == set(names)
 
 
-def test_gpt2_s_fused_projection_has_no_map_one_to_one() -> None:
-    with pytest.raises(UnsupportedError, match="'gpt2' stores fused tensors"):
-        get_weight_map(config_of(GPT2))
+@pytest.mark.parametrize("raw", [GPT2, GPT_OSS], ids=["gpt2", "gpt_oss"])
+def test_fused_tensors_have_no_map_one_to_one(raw: dict) -> None:
+    with pytest.raises(UnsupportedError, match=f"'{raw['model_type']}' stores fused tensors"):
+        get_weight_map(config_of(raw))

@@ -75,13 +75,17 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert list(ours.layer_types or ours.num_hidden_layers * ["full_attention"]) == expected_layers
     if "tie" not in skip:
         assert ours.tie_word_embeddings == theirs["tie_word_embeddings"]
+    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha"):
+        assert getattr(ours, name) == theirs.get(name), name
+    if theirs["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt_oss"):
+        assert ours.attention_bias == theirs.get("attention_bias", False)
     if "eos" not in skip:
         ends = theirs["eos_token_id"]
         assert ours.eos_token_ids == (() if ends is None else (ends,))
         assert ours.bos_token_id == theirs["bos_token_id"]
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2", "gptoss"])
 def test_configs_that_transformers_5_saved_are_read(name):
     config = load_model_config(TINY / name)
     raw = json.loads((TINY / name / "config.json").read_text())

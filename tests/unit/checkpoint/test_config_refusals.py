@@ -3,15 +3,15 @@
 import contextlib
 
 import pytest
-from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, LLAMA, MISTRAL, QWEN3, parse, without
+from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN3, parse, without
 
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "gpt_oss", "lama", "mistral3"])
+@pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral3"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
     with pytest.raises(
-        UnsupportedError, match=f"{model_type}.*gemma3, gemma3_text, gpt2, llama, mistral, qwen2, qwen3"
+        UnsupportedError, match=f"{model_type}.*gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3"
     ):
         parse(LLAMA, model_type=model_type)
 
@@ -84,6 +84,17 @@ def test_unknown_activations_are_refused_with_the_known_ones(raw, field):
 )
 def test_neutral_values_of_such_settings_are_fine(raw, field, value):
     parse(raw, **{field: value})
+
+
+@pytest.mark.parametrize(("model", "method"), [(GPT_OSS, "fp8"), (LLAMA, "mxfp4"), (GPT_OSS, None)])
+def test_quantised_forms_are_read_only_where_the_model_type_has_them(model, method):
+    with pytest.raises(UnsupportedError, match="quantization_config has quant_method"):
+        parse(model, quantization_config={"quant_method": method})
+
+
+def test_more_experts_a_token_than_there_are_is_refused():
+    with pytest.raises(CheckpointError, match="num_experts_per_tok 4 is above num_local_experts 3; correct one"):
+        parse(GPT_OSS, num_local_experts=3)
 
 
 @pytest.mark.parametrize("raw", [LLAMA, GEMMA3_4B])

@@ -189,9 +189,11 @@ def test_missing_kv_heads_are_as_many_as_query_heads():
     assert parse(SMOLLM2, attention__head_count_kv=None).num_key_value_heads == 9
 
 
-@pytest.mark.parametrize("architecture", ["gpt-oss", "bitnet-b1.58", "gemma", "qwen3moe"])
+@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b1.58", "gemma", "qwen3moe"])
 def test_unknown_architecture_lists_the_known_ones(architecture):
-    with pytest.raises(UnsupportedError, match=f"{architecture}.*known: gemma3, gpt, gpt2, llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedError, match=f"{architecture}.*known: gemma3, gpt, gpt-oss, gpt2, llama, qwen2, qwen3"
+    ):
         parse({**SMOLLM2, "general.architecture": architecture})
 
 
@@ -221,7 +223,7 @@ def test_missing_keys_are_listed_all_at_once():
         (GEMMA3, "final_logit_softcapping", 30.0),
         (GEMMA3, "attn_logit_softcapping", 50.0),
         (GEMMA3, "rope.dimension_count", 128),
-        (GEMMA3, "rope.scaling.type", "yarn"),
+        (GEMMA3, "rope.scaling.type", "longrope"),
         (GEMMA3, "rope.scaling.attn_factor", 1.2),
     ],
 )

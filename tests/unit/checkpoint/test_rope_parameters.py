@@ -1,10 +1,11 @@
 """Rotary settings: every spelling comes out in one form, which transformers reads the same way."""
 
 import copy
+import math
 
 import pytest
 
-from graphcore.checkpoint.config_defaults import GEMMA3_TEXT, LLAMA, QWEN3
+from graphcore.checkpoint.config_defaults import GEMMA3_TEXT, GPT_OSS, LLAMA, QWEN3
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.rope_parameters import RopeParameters, read_rope
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -88,9 +89,11 @@ def test_default_rope_has_no_scaling(rope):
     assert read({"rope_scaling": rope}) == RopeParameters(1e4)
 
 
-@pytest.mark.parametrize("rope_type", ["yarn", "longrope", "dynamic", "su", "mrope", "x" * 300])
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic", "su", "mrope", "x" * 300])
 def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
-    with pytest.raises(UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3, yarn"
+    ) as caught:
         read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
     assert len(str(caught.value)) < 300
 
@@ -144,3 +147,57 @@ def test_scaled_local_layers_are_refused():
 def test_tables_per_layer_type_are_refused_where_the_class_has_one(name):
     with pytest.raises(UnsupportedError, match=f"{name} differs by layer type, but qwen3"):
         read({name: {"full_attention": {"rope_type": "default"}}}, QWEN3)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1.3465736),
+        ({"factor": 1.0}, 1.0),
+        ({"attention_factor": 1.25}, 1.25),
+        ({"mscale": 0.707, "mscale_all_dim": 0.5}, (1 + 0.0707 * math.log(32)) / (1 + 0.05 * math.log(32))),
+        ({"mscale": 0.707}, 1.3465736),  # transformers reads it only beside the other one
+    ],
+    ids=str,
+)
+def test_yarn_s_attention_factor_is_that_of_transformers(changes, factor):
+    from transformers import GptOssConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {**YARN, **changes}
+    theirs = ROPE_INIT_FUNCTIONS["yarn"](GptOssConfig(rope_parameters=dict(rope)), device="cpu")[1]
+    scaling = read({"rope_parameters": rope}, GPT_OSS).scaling
+    assert scaling is not None
+    assert scaling["attention_factor"] == pytest.approx(factor, abs=1e-7)
+    assert scaling["attention_factor"] == pytest.approx(theirs, abs=1e-12)
+
+
+def test_yarn_s_ramp_is_rounded_unless_the_file_or_the_class_says_otherwise():
+    assert read({"rope_parameters": YARN}, QWEN3).scaling["truncate"] is True
+    assert read({"rope_parameters": YARN}, GPT_OSS).scaling["truncate"] is False
+    for truncate in (True, False):
+        for defaults in (QWEN3, GPT_OSS):
+            scaling = read({"rope_parameters": {**YARN, "truncate": truncate}}, defaults).scaling
+            assert scaling["truncate"] is truncate
+
+
+@pytest.mark.parametrize("raw", [{}, {"rope_theta": 150000}, {"rope_scaling": None}, {"rope_parameters": {}}], ids=str)
+def test_gpt_oss_without_a_rotation_of_its_own_has_its_class_s(raw):
+    rope = read(raw, GPT_OSS)
+    assert rope.theta == 150_000.0
+    assert rope.scaling == read({"rope_parameters": YARN}, GPT_OSS).scaling
+
+
+def test_gpt_oss_with_plain_frequencies_has_them():
+    assert read({"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}, GPT_OSS) == RopeParameters(5e4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("beta_fast", 0), ("beta_fast", 0.5), ("beta_slow", -1), ("truncate", 1), ("mscale", "x")]
+)
+def test_wrong_yarn_values_are_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
+        read({"rope_parameters": {**YARN, key: value}}, GPT_OSS)

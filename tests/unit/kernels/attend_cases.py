@@ -23,6 +23,7 @@ class Shape:
     cache_dtype: torch.dtype = torch.float32
     scale: float = 0.4
     is_ring: bool = True
+    has_sinks: bool = False
 
     @property
     def slots(self) -> int:
@@ -46,6 +47,8 @@ class Sequences:
         self.k_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
         self.v_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
         self.generator = torch.Generator().manual_seed(self.seed)
+        # Scores reach 10 here; sinks of the same size take from a little to most of a row.
+        self.sinks = 3 * torch.randn(self.shape.heads, generator=self.generator) if self.shape.has_sinks else None
 
     def randn(self, tokens: int, heads: int) -> Tensor:
         x = torch.randn(self.batch, tokens, heads, self.shape.head_dim, generator=self.generator)
@@ -58,7 +61,8 @@ class Sequences:
         key, value = self.randn(tokens, self.shape.kv_heads), self.randn(tokens, self.shape.kv_heads)
         starts = torch.tensor([len(row) for row in self.keys])
         caches = (self.k_cache, self.v_cache)
-        out = attend(query, key, value, *caches, starts, torch.tensor(counts), self.shape.window, self.shape.scale)
+        settings = (self.shape.window, self.shape.scale, self.sinks)
+        out = attend(query, key, value, *caches, starts, torch.tensor(counts), *settings)
         assert out.shape == query.shape
         assert out.dtype == query.dtype
         assert out.isfinite().all(), "padding may hold anything finite; a NaN is no key that a weight of 0 removes"
@@ -78,14 +82,16 @@ class Sequences:
         return range(self.shape.heads)
 
     def attended(self, row: int, position: int, head: int, query: Tensor) -> Tensor:
-        """Return softmax(scale q . k) v over the positions that this one sees: [E] float64."""
+        """Return softmax(scale q . k) v over the positions that this one sees, and the sink if any: [E] float64."""
         first = max(0, position - self.shape.window + 1) if self.shape.window else 0
         kv_head = head // (self.shape.heads // self.shape.kv_heads)
         seen = range(first, position + 1)
         scores = [self.shape.scale * float(query.double() @ self.keys[row][at][kv_head].double()) for at in seen]
-        weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+        sink = [] if self.sinks is None else [float(self.sinks[head].to(self.shape.dtype))]
+        weights = torch.tensor(scores + sink, dtype=torch.float64).softmax(0)[: len(scores)]
         return sum(
-            (w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)), 0.0 * query
+            (w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)),
+            0.0 * query.double(),
         )
 
     def expected_caches(self) -> tuple[Tensor, Tensor]:

@@ -107,6 +107,35 @@ def test_scale_multiplies_the_scores(implementation: Implementation) -> None:
 
 
 @every_implementation
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_head_s_sink_takes_its_share_of_the_softmax(
+    implementation: Implementation, window: int, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    shape = Shape(heads, kv_heads, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
+    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [1, 1, 1]]
+    check(Sequences(shape, 3), implementation, passes, padding=2)
+    check(Sequences(shape, 3), implementation, passes)
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_sink_below_every_score_changes_nothing_and_one_above_takes_all(
+    implementation: Implementation, tokens: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, tokens, heads, 8, generator=generator) for heads in (4, 2, 2))
+
+    def run(*sinks: torch.Tensor) -> torch.Tensor:
+        caches = torch.zeros(2, 1, 2, 256, 8)
+        return implementation(query, key, value, *caches, torch.tensor([0]), torch.tensor([tokens]), 0, 0.3, *sinks)
+
+    torch.testing.assert_close(run(torch.full((4,), -1e4)), run(), rtol=1e-5, atol=1e-6)
+    assert run(torch.full((4,), 1e4)).abs().max() == 0
+
+
+@every_implementation
 def test_inputs_may_be_strided_views(implementation: Implementation) -> None:
     """Projections are sliced out of wider tensors; nothing may read past the strides."""
 

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from graphcore.nn.rope import rope_frequencies, rope_table, rotate
-from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec
+from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CASES = {
@@ -51,6 +51,47 @@ def test_tables_are_the_cosines_and_sines_of_transformers(rope_type: str) -> Non
     # a relative 6e-8 in an angle of up to 300 radians moves a cosine by 2e-5
     torch.testing.assert_close(table[:, 0], cos[0, :, :32], rtol=0.0, atol=3e-5)
     torch.testing.assert_close(table[:, 1], sin[0, :, :32], rtol=0.0, atol=3e-5)
+
+
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096}
+YARN_CASES = [
+    {},
+    {"truncate": False},
+    {"beta_fast": 48.0, "beta_slow": 0.7},
+    {"factor": 4.0, "original_max_position_embeddings": 100, "truncate": False},  # the ramp begins below the first pair
+    {"original_max_position_embeddings": 10**9},  # and here it begins beyond the last
+    {"beta_slow": 1e-9},  # here it ends beyond twice the pairs, which is cut
+]
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize("changes", YARN_CASES)
+def test_yarn_is_that_of_transformers_rounded_or_not(head_dim: int, changes: dict[str, float]) -> None:
+    given = {**YARN, **changes}
+    parameters = {"rope_type": "yarn", "rope_theta": 150_000.0, **given}
+    config = LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, rope_parameters=parameters)
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, device="cpu")
+    scaling = YarnScaling(
+        factor=given["factor"],
+        original_context=int(given["original_max_position_embeddings"]),
+        attention_factor=attention_factor,
+        beta_fast=given.get("beta_fast", 32.0),
+        beta_slow=given.get("beta_slow", 1.0),
+        rounds_ramp=bool(given.get("truncate", True)),
+    )
+    found = rope_frequencies(RopeSpec(150_000.0, scaling), head_dim)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)  # sums of two float32 products
+
+
+def test_yarn_s_rounding_and_factor_move_the_table() -> None:
+    exact = YarnScaling(32.0, 4096, 0.1 * math.log(32.0) + 1.0)
+    rounded = YarnScaling(32.0, 4096, exact.attention_factor, rounds_ramp=True)
+    spec = RopeSpec(150_000.0, exact)
+    change = rope_frequencies(RopeSpec(150_000.0, rounded), 64) / rope_frequencies(spec, 64)
+    assert (change - 1).abs().max() > 0.3
+    table = rope_table(spec, 64, 3)
+    assert table[0, 0].tolist() == pytest.approx([1.346574] * 32, abs=1e-6)  # cosines at position 0
+    assert table.pow(2).sum(1).flatten().tolist() == pytest.approx([1.346574**2] * 96, abs=1e-5)
 
 
 def test_frequencies_are_powers_of_theta() -> None:

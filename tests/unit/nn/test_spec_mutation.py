@@ -27,8 +27,10 @@ from graphcore.nn.spec import (
     Llama3Scaling,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     NormSpec,
     RopeSpec,
+    YarnScaling,
 )
 
 CPU = torch.device("cpu")
@@ -38,6 +40,8 @@ ATTENTION = AttentionSpec(4, 2, 8, 0.3, window=5, qk_norm=NORM, rope=RopeSpec(10
 BLOCK = BlockSpec(32, NORM, ATTENTION, MLPSpec(24, "silu"))
 MODEL = ModelSpec(32, 20, (BLOCK, BLOCK), NORM, context=64, positions=TOKENS)
 LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
+YARN = YarnScaling(8.0, 32, 1.2, beta_fast=2.0, beta_slow=0.5)
+MOE = MoESpec(4, 2, 24, limit=0.5)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
 
 Change = Callable[[ModelSpec], ModelSpec]
@@ -59,12 +63,16 @@ def rope(**fields: object) -> Change:
     return blocks(of)
 
 
-def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling) -> ModelSpec:
+def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling) -> ModelSpec:
     return rope(scaling=spec)(MODEL)
 
 
 def mlp(**fields: object) -> Change:
     return blocks(lambda block: replace(block, mlp=replace(block.mlp, **fields)))
+
+
+def mixture(**fields: object) -> ModelSpec:
+    return block(mlp=replace(MOE, **fields))(MODEL)
 
 
 def block(**fields: object) -> Change:
@@ -82,6 +90,12 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "Llama3Scaling.high_freq_factor": (scaling(LLAMA3), scaling(replace(LLAMA3, high_freq_factor=6.0))),
     "Llama3Scaling.original_context": (scaling(LLAMA3), scaling(replace(LLAMA3, original_context=64))),
     "DivisorScaling.divisors": (scaling(DIVISORS), scaling(DivisorScaling((1.0, 1.5, 2.0, 5.0)))),
+    "YarnScaling.factor": (scaling(YARN), scaling(replace(YARN, factor=4.0))),
+    "YarnScaling.original_context": (scaling(YARN), scaling(replace(YARN, original_context=64))),
+    "YarnScaling.attention_factor": (scaling(YARN), scaling(replace(YARN, attention_factor=1.0))),
+    "YarnScaling.beta_fast": (scaling(YARN), scaling(replace(YARN, beta_fast=3.0))),
+    "YarnScaling.beta_slow": (scaling(YARN), scaling(replace(YARN, beta_slow=0.25))),
+    "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
     "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
     "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
     "AttentionSpec.heads": (MODEL, attention(heads=2)(MODEL)),
@@ -93,6 +107,12 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.rope": (MODEL, attention(rope=None)(MODEL)),
     "AttentionSpec.qkv_bias": (MODEL, attention(qkv_bias=True)(MODEL)),
     "AttentionSpec.output_bias": (MODEL, attention(output_bias=True)(MODEL)),
+    "AttentionSpec.sinks": (MODEL, attention(sinks=True)(MODEL)),
+    "MoESpec.experts": (mixture(), mixture(experts=6)),
+    "MoESpec.top_k": (mixture(), mixture(top_k=3)),
+    "MoESpec.hidden": (mixture(), mixture(hidden=16)),
+    "MoESpec.limit": (mixture(), mixture(limit=0.7)),
+    "MoESpec.alpha": (mixture(), mixture(alpha=1.0)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
     "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),
     "MLPSpec.gated": (MODEL, mlp(gated=False)(MODEL)),

@@ -8,6 +8,7 @@ from task_runs import RunTask
 
 from graphcore import Engine
 from graphcore.engine.batch_run import BatchRun
+from graphcore.tasks.commands import chat
 
 NEW = 10
 
@@ -64,6 +65,14 @@ def test_the_prompt_opens_the_chat_and_a_system_message_stays(say) -> None:
     assert [turn["user"] for turn in run.record["turns"]] == ["first", "again"]
     of_system = len("system:be brief") + 2
     assert run.record["turns"][1]["prompt_tokens"] == of_system + len("user:again") + 2 + len("assistant:")
+
+
+def test_only_what_an_answer_in_channels_says_goes_back_to_the_template(say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "final_message", lambda tokenizer, token_ids: "said")
+    turns = say("one\ntwo\n").record["turns"]
+    history = sum(len(text) + 2 for text in ("user:one", "assistant:said", "user:two"))  # 2: <|end|> and a line break
+    assert turns[1]["prompt_tokens"] == history + len("assistant:")
+    assert len(turns[0]["text"]) > len("said")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.MonkeyPatch) -> None:

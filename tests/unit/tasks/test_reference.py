@@ -46,6 +46,15 @@ def test_its_logits_are_the_golden_ones(family: str, form: str) -> None:
     assert np.abs(outputs.logits.numpy() - golden[f"{family}.hf_logits"]).max() < 2e-6
 
 
+@pytest.mark.parametrize("form", ["", ".gguf"])
+def test_gpt_oss_filled_with_our_weights_has_the_golden_logits(form: str) -> None:
+    golden = np.load(TINY / "logits.npz")
+    loaded = reference(str(TINY / f"gptoss{form}"))
+    assert loaded.origin == FROM_OUR_WEIGHTS
+    outputs = loaded.run(golden["tokens"].tolist())
+    assert np.abs(outputs.logits.numpy() - golden["gptoss.hf_logits"]).max() < 2e-6
+
+
 def test_layers_are_the_streams_that_transformers_reports() -> None:
     ids = list(range(5, 25))
     loaded = reference(str(TINY / "qwen3"))

@@ -28,6 +28,23 @@ def test_a_right_model_is_within_the_tolerance(
     assert "verify: ok" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["", ".gguf"])
+def test_mxfp4_experts_are_compared_through_our_unpacked_weights(run_task: RunTask, form: str) -> None:
+    record = run_task(f"model.checkpoint={TINY / f'gptoss{form}'}", "dtype=fp32", *SHORT).record
+    assert (record["status"], record["reference"]) == ("ok", FROM_OUR_WEIGHTS)
+    assert record["logits"]["max"] < 1e-5
+
+
+def test_random_gpt_oss_of_the_model_group_runs_with_its_layers_cut(run_task: RunTask) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    small = [f"model.random_config.{name}={size}" for name, size in (sizes | {"num_key_value_heads": 2}).items()]
+    run = run_task(
+        "model=gpt_oss", "model.checkpoint=random:", "model.num_hidden_layers=2", *small, "dtype=fp32", *SHORT
+    )
+    assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
+    assert (run.record["model"]["num_hidden_layers"], run.record["greedy"]["agreeing"]) == (2, 6)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_narrow_dtypes_are_held_to_transformers_own_error(run_task: RunTask, dtype: str) -> None:
     record = run_task(f"model.checkpoint={TINY / 'qwen3'}", f"dtype={dtype}", *SHORT).record

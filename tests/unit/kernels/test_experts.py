@@ -1,0 +1,145 @@
+"""Both implementations of the mixture of experts, against a loop over tokens in float64; the op as torch sees it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graphcore.kernels import experts as kernel
+from graphcore.kernels.experts import experts, looped_experts, masked_experts
+
+OP = torch.ops.graphcore.experts.default
+IMPLEMENTATIONS = {"looped": looped_experts, "masked": masked_experts, "op": experts}
+DIM, HIDDEN, EXPERTS, TOP_K = 12, 20, 7, 3
+LIMIT, ALPHA = 0.9, 1.3
+Implementation = Callable[..., Tensor]
+# float32: sums of 20 products; narrow ones: four roundings of numbers up to 4
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+
+every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some tokens, who was chosen for them, and the experts."""
+
+    x: Tensor
+    chosen: Tensor
+    shares: Tensor
+    weights: list[Tensor]
+    biases: list[Tensor]
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        return self.x, self.chosen, self.shares, self.weights, self.biases, LIMIT, ALPHA
+
+
+def case_of(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    weights = [randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, DIM, HIDDEN) / 3]
+    biases = [randn(EXPERTS, HIDDEN), randn(EXPERTS, HIDDEN), randn(EXPERTS, DIM)]
+    scores, chosen = randn(tokens, EXPERTS).topk(TOP_K)
+    return Case(randn(tokens, DIM), chosen, scores.softmax(-1), weights, biases)
+
+
+def expected_of(case: Case) -> Tensor:
+    """Return the sum over the chosen experts, token by token: [N, D] float64."""
+    out = torch.zeros(case.x.shape, dtype=torch.float64)
+    gate_w, up_w, down_w = (weight.double() for weight in case.weights)
+    gate_b, up_b, down_b = (bias.double() for bias in case.biases)
+    for token, x in enumerate(case.x.double()):
+        for expert, share in zip(case.chosen[token].tolist(), case.shares[token].double(), strict=True):
+            gate = (gate_w[expert] @ x + gate_b[expert]).clamp(max=LIMIT)
+            up = (up_w[expert] @ x + up_b[expert]).clamp(-LIMIT, LIMIT)
+            hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
+            out[token] += share * (down_w[expert] @ hidden + down_b[expert])
+    return out
+
+
+@every_implementation
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+def test_tokens_go_through_their_experts_as_in_a_plain_loop(
+    implementation: Implementation, tokens: int, dtype: torch.dtype
+) -> None:
+    case = case_of(tokens, dtype)
+    found = implementation(*case.arguments)
+    assert (found.shape, found.dtype) == (case.x.shape, dtype)
+    assert (found.double() - expected_of(case)).abs().max() < CLOSE[dtype]
+
+
+def test_limits_bind_in_these_cases_and_experts_are_not_chosen_evenly() -> None:
+    case = case_of(40)
+    gate = torch.einsum("nd,xfd->nxf", case.x, case.weights[0]) + case.biases[0]
+    assert (gate > LIMIT).float().mean() > 0.1
+    assert (gate < -LIMIT).float().mean() > 0.1  # where up would be clamped and gate is not
+    assert case.chosen.flatten().bincount().unique().numel() > 2
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [1, 2, 30])
+def test_experts_that_nobody_chose_may_hold_anything(implementation: Implementation, tokens: int) -> None:
+    case = case_of(tokens)
+    case.chosen.copy_(torch.tensor([5, 0, 3]).expand(tokens, -1))
+    expected = expected_of(case)
+    for tensor in (*case.weights, *case.biases):
+        tensor[[1, 2, 4, 6]] = float("nan")
+    found = implementation(*case.arguments)
+    assert (found.double() - expected).abs().max() < 1e-5
+
+
+def test_on_the_cpu_no_weight_of_an_expert_that_nobody_chose_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(4)
+    case.chosen.copy_(torch.tensor([[5, 0, 3], [3, 0, 5], [0, 3, 2], [2, 3, 5]]))
+    read: list[int] = []
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        read.append(weight.data_ptr())
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(kernel, "linear", watched)
+    experts(*case.arguments)  # type: ignore[arg-type]
+    assert sorted(read) == sorted(weight[expert].data_ptr() for weight in case.weights for expert in (0, 2, 3, 5))
+
+
+@every_implementation
+def test_no_tokens_give_no_rows(implementation: Implementation) -> None:
+    case = case_of(2)
+    empty = Case(case.x[:0], case.chosen[:0], case.shares[:0], case.weights, case.biases)
+    assert implementation(*empty.arguments).shape == (0, DIM)
+
+
+@every_implementation
+def test_weights_may_be_views_of_something_larger(implementation: Implementation) -> None:
+    case = case_of(5)
+    wide = [torch.cat((weight, weight + 1), dim=-1)[..., : weight.shape[-1]] for weight in case.weights]
+    assert not wide[0].is_contiguous()
+    found = implementation(case.x, case.chosen, case.shares, wide, case.biases, LIMIT, ALPHA)
+    assert (found.double() - expected_of(case)).abs().max() < 1e-5
+
+
+def test_op_on_the_cpu_is_the_looped_implementation() -> None:
+    case = case_of(9)
+    assert torch.equal(experts(*case.arguments), looped_experts(*case.arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_opcheck_finds_schema_and_fake_true_to_the_op(tokens: int) -> None:
+    torch.library.opcheck(OP, case_of(tokens).arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@every_implementation
+def test_fake_has_the_shape_strides_and_dtype_of_the_real_result(implementation: Implementation) -> None:
+    case = case_of(4, torch.bfloat16)
+    strided = case.x.T.contiguous().T
+    real = implementation(strided, *case.arguments[1:])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = OP(mode.from_tensor(strided), *case.arguments[1:])
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)

@@ -1,0 +1,96 @@
+"""The mixture of experts against transformers' own layer, and as one graph for any number of tokens."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+
+from graphcore.nn.moe import MoE
+from graphcore.nn.spec import MoESpec
+
+DIM, SPEC = 24, MoESpec(experts=6, top_k=3, hidden=40, limit=0.7, alpha=1.4)
+
+
+def reference(seed: int = 0) -> GptOssMLP:
+    config = GptOssConfig(
+        hidden_size=DIM,
+        intermediate_size=SPEC.hidden,
+        num_local_experts=SPEC.experts,
+        num_experts_per_tok=SPEC.top_k,
+        swiglu_limit=SPEC.limit,
+        swiglu_alpha=SPEC.alpha,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    mlp = GptOssMLP(config)
+    for parameter in mlp.parameters():
+        parameter.data.normal_(0.0, 0.3, generator=generator)
+    return mlp.requires_grad_(False)
+
+
+def ours(theirs: GptOssMLP, dtype: torch.dtype = torch.float32) -> MoE:
+    """Return our module with the same weights: theirs are [X, I, O], gate and up in alternating columns."""
+    moe = MoE(SPEC, DIM, dtype)
+    stored = theirs.experts
+    moe.router.weight.copy_(theirs.router.weight)
+    moe.router.bias.copy_(theirs.router.bias)
+    for start, part in enumerate((moe.experts.gate_proj, moe.experts.up_proj)):
+        part.weight.copy_(stored.gate_up_proj[:, :, start::2].mT)
+        part.bias.copy_(stored.gate_up_proj_bias[:, start::2])
+    moe.experts.down_proj.weight.copy_(stored.down_proj.mT)
+    moe.experts.down_proj.bias.copy_(stored.down_proj_bias)
+    return moe
+
+
+def tokens_of(batch: int, tokens: int) -> Tensor:
+    return torch.randn(batch, tokens, DIM, generator=torch.Generator().manual_seed(tokens))
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 1), (2, 9)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_is_the_layer_of_transformers(batch: int, tokens: int, seed: int) -> None:
+    theirs, x = reference(seed), tokens_of(batch, tokens)
+    found = ours(theirs)(x)
+    assert found.shape == x.shape
+    torch.testing.assert_close(found, theirs(x)[0], rtol=0, atol=1e-5)  # sums of 40 float32 products
+
+
+def test_half_precision_is_as_near_to_float64_as_transformers() -> None:
+    theirs, x = reference(), tokens_of(4, 40).bfloat16()
+    narrow = reference().bfloat16()
+    moe = ours(narrow, torch.bfloat16)
+    exact = reference()
+    for wide, parameter in zip(exact.parameters(), narrow.parameters(), strict=True):
+        wide.data = parameter.data.double()
+    expected = exact(x.double())[0]
+    errors = [(out.double() - expected).abs().median() for out in (moe(x), narrow(x)[0])]
+    assert moe(x).dtype == torch.bfloat16
+    assert 0 < errors[0] <= 1.1 * errors[1]
+    assert (theirs(x.float())[0] - expected).abs().median() < 0.1  # the weights differ by their rounding alone
+
+
+def test_shares_are_the_softmax_over_the_chosen_alone() -> None:
+    moe = ours(reference())
+    for part in (moe.experts.gate_proj, moe.experts.up_proj, moe.experts.down_proj):
+        part.weight.zero_()
+        part.bias.zero_()
+    moe.experts.down_proj.bias.copy_(torch.eye(SPEC.experts, DIM))  # expert i answers the i-th unit vector
+    x = tokens_of(1, 5)
+    logits = x @ moe.router.weight.T + moe.router.bias
+    chosen = logits.topk(SPEC.top_k).indices
+    expected = torch.zeros(1, 5, DIM).scatter(2, chosen, logits.gather(2, chosen).softmax(-1))
+    torch.testing.assert_close(moe(x), expected, rtol=0, atol=1e-6)
+
+
+def test_any_number_of_tokens_is_one_graph_without_a_break() -> None:
+    moe = ours(reference())
+    compiled = torch.compile(MoE.forward, backend="aot_eager", fullgraph=True, dynamic=False)
+    one = tokens_of(1, 1)
+    torch.testing.assert_close(compiled(moe, one), moe(one), rtol=0, atol=1e-6)
+    chunk = tokens_of(1, 16)
+    torch._dynamo.mark_dynamic(chunk, 1)
+    compiled(moe, chunk)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for tokens in (2, 3, 40):
+            x = tokens_of(1, tokens)
+            torch.testing.assert_close(compiled(moe, x), moe(x), rtol=0, atol=1e-6)
