@@ -1,20 +1,26 @@
 """A checkpoint without a file: seeded random weights of a model's true shape, for benchmarks and sweeps."""
 
 import hashlib
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
 
+from graphcore.arch.architecture import split_layer
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, i2_s_nbytes, with_i2_s_tail
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 
 STANDARD_DEVIATION = 0.02  # of every matrix, as models are initialised
+TERNARY_SCALE = STANDARD_DEVIATION * 1.5**0.5  # -1, 0 and 1 in equal numbers have a variance of 2/3
 
 
 class RandomCheckpoint(Checkpoint):
     """Weights under the decoder's own names, in bf16; norms are one, biases zero.
+
+    Where projections take int8 activations, their weights are ternary: i2_s, if their size is a whole number of groups.
 
     A tensor depends on its name and the seed alone, so that cutting layers does not change those that stay.
     """
@@ -33,19 +39,43 @@ class RandomCheckpoint(Checkpoint):
         }
         self.tensors = MappingProxyType(
             {
-                name: TensorInfo(name, shape, "bf16", None, 0, 2 * torch.Size(shape).numel())
+                name: _ternary_info(name, shape) if _is_ternary(spec, name, shape) else _dense_info(name, shape)
                 for name, shape in names.items()
             }
         )
 
     def read(self, name: str) -> torch.Tensor:
-        """Return the tensor, bf16."""
-        shape = self.find(name).shape
+        """Return the tensor, bf16 or the bytes of i2_s."""
+        info = self.find(name)
+        shape = info.shape
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=torch.bfloat16)
         if name.endswith("bias"):
             return torch.zeros(shape, dtype=torch.bfloat16)
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        if info.encoding == ENCODING:
+            return _random_ternary(shape, generator)
         tensor = torch.empty(shape, dtype=torch.bfloat16)
         return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+
+
+def _is_ternary(spec: ModelSpec, name: str, shape: Sequence[int]) -> bool:
+    index, _ = split_layer(name)
+    return index is not None and spec.blocks[index].int8_activations and len(shape) == 2 and fits_i2_s(shape)
+
+
+def _dense_info(name: str, shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(name, shape, "bf16", None, 0, 2 * torch.Size(shape).numel())
+
+
+def _ternary_info(name: str, shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(name, shape, ENCODING, None, 0, i2_s_nbytes(shape))
+
+
+def _random_ternary(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return the bytes of an i2_s tensor; each holds four codes of 0, 1 or 2, so there are 81 to draw from."""
+    code = torch.arange(3, dtype=torch.uint8)
+    bytes_of_codes = torch.cartesian_prod(code << 6, code << 4, code << 2, code).sum(1, dtype=torch.uint8)  # [81]
+    drawn = torch.randint(0, 81, (torch.Size(shape).numel() // 4,), generator=generator)
+    return with_i2_s_tail(bytes_of_codes[drawn], torch.tensor(TERNARY_SCALE))

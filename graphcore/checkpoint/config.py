@@ -15,6 +15,7 @@ from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.config_layers import MOST_LAYERS, read_layer_types, read_pattern, read_window
 from graphcore.checkpoint.config_refusals import known_activation, refuse_unknown_mathematics
 from graphcore.checkpoint.config_sections import language_model_fields
+from graphcore.checkpoint.config_ternary import read_ternary_scaling
 from graphcore.checkpoint.json_object import parse_json_object
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.rope_parameters import read_rope
@@ -72,6 +73,7 @@ def parse_model_config(
     config = _with_rope(config, fields, defaults)
     config = _with_layer_types(config, fields, defaults)
     config = _with_biases(config, fields, defaults)
+    config = _with_ternary_weights(config, fields)
     settings = Fields(generation or {}, f"generation_config.json beside {source}")
     return _with_token_ids(config, fields, settings, defaults).check(source)
 
@@ -148,6 +150,11 @@ def _with_biases(config: ModelConfig, fields: Fields, defaults: ClassDefaults) -
         qkv_bias=everywhere or attention_flag or defaults.bias_rule == "qkv",
         mlp_bias=everywhere or mlp_flag,
     )
+
+
+def _with_ternary_weights(config: ModelConfig, fields: Fields) -> ModelConfig:
+    scaling = read_ternary_scaling(fields, config.model_type)
+    return replace(config, ternary_scaling=scaling, int8_activations=scaling is not None)
 
 
 def _with_token_ids(config: ModelConfig, fields: Fields, generation: Fields, defaults: ClassDefaults) -> ModelConfig:

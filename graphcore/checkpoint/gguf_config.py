@@ -28,6 +28,7 @@ def config_from_gguf(
     tensor_shapes: Mapping[str, tuple[int, ...]],
     rope_freqs: Sequence[float] | None,
     source: str,
+    has_ternary: bool = False,
 ) -> ModelConfig:
     """Return the typed configuration of a GGUF file.
 
@@ -36,6 +37,7 @@ def config_from_gguf(
         tensor_shapes: of every tensor, torch order (rows first).
         rope_freqs: [head_dim / 2] the values of rope_freqs.weight, if the file has it.
         source: the file, for messages.
+        has_ternary: it holds i2_s tensors, whose models were trained with int8 activations whatever they are called.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or contradicts another or a shape.
@@ -48,6 +50,7 @@ def config_from_gguf(
     config = _with_norm_and_tensors(config, keys, tensor_shapes)
     config = _with_rope(config, keys, rope_freqs)
     config = _with_window(config, keys)
+    config = replace(config, int8_activations=has_ternary or keys.defaults.model_type == "bitnet")
     return _with_token_ids(config, keys)
 
 

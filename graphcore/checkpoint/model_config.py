@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
+from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.rope_parameters import RopeScaling
 from graphcore.errors import CheckpointError
 
@@ -33,6 +34,8 @@ class ModelConfig:
         rope_freq_divisors: [head_dim / 2] divisors of the frequencies, in place of rope_scaling (GGUF rope_freqs).
         bos_token_id, eos_token_ids: the union of what config and generation config say, generation first.
         dtype: the dtype the weights were saved in, such as "bfloat16"; None if unsaid.
+        int8_activations: the projections of the blocks round their input to int8, as ternary weights ask for (BitNet).
+        ternary_scaling: how safetensors hold ternary weights; None where they hold none. GGUF's types say it all.
     """
 
     model_type: str
@@ -62,6 +65,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
+    int8_activations: bool = False
+    ternary_scaling: TernaryScaling | None = None
 
     @property
     def computed_head_dim(self) -> int:

@@ -31,8 +31,8 @@ class Block(nn.Module):
         self.dtype = dtype
         self.sandwich = spec.sandwich
         self.residual_dtype = residual_dtype(spec, dtype)
-        self.self_attn = Attention(spec.attention, spec.dim, dtype)
-        self.mlp = MLP(spec.mlp, spec.dim, dtype)
+        self.self_attn = Attention(spec.attention, spec.dim, dtype, spec.int8_activations)
+        self.mlp = MLP(spec.mlp, spec.dim, dtype, spec.int8_activations)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         if spec.sandwich:

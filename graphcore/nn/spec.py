@@ -67,6 +67,7 @@ class AttentionSpec:
         window: a query attends the last `window` keys, itself included; None is all of them.
         qk_norm: normalises q and k per head before the rotation.
         qkv_bias, output_bias: whether the projections have biases.
+        sub_norm: normalises the concatenated heads before the output projection (BitNet).
     """
 
     heads: int
@@ -78,16 +79,22 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    sub_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
+
+    Attributes:
+        sub_norm: normalises the hidden features before the down projection (BitNet).
+    """
 
     hidden: int
     activation: str
     gated: bool = True
     bias: bool = False
+    sub_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ class BlockSpec:
         sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
         outgrows_float16: activations pass 65504, fp16's largest number, so with fp16 the residual stream stays float32
             (Gemma).
+        int8_activations: each projection rounds its input to int8, one scale per token (BitNet, with its ternary
+            weights); the embedding and the head do not.
     """
 
     dim: int
@@ -106,6 +115,7 @@ class BlockSpec:
     mlp: MLPSpec
     sandwich: bool = False
     outgrows_float16: bool = False
+    int8_activations: bool = False
 
 
 @dataclass(frozen=True)
