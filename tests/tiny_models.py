@@ -116,6 +116,13 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
 
 
+def _bitnet() -> nn.Module:
+    from transformers import BitNetConfig, BitNetForCausalLM
+
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": True}
+    return BitNetForCausalLM(BitNetConfig(**sizes, **NO_TOKENS))
+
+
 BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
     "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
@@ -126,8 +133,9 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gpt2": _gpt2,
+    "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
-ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2")  # one of each
+ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "bitnet")  # one of each
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,21 @@ A fold that only moves or picks rows works on packed rows as well as on dense on
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
 
 class Fold(ABC):
-    """A change of one tensor."""
+    """A change of one tensor.
+
+    Attributes:
+        in_float32: it computes with the values, so packed tensors are unpacked to float32 for it, not to a narrower dtype.
+    """
+
+    in_float32: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
@@ -62,3 +70,49 @@ class AddOne(Fold):
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the sum."""
         return tensor.float() + 1.0
+
+
+@dataclass(frozen=True)
+class WithoutScale(Fold):
+    """w / max |w|: -1, 0 and 1 of a ternary weight, exactly."""
+
+    in_float32 = True
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the quotient, float32."""
+        return tensor.float() / _peak(tensor).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+@dataclass(frozen=True)
+class ScaleOnly(Fold):
+    """[R, C] to [1]: max |w|, the scale of a ternary weight."""
+
+    in_float32 = True
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the scale, float32."""
+        return _peak(tensor)
+
+
+@dataclass(frozen=True)
+class InverseScale(Fold):
+    """[R, C] to [1]: the number whose inverse max |w| is.
+
+    Such weights are stored with a divisor, usually in bf16. Inverting twice in float32 does not always give it back, so
+    the bf16 number is taken if its inverse is the scale.
+    """
+
+    in_float32 = True
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the divisor, float32; 1 for a weight of zeros."""
+        peak = _peak(tensor)
+        scale = torch.where(peak > 0, peak, 1.0)
+        exact = 1.0 / scale
+        short = exact.to(torch.bfloat16).float()
+        return torch.where(1.0 / short == scale, short, exact)
+
+
+def _peak(tensor: Tensor) -> Tensor:
+    low, high = torch.aminmax(tensor.float())
+    return torch.maximum(-low, high).reshape(1)

@@ -35,7 +35,7 @@ class RandomCheckpoint(Checkpoint):
             prefix + name: tuple(tensor.shape)
             for prefix, module in decoder.groups()
             for name, tensor in module.named_buffers()
-            if not (spec.tied and name == "lm_head.weight")
+            if not (spec.tied and name == "lm_head.weight") and not name.endswith("weight_scale")
         }
         self.tensors = MappingProxyType(
             {
@@ -62,7 +62,9 @@ class RandomCheckpoint(Checkpoint):
 
 def _is_ternary(spec: ModelSpec, name: str, shape: Sequence[int]) -> bool:
     index, _ = split_layer(name)
-    return index is not None and spec.blocks[index].int8_activations and len(shape) == 2 and fits_i2_s(shape)
+    return (
+        index is not None and spec.blocks[index].int8_activations is not None and len(shape) == 2 and fits_i2_s(shape)
+    )
 
 
 def _dense_info(name: str, shape: tuple[int, ...]) -> TensorInfo:

@@ -153,8 +153,7 @@ def _with_biases(config: ModelConfig, fields: Fields, defaults: ClassDefaults) -
 
 
 def _with_ternary_weights(config: ModelConfig, fields: Fields) -> ModelConfig:
-    scaling = read_ternary_scaling(fields, config.model_type)
-    return replace(config, ternary_scaling=scaling, int8_activations=scaling is not None)
+    return replace(config, ternary=read_ternary_scaling(fields, config.model_type))
 
 
 def _with_token_ids(config: ModelConfig, fields: Fields, generation: Fields, defaults: ClassDefaults) -> ModelConfig:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.config_layers import DEFAULT_PATTERN, MOST_LAYERS, layer_types_of_pattern
+from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.gguf_keys import GGUFKeys, gguf_keys
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.quoted import quoted
@@ -50,7 +51,7 @@ def config_from_gguf(
     config = _with_norm_and_tensors(config, keys, tensor_shapes)
     config = _with_rope(config, keys, rope_freqs)
     config = _with_window(config, keys)
-    config = replace(config, int8_activations=has_ternary or keys.defaults.model_type == "bitnet")
+    config = replace(config, ternary=_ternary_scaling(keys, has_ternary))
     return _with_token_ids(config, keys)
 
 
@@ -190,6 +191,13 @@ def _with_window(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
         layer_types=layer_types_of_pattern(config.num_hidden_layers, pattern),
         query_pre_attn_scalar=float(scalar),
     )
+
+
+def _ternary_scaling(keys: GGUFKeys, has_ternary: bool) -> TernaryScaling | None:
+    """Return the order of the class that the files of an architecture are converted from."""
+    if keys.defaults.model_type == "bitnet":
+        return "multiplied"  # the 2B-4T is an "autobitlinear" model
+    return "divided" if has_ternary else None  # Llama3-8B-1.58 and Falcon3 are "bitlinear" ones
 
 
 def _with_token_ids(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

@@ -34,8 +34,8 @@ class ModelConfig:
         rope_freq_divisors: [head_dim / 2] divisors of the frequencies, in place of rope_scaling (GGUF rope_freqs).
         bos_token_id, eos_token_ids: the union of what config and generation config say, generation first.
         dtype: the dtype the weights were saved in, such as "bfloat16"; None if unsaid.
-        int8_activations: the projections of the blocks round their input to int8, as ternary weights ask for (BitNet).
-        ternary_scaling: how safetensors hold ternary weights; None where they hold none. GGUF's types say it all.
+        ternary: how the scales of ternary weights (BitNet), whose projections take int8 activations, are stored and
+            applied; None where there are none.
     """
 
     model_type: str
@@ -65,8 +65,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
-    int8_activations: bool = False
-    ternary_scaling: TernaryScaling | None = None
+    ternary: TernaryScaling | None = None
 
     @property
     def computed_head_dim(self) -> int:

@@ -72,8 +72,8 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     config = cut_layers(stored, settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
     tokenizer = read_tokenizer(checkpoint, cache_dir)
-    if config.ternary_scaling is not None:
-        checkpoint = TernaryCheckpoint(checkpoint, config.ternary_scaling)
+    if config.ternary is not None and checkpoint.layout == "hf":
+        checkpoint = TernaryCheckpoint(checkpoint, config.ternary)
     dtype = stored_dtype(checkpoint, config)
     return Model(checkpoint, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
 

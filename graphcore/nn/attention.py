@@ -15,19 +15,19 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec
+from graphcore.nn.spec import AttentionSpec, Int8Order
 
 
 class Attention(nn.Module):
     """q, k, v projections, per-head norms, rotation, softmax over the cache, sub-norm, output projection."""
 
-    def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_input: bool = False) -> None:
+    def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_input)
-        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_input)
-        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_input)
-        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype, int8_input)
+        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype, int8_order)
         self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None
         self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
         self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None

@@ -7,29 +7,39 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.nn.int8_rows import Int8Rows, quantize_rows
+from graphcore.nn.spec import Int8Order
 
 CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
 
 
 class Linear(nn.Module):
-    """x @ weight.T (+ bias); with `int8_input` x is rounded to int8 per token before.
+    """x @ weight.T (+ bias); with an `int8_order`, x is rounded to int8 per token before.
 
     A compiled graph for a single row writes the product as multiply and sum: Inductor then makes one vectorised loop
     that reads the weight at memory speed (45 GB/s on two cores where the library's matrix product reads 15 to 30).
+
+    Attributes:
+        weight: [O, I] compute dtype; -1, 0 and 1 beside a `weight_scale`.
+        weight_scale: [1] float32, divides or multiplies the product; None where the weight holds it or has none.
     """
 
     weight: Tensor
+    weight_scale: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, int8_input: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, int8_order: Int8Order | None = None
+    ) -> None:
         super().__init__()
-        self.int8_input = int8_input
+        self.int8_order = int8_order
+        has_scale = int8_order in ("divided", "multiplied")
         self.register_buffer("weight", torch.empty(outputs, inputs, dtype=dtype))
+        self.register_buffer("weight_scale", torch.empty(1, dtype=torch.float32) if has_scale else None)
         self.register_buffer("bias", torch.empty(outputs, dtype=dtype) if bias else None)
 
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
         """Return `x` as this projection reads it; projections of the same input may share what one has prepared."""
-        return quantize_rows(x) if self.int8_input else x
+        return x if self.int8_order is None else quantize_rows(x)
 
     def forward(self, x: Tensor | Int8Rows) -> Tensor:
         """Project.
@@ -40,14 +50,24 @@ class Linear(nn.Module):
         Returns:
             [..., O] compute dtype.
         """
-        if isinstance(x, Tensor) and not self.int8_input:
-            return _linear(x, self.weight, self.bias)
-        rows = x if isinstance(x, Int8Rows) else quantize_rows(x)
-        product = _linear(rows.codes.to(self.weight.dtype) / CODE_UNIT, self.weight, None)
-        product = product.float() * CODE_UNIT / rows.scale
+        if isinstance(x, Tensor):
+            if self.int8_order is None:
+                return _linear(x, self.weight, self.bias)
+            x = quantize_rows(x)
+        product = self._product_of_codes(x)
         if self.bias is not None:
             product = product + self.bias.float()
         return product.to(self.weight.dtype)
+
+    def _product_of_codes(self, x: Int8Rows) -> Tensor:
+        """Return the product in the order of `int8_order`: [..., O] float32."""
+        dtype, scale = self.weight.dtype, self.weight_scale
+        if self.int8_order == "divided":
+            assert scale is not None, "this order has a scale"
+            product = _linear(x.codes.to(dtype) / CODE_UNIT, self.weight, None).float()
+            return product * CODE_UNIT / (x.scale * scale)
+        product = _linear((x.codes / x.scale).to(dtype), self.weight, None).float()
+        return product if scale is None else product * scale
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

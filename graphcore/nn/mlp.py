@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
-from graphcore.nn.spec import MLPSpec
+from graphcore.nn.spec import Int8Order, MLPSpec
 
 gelu_tanh = partial(nn.functional.gelu, approximate="tanh")
 
@@ -38,12 +38,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 class MLP(nn.Module):
     """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; optionally normalised before down."""
 
-    def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype, int8_input: bool = False) -> None:
+    def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[spec.activation]
-        self.gate_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_input) if spec.gated else None
-        self.up_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_input)
-        self.down_proj = Linear(spec.hidden, dim, spec.bias, dtype, int8_input)
+        self.gate_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order) if spec.gated else None
+        self.up_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order)
+        self.down_proj = Linear(spec.hidden, dim, spec.bias, dtype, int8_order)
         self.ffn_sub_norm = build_norm(spec.sub_norm, spec.hidden) if spec.sub_norm else None
 
     def forward(self, x: Tensor) -> Tensor:

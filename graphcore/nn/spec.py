@@ -5,6 +5,7 @@ index, no name, no path. Sizes are bare nouns: dim heads kv_heads head_dim hidde
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,18 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | DivisorScaling | None = None
 
 
+Int8Order = Literal["divided", "multiplied", "online"]
+"""How codes q = round(x * s), a ternary weight t and its scale w become a product:
+
+    divided      (q @ t) / (s * w)      transformers' BitLinear
+    multiplied   ((q / s) @ t) * w      its AutoBitLinear
+    online       (q / s) @ (t * w)      its AutoBitLinear on plain weights
+
+The three differ by rounding alone, but the next projection rounds to int8 again, and a last place that differs there
+becomes a whole step of a code. In the order of the checkpoint's own class, float32 logits are transformers' to the bit.
+"""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Grouped-query attention.
@@ -106,7 +119,7 @@ class BlockSpec:
         outgrows_float16: activations pass 65504, fp16's largest number, so with fp16 the residual stream stays float32
             (Gemma).
         int8_activations: each projection rounds its input to int8, one scale per token (BitNet, with its ternary
-            weights); the embedding and the head do not.
+            weights), and multiplies in this order; None does not. The embedding and the head never do.
     """
 
     dim: int
@@ -115,7 +128,7 @@ class BlockSpec:
     mlp: MLPSpec
     sandwich: bool = False
     outgrows_float16: bool = False
-    int8_activations: bool = False
+    int8_activations: Int8Order | None = None
 
 
 @dataclass(frozen=True)

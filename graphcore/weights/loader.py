@@ -44,7 +44,8 @@ class Loader:
         info = self.checkpoint.tensors[source.name]
         stored = self.checkpoint.read(source.name)
         if info.encoding in FORMATS and stored.dtype is torch.uint8:
-            stored = FORMATS[info.encoding].dequantize(stored, info.shape, dtype)
+            unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
+            stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)
         elif not stored.is_floating_point():
             raise CheckpointError(
                 f"{self.checkpoint.source}: tensor '{source.name}' holds {info.encoding}, not weights"
