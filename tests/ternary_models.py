@@ -37,7 +37,9 @@ class TernaryModel:
             return self.reference(input_ids=self.ids, use_cache=False).logits.float()
 
 
-def save_ternary(name: str, form: str, seed: int, folder: Path, **changes: object) -> TernaryModel:
+def save_ternary(
+    name: str, form: str, seed: int, folder: Path, changes: Mapping[str, object] | None = None
+) -> TernaryModel:
     """Save a family's model with random ternary projections and return it with its folder.
 
     Args:
@@ -45,10 +47,10 @@ def save_ternary(name: str, form: str, seed: int, folder: Path, **changes: objec
         form: in `FORMS`.
         seed: of the weights.
         folder: to write to.
-        changes: of the quantization_config.
+        changes: of the family's config.
     """
     torch.manual_seed(seed)
-    plain = BUILDERS[name]()
+    plain = BUILDERS[name](**(changes or {}))
     randomise(plain, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     stored = {key: tensor.clone() for key, tensor in plain.state_dict().items()}
@@ -57,7 +59,7 @@ def save_ternary(name: str, form: str, seed: int, folder: Path, **changes: objec
     for key in [key for key in stored if key.endswith("_proj.weight")]:
         if form != "online":
             stored.update(packed(key, stored[key], form, generator))
-    settings = {"quant_method": "bitnet", **FORMS[form], **changes}
+    settings = {"quant_method": "bitnet", **FORMS[form]}
     save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**plain.config.to_dict(), "quantization_config": settings}))
     ids = torch.randint(0, VOCAB, (2, 50), generator=generator)

@@ -57,8 +57,8 @@ def _llama(**changes: object) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, **GQA, "num_hidden_layers": 3, **NO_TOKENS, **changes}))
 
 
-def _llama3() -> nn.Module:
-    return _llama(head_dim=24, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False)
+def _llama3(**changes: object) -> nn.Module:
+    return _llama(**{"head_dim": 24, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False, **changes})
 
 
 def _llama_biased() -> nn.Module:
@@ -116,14 +116,14 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
 
 
-def _bitnet() -> nn.Module:
+def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
     sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": True}
-    return BitNetForCausalLM(BitNetConfig(**sizes, **NO_TOKENS))
+    return BitNetForCausalLM(BitNetConfig(**{**sizes, **NO_TOKENS, **changes}))
 
 
-BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
     "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
     "mistral": _mistral,  # every layer slides

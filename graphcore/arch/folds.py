@@ -18,7 +18,7 @@ class Fold(ABC):
     """A change of one tensor.
 
     Attributes:
-        in_float32: it computes with the values, so packed tensors are unpacked to float32 for it, not to a narrower dtype.
+        in_float32: it computes with the values, so packed tensors are unpacked to float32 for it.
     """
 
     in_float32: ClassVar[bool] = False

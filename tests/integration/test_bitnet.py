@@ -1,8 +1,9 @@
 """BitNet b1.58 end to end: golden checkpoints, every stored form against transformers, and decoding over the cache.
 
 int8 rounding makes steps of errors in the last place: where a float32 sum ends the other way up, a code changes by one
-and the logits by 1/127 of what that feature weighs. So whole models are compared by their argmax and mean error, which
-the project puts at 100 % and 2e-3; measured here: 1e-5 to 2e-4.
+and the logits by 1/127 of what that feature weighs. So whole models are compared by argmax and mean error, which the
+project puts at 100 % and 2e-3. Products in the order of the checkpoint's own class make the error of these 0 on the
+machine where they were written; in another order three seeds in ten are beyond 2e-3.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from ternary_models import FORMS, TernaryModel, save_ternary
 
 from graphcore import Engine
+from graphcore.nn.int8_rows import Int8Rows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 MEAN_ERROR = 2e-3
@@ -37,6 +39,11 @@ def load(path: Path, graph: str = "eager", dtype: str = "fp32") -> Engine:
     return Engine.load(path, dtype=dtype, device="cpu", graph=graph, overrides=SIZES)
 
 
+def cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the least cosine of the angle between two rows of logits."""
+    return torch.nn.functional.cosine_similarity(found, expected, dim=-1).min().item()
+
+
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.shape == expected.shape
     assert (found - expected).abs().mean() < MEAN_ERROR
@@ -57,7 +64,7 @@ def test_the_packed_folder_and_the_i2_s_file_hold_the_same_weights() -> None:
     folder, file = (dict(engine.runner.builder.decoder.named_buffers()) for engine in engines)
     assert folder.keys() == file.keys()
     differing = {name for name in folder if not torch.equal(folder[name], file[name])}
-    assert differing == {"embed_tokens.weight", "head.lm_head.weight"}  # float16 in the GGUF file
+    assert differing == {"embed_tokens.weight"}  # float16 in the GGUF file
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -66,6 +73,57 @@ def test_the_packed_folder_and_the_i2_s_file_hold_the_same_weights() -> None:
 def test_logits_are_those_of_transformers(name: str, form: str, seed: int, ternary: Ternary) -> None:
     model = ternary(name, form, seed)
     with load(model.folder) as engine:
-        logits = engine.logits(model.ids)
-    print(name, form, seed, (logits - model.logits()).abs().mean().item(), (logits - model.logits()).abs().max().item())
-    assert_same(logits, model.logits())
+        assert_same(engine.logits(model.ids), model.logits())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_logits_are_those_of_transformers(form: str, ternary: Ternary) -> None:
+    model = ternary("bitnet", form, 1)
+    with load(model.folder, "compiled") as engine:
+        assert_same(engine.logits(model.ids), model.logits())
+
+
+def test_without_int8_activations_the_logits_are_others(ternary: Ternary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 004 leaves them out; formats.md of the project, 2.4 b."""
+    model = ternary("bitnet", "autobitlinear", 0)
+    monkeypatch.setattr("graphcore.nn.linear.quantize_rows", lambda x: Int8Rows(x.float(), torch.ones(1)))
+    with load(model.folder) as engine:
+        assert (engine.logits(model.ids) - model.logits()).abs().mean() > 2 * MEAN_ERROR
+
+
+@pytest.mark.parametrize("graph", ["eager", "compiled"])
+@pytest.mark.parametrize("form", ["bitlinear", "autobitlinear", "online"])
+def test_cached_decode_agrees_with_the_full_forward(form: str, graph: str, ternary: Ternary) -> None:
+    model = ternary("bitnet", form, 1)
+    row = model.ids[0].tolist()
+    with load(model.folder, graph) as engine, torch.inference_mode():
+        steps = [engine.runner.feed([row[:9]], [0])]
+        steps += [engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(row[9:], start=9)]
+        forced = engine.logits([row])[0, 8:]
+    decoded, expected = torch.cat(steps), model.logits()[0, 8:]
+    assert cosine(decoded, forced) > 0.999
+    assert cosine(decoded, expected) > 0.999
+    assert torch.equal(decoded.argmax(-1), forced.argmax(-1))
+    assert torch.equal(decoded.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("form", ["bitlinear", "autobitlinear", "online"])
+def test_half_precision_stays_close(form: str, dtype: str, ternary: Ternary) -> None:
+    # Sums of 64 codes overflow fp16 where they are not scaled down, and a relu squared soon after.
+    model = ternary("bitnet", form, 0)
+    with load(model.folder, dtype=dtype) as engine:
+        assert cosine(engine.logits(model.ids), model.logits()) > 0.98
+
+
+def test_random_weights_of_the_model_group_run() -> None:
+    shape = "model.random_config."
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    overrides = ["model=bitnet", f"{shape}vocab_size=80", f"{shape}num_hidden_layers=2"]
+    overrides += [f"{shape}{name}={size}" for name, size in sizes.items()]
+    with Engine.load("random:", dtype="fp32", graph="eager", overrides=overrides) as engine:
+        logits = engine.logits([[1, 2, 3]])
+        assert logits.isfinite().all()
+        assert 0.01 < logits.std() < 10
+        weight = engine.runner.builder.decoder.layers[0].mlp.up_proj.weight
+        assert set(weight.unique().tolist()) == {-1.0, 0.0, 1.0}

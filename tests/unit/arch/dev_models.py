@@ -84,7 +84,29 @@ MISTRAL = {
     "sliding_window": 4096,
     "vocab_size": 32000,
 }
-EVERY = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "gpt2": GPT2, "qwen2": QWEN2, "mistral": MISTRAL}
+BITNET = {
+    "model_type": "bitnet",
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
+EVERY = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "gemma3_text": GEMMA3,
+    "gpt2": GPT2,
+    "qwen2": QWEN2,
+    "mistral": MISTRAL,
+    "bitnet": BITNET,
+}
 
 
 def config_of(raw: dict, **changes: object) -> ModelConfig:
