@@ -84,7 +84,7 @@ def test_compiled_logits_are_those_of_transformers(form: str, ternary: Ternary) 
 
 
 def test_without_int8_activations_the_logits_are_others(ternary: Ternary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 004 leaves them out; formats.md of the project, 2.4 b."""
+    """Engines that compute with float activations compute another model."""
     model = ternary("bitnet", "autobitlinear", 0)
     monkeypatch.setattr("graphcore.nn.linear.quantize_rows", lambda x: Int8Rows(x.float(), torch.ones(1)))
     with load(model.folder) as engine:
@@ -127,3 +127,32 @@ def test_random_weights_of_the_model_group_run() -> None:
         assert 0.01 < logits.std() < 10
         weight = engine.runner.builder.decoder.layers[0].mlp.up_proj.weight
         assert set(weight.unique().tolist()) == {-1.0, 0.0, 1.0}
+
+
+TRUE_SHAPE = {
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 5,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["autobitlinear", "bitlinear", "online"])
+def test_a_layer_of_the_2b_4t_gives_transformers_logits(form: str, tmp_path: Path) -> None:
+    model = save_ternary("bitnet", form, 0, tmp_path, TRUE_SHAPE)
+    expected = model.logits()
+    with load(tmp_path) as engine, torch.inference_mode():
+        logits = engine.logits(model.ids)
+        row = model.ids[0].tolist()
+        decoded = torch.cat([engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(row)])
+    difference = (logits - expected).abs()
+    print(
+        f"\n2B-4T layer, {form}: mean error {difference.mean():.1e}, most {difference.max():.1e}, at logits that vary"
+    )
+    print(f"by {expected.std():.2f}; token by token {(decoded - expected[0]).abs().mean():.1e}")
+    assert_same(logits, expected)
+    assert cosine(decoded, expected[0]) > 0.999
+    assert torch.equal(decoded.argmax(-1), expected[0].argmax(-1))
