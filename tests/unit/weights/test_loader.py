@@ -1,5 +1,6 @@
 """From stored tensors to a bound decoder: casts, folds, tied heads, refusals, bytes."""
 
+import gguf
 import pytest
 import torch
 from fake_checkpoint import (
@@ -150,3 +151,14 @@ def test_a_ternary_weight_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
     loader = Loader(checkpoint, sources)
     assert torch.equal(loader.dense("w", dtype), signs.to(dtype))
     assert torch.equal(loader.dense("w_scale", torch.float32), scale)
+
+
+def test_a_packed_weight_is_rounded_to_a_narrow_dtype_after_its_scale_is_gone() -> None:
+    """Ternary architectures may hold other types, too."""
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy()
+    raw = torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).copy()).flatten()
+    exact = gguf.quants.dequantize(raw.numpy().reshape(4, -1), gguf.GGMLQuantizationType.Q8_0)
+    checkpoint = FakeCheckpoint({"stored": raw}, packed={"stored": ("q8_0", (4, 64))})
+    loader = Loader(checkpoint, {"w": TensorSource("stored", (WithoutScale(),))})
+    expected = torch.from_numpy(exact / abs(exact).max()).bfloat16()
+    assert torch.equal(loader.dense("w", torch.bfloat16), expected)
