@@ -79,8 +79,8 @@ def _llama(**changes: object) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, **GQA, "num_hidden_layers": 3, **NO_TOKENS, **changes}))
 
 
-def _llama3() -> nn.Module:
-    return _llama(head_dim=24, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False)
+def _llama3(**changes: object) -> nn.Module:
+    return _llama(**{"head_dim": 24, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False, **changes})
 
 
 def _llama_biased() -> nn.Module:
@@ -144,7 +144,14 @@ def _gpt_oss() -> nn.Module:
     return GptOssForCausalLM(GptOssConfig(**GPT_OSS))
 
 
-BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
+def _bitnet(**changes: object) -> nn.Module:
+    from transformers import BitNetConfig, BitNetForCausalLM
+
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": True}
+    return BitNetForCausalLM(BitNetConfig(**{**sizes, **NO_TOKENS, **changes}))
+
+
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
     "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
     "mistral": _mistral,  # every layer slides
@@ -155,8 +162,9 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
+    "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
-ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss")  # one of each
+ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss", "bitnet")  # one of each
 
 
 @dataclass(frozen=True)

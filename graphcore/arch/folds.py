@@ -7,17 +7,32 @@ A fold that only moves or picks rows works on packed rows as well as on dense on
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
 
 class Fold(ABC):
-    """A change of one tensor."""
+    """A change of one tensor.
+
+    Attributes:
+        in_float32: it computes with the values, so packed tensors are unpacked to float32 for it.
+        works_packed: it moves or picks whole rows, or changes a scale that stands beside them.
+    """
+
+    in_float32: ClassVar[bool] = False
+    works_packed: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the changed tensor; it may share memory with the given one."""
+
+    def apply_packed(self, rows: Tensor, scale: float) -> tuple[Tensor, float]:
+        """Return the changed rows, [..., R, bytes], and the changed scale of all of them."""
+        assert self.works_packed, f"{type(self).__name__} needs the values"
+        return self.apply(rows), scale
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,8 @@ class PickRows(Fold):
         axis: of the rows: 0, or -2 in the weights and -1 in the biases of experts, [X, R, C] and [X, R].
     """
 
+    works_packed = True
+
     start: int
     stop: int
     step: int = 1
@@ -54,6 +71,8 @@ class SplitPairs(Fold):
     GGUF row h * E + 2i + j is row h * E + j * E/2 + i of Hugging Face's weight (i < E/2, j in {0, 1}).
     """
 
+    works_packed = True
+
     heads: int
 
     def apply(self, tensor: Tensor) -> Tensor:
@@ -68,3 +87,54 @@ class AddOne(Fold):
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the sum."""
         return tensor.float() + 1.0
+
+
+@dataclass(frozen=True)
+class WithoutScale(Fold):
+    """w / max |w|: -1, 0 and 1 of a ternary weight, exactly."""
+
+    in_float32 = True
+    works_packed = True
+
+    def apply_packed(self, rows: Tensor, scale: float) -> tuple[Tensor, float]:
+        """Return the rows with a scale of 1."""
+        return rows, 1.0
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the quotient, float32."""
+        return tensor.float() / _peak(tensor).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+@dataclass(frozen=True)
+class ScaleOnly(Fold):
+    """[R, C] to [1]: max |w|, the scale of a ternary weight."""
+
+    in_float32 = True
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the scale, float32."""
+        return _peak(tensor)
+
+
+@dataclass(frozen=True)
+class InverseScale(Fold):
+    """[R, C] to [1]: the number whose inverse max |w| is.
+
+    Such weights are stored with a divisor, usually in bf16. Inverting twice in float32 does not always give it back, so
+    the bf16 number is taken if its inverse is the scale.
+    """
+
+    in_float32 = True
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the divisor, float32; 1 for a weight of zeros."""
+        peak = _peak(tensor)
+        scale = torch.where(peak > 0, peak, 1.0)
+        exact = 1.0 / scale
+        short = exact.to(torch.bfloat16).float()
+        return torch.where(1.0 / short == scale, short, exact)
+
+
+def _peak(tensor: Tensor) -> Tensor:
+    low, high = torch.aminmax(tensor.float())
+    return torch.maximum(-low, high).reshape(1)

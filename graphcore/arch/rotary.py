@@ -118,6 +118,7 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
             mlp=mlp,
             sandwich=is_gemma,
             outgrows_float16=is_gemma,
+            int8_activations=config.ternary,
         )
         for layer_type in layer_types(config)
     )

@@ -15,6 +15,7 @@ from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.config_layers import MOST_LAYERS, read_layer_types, read_pattern, read_window
 from graphcore.checkpoint.config_refusals import known_activation, refuse_unknown_mathematics
 from graphcore.checkpoint.config_sections import language_model_fields
+from graphcore.checkpoint.config_ternary import read_ternary_scaling
 from graphcore.checkpoint.json_object import parse_json_object
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.rope_parameters import read_rope
@@ -73,6 +74,7 @@ def parse_model_config(
     config = _with_layer_types(config, fields, defaults)
     config = _with_biases(config, fields, defaults)
     config = _with_experts(config, fields, defaults)
+    config = _with_ternary_weights(config, fields)
     settings = Fields(generation or {}, f"generation_config.json beside {source}")
     return _with_token_ids(config, fields, settings, defaults).check(source)
 
@@ -163,6 +165,10 @@ def _with_experts(config: ModelConfig, fields: Fields, defaults: ClassDefaults) 
         swiglu_limit=fields.positive("swiglu_limit") or defaults.swiglu_limit,
         swiglu_alpha=fields.positive("swiglu_alpha") or defaults.swiglu_alpha,
     )
+
+
+def _with_ternary_weights(config: ModelConfig, fields: Fields) -> ModelConfig:
+    return replace(config, ternary=read_ternary_scaling(fields, config.model_type))
 
 
 def _with_token_ids(config: ModelConfig, fields: Fields, generation: Fields, defaults: ClassDefaults) -> ModelConfig:

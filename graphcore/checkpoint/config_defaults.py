@@ -184,6 +184,23 @@ GPT2 = ClassDefaults(
     },
     required=("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
 )
+BITNET = ClassDefaults(
+    model_type="bitnet",
+    window_rule="none",
+    bias_rule="attention_flag",
+    vocab_size=128_256,
+    hidden_size=2560,
+    intermediate_size=6912,
+    num_hidden_layers=30,
+    num_attention_heads=20,
+    num_key_value_heads=5,
+    max_position_embeddings=2048,
+    norm_eps=1e-5,
+    hidden_act="relu2",
+    bos_token_id=128_000,
+    eos_token_ids=(128_001,),
+    rope_theta=500_000.0,
+)
 
 GPT_OSS = ClassDefaults(
     model_type="gpt_oss",
@@ -212,7 +229,7 @@ GPT_OSS = ClassDefaults(
 )
 
 CLASS_DEFAULTS: Mapping[str, ClassDefaults] = {
-    defaults.model_type: defaults for defaults in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3_TEXT, GPT2, GPT_OSS)
+    defaults.model_type: defaults for defaults in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3_TEXT, GPT2, GPT_OSS, BITNET)
 }
 NESTED_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Multimodal model types whose language model is described by their text_config, and that config's own type."""

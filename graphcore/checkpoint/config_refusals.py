@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from graphcore.checkpoint.config_defaults import ClassDefaults
 from graphcore.checkpoint.config_fields import Fields
+from graphcore.checkpoint.config_ternary import METHOD as BITNET
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import UnsupportedError
 
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu", "relu2")
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
@@ -59,7 +60,7 @@ def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
     if fields.raw.get("quantization_config") is None:
         return
     method = fields.section("quantization_config").text("quant_method")
-    if method in defaults.quant_methods:
+    if method == BITNET or method in defaults.quant_methods:
         return
     raise UnsupportedError(
         f"{fields.source}: quantization_config has quant_method {quoted(method)}, which is not supported; "

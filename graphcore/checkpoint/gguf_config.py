@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.config_layers import MOST_LAYERS, layer_types_of_pattern
+from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.gguf_keys import GGUFKeys, gguf_keys
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.quoted import quoted
@@ -28,6 +29,7 @@ def config_from_gguf(
     tensor_shapes: Mapping[str, tuple[int, ...]],
     rope_freqs: Sequence[float] | None,
     source: str,
+    has_ternary: bool = False,
 ) -> ModelConfig:
     """Return the typed configuration of a GGUF file.
 
@@ -36,6 +38,7 @@ def config_from_gguf(
         tensor_shapes: of every tensor, torch order (rows first).
         rope_freqs: [head_dim / 2] the values of rope_freqs.weight, if the file has it.
         source: the file, for messages.
+        has_ternary: it holds i2_s tensors, whose models were trained with int8 activations whatever they are called.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or contradicts another or a shape.
@@ -49,6 +52,7 @@ def config_from_gguf(
     config = _with_rope(config, keys, rope_freqs)
     config = _with_window(config, keys)
     config = _with_experts(config, keys)
+    config = replace(config, ternary=_ternary_scaling(keys, has_ternary))
     return _with_token_ids(config, keys).check(source)
 
 
@@ -224,6 +228,13 @@ def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
         swiglu_limit=keys.defaults.swiglu_limit,
         swiglu_alpha=keys.defaults.swiglu_alpha,
     )
+
+
+def _ternary_scaling(keys: GGUFKeys, has_ternary: bool) -> TernaryScaling | None:
+    """Return the order of the class that the files of an architecture are converted from."""
+    if keys.defaults.model_type == "bitnet":
+        return "multiplied"  # the 2B-4T is an "autobitlinear" model
+    return "divided" if has_ternary else None  # Llama3-8B-1.58 and Falcon3 are "bitlinear" ones
 
 
 def _with_token_ids(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

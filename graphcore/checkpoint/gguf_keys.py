@@ -1,9 +1,9 @@
 """The keys of one GGUF architecture: full names, sizes that may be arrays, and the keys that are refused."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from graphcore.checkpoint.config_defaults import GEMMA3_TEXT, GPT2, GPT_OSS, LLAMA, QWEN2, QWEN3, ClassDefaults
+from graphcore.checkpoint.config_defaults import BITNET, GEMMA3_TEXT, GPT2, GPT_OSS, LLAMA, QWEN2, QWEN3, ClassDefaults
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -17,6 +17,9 @@ ARCHITECTURES: Mapping[str, ClassDefaults] = {
     "gpt2": GPT2,
     "gpt": GPT2,
     "gpt-oss": GPT_OSS,
+    "bitnet-b1.58": BITNET,  # the 2B-4T
+    "bitnet-25": BITNET,  # its first upload, with a head of its own
+    "bitnet": replace(BITNET, hidden_act="silu"),  # the 3B of 1bitLLM, and llama.cpp's own converter
 }
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
+from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.rope_parameters import RopeScaling
 from graphcore.errors import CheckpointError
 
@@ -35,6 +36,8 @@ class ModelConfig:
         num_local_experts, num_experts_per_tok: experts of a layer and how many a token goes through; None without any.
         swiglu_limit, swiglu_alpha: of the experts' clamped activation.
         dtype: the dtype the weights were saved in, such as "bfloat16"; None if unsaid.
+        ternary: how the scales of ternary weights (BitNet), whose projections take int8 activations, are stored and
+            applied; None where there are none.
     """
 
     model_type: str
@@ -68,6 +71,7 @@ class ModelConfig:
     swiglu_limit: float | None = None
     swiglu_alpha: float | None = None
     dtype: str | None = None
+    ternary: TernaryScaling | None = None
 
     @property
     def computed_head_dim(self) -> int:

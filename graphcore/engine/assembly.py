@@ -22,7 +22,7 @@ from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.streaming.policy import Resident
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
-from graphcore.weights.packed_weights import PackingPolicy, pack_decoder
+from graphcore.weights.packed_weights import PackingPolicy, WeightPacker
 from graphcore.weights.plan import Plan, free_nbytes
 
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
@@ -71,9 +71,16 @@ def choose(settings: Settings, model: Model) -> Choices:
         context=context,
         batch_size=settings.batch_size,
         prefill_chunk=min(settings.prefill_chunk, context),
-        packing=PackingPolicy(library, "float" if dtype is torch.float32 else "wide"),
+        packing=PackingPolicy(library, choose_rounding(settings.quant.activations, dtype), settings.quant.format),
         notes=tuple(note for note in (graph_note, library_note) if note),
     )
+
+
+def choose_rounding(activations: str, dtype: torch.dtype) -> str:
+    """Return how activations are rounded before packed matrices (kernels/packed.py); float32 is never rounded."""
+    if dtype is torch.float32:
+        return "float"
+    return {"auto": "wide", "float": "float", "int8": "block"}[activations]
 
 
 def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, str]:
@@ -192,7 +199,7 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
     architecture = architecture_of(model.config)
     sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
     if packing is not None:
-        pack_decoder(decoder, sources, model.checkpoint, packing)
+        WeightPacker(sources, model.checkpoint, packing).pack(decoder)
     return decoder, Loader(model.checkpoint, sources)
 
 

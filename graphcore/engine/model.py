@@ -9,6 +9,7 @@ from pathlib import Path
 
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.bitnet_packing import TernaryCheckpoint
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.config import load_model_config, parse_model_config
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -71,6 +72,8 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     config = cut_layers(stored, settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
     tokenizer = read_tokenizer(checkpoint, cache_dir)
+    if config.ternary is not None and checkpoint.layout == "hf":
+        checkpoint = TernaryCheckpoint(checkpoint, config.ternary)
     dtype = stored_dtype(checkpoint, config)
     return Model(checkpoint, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
 
@@ -92,7 +95,8 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         has_freqs = ROPE_FREQS in checkpoint.tensors
         freqs = checkpoint.read(ROPE_FREQS).float().tolist() if has_freqs else None
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-        return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source)
+        has_ternary = any(info.encoding == "i2_s" for info in checkpoint.tensors.values())
+        return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary)
     assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no config of its own"
     return load_model_config(checkpoint.folder)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from graphcore.graph.state import StepState
 from graphcore.kernels import native_step as native
@@ -19,10 +19,11 @@ from graphcore.kernels.library import Matrix
 from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
 from graphcore.nn.attention import Attention
 from graphcore.nn.block import Block
-from graphcore.nn.decoder import Decoder
+from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
+from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.quant.packing import KernelPacking
 
@@ -32,8 +33,10 @@ ACTIVATION_NAMES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 NO_NORM = native.Norm()
+AnyNorm = RMSNorm | LayerNorm
 
 
 @dataclass
@@ -49,9 +52,16 @@ class NativeStep:
 
 
 def can_record(decoder: Decoder) -> bool:
-    """Return whether every packed matrix is in the kernels' form, and every spec one that is known here."""
-    packings = [module.packing for module in decoder.modules() if isinstance(module, Linear)]
-    return all(packing is None or isinstance(packing, KernelPacking) for packing in packings)
+    """Return whether the kernels multiply every matrix as its module does."""
+
+    def is_known(module: nn.Module) -> bool:
+        if isinstance(module, Linear) and module.int8_order is not None:
+            return isinstance(module.packing, KernelPacking)
+        if isinstance(module, Linear | ExpertLinear | Embedding):
+            return module.packing is None or isinstance(module.packing, KernelPacking)
+        return True
+
+    return all(map(is_known, decoder.modules()))
 
 
 @dataclass
@@ -124,16 +134,19 @@ class BlockRecorder:
 
     def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> None:
         """Append attention and MLP, with the norms where the block has them."""
-        attended = self._attention(block.self_attn, block.input_layernorm, rope, cache)
-        if block.sandwich:
-            self._add_normalised(block.self_attn.o_proj, attended, block.post_attention_layernorm)
-            self._mlp(block.mlp, block.pre_feedforward_layernorm, block.post_feedforward_layernorm)
+        attention, mlp = block.self_attn, block.mlp
+        attended = self._attention(attention, block.input_layernorm, rope, cache)
+        norm_after = block.post_attention_layernorm if block.sandwich else None
+        self._add(attention.o_proj, attended, attention.attn_sub_norm, norm_after)
+        norm = block.pre_feedforward_layernorm if block.sandwich else block.post_attention_layernorm
+        if isinstance(mlp, MoE):
+            assert not block.sandwich, "no model has experts between sandwich norms"
+            self._experts(mlp, norm)
         else:
-            self._add(block.self_attn.o_proj, attended)
-            self._mlp(block.mlp, block.post_attention_layernorm, None)
+            self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
 
     def _attention(
-        self, attention: Attention, norm: RMSNorm | LayerNorm, rope: Tensor | None, cache: LayerCache
+        self, attention: Attention, norm: AnyNorm, rope: Tensor | None, cache: LayerCache
     ) -> Tensor:
         """Append the projections and the softmax; returns what comes before the output projection."""
         spec, program = attention.spec, self.program
@@ -146,7 +159,7 @@ class BlockRecorder:
         arguments = native.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
         arguments.q_norm, arguments.k_norm = norm_of(program, attention.q_norm), norm_of(program, attention.k_norm)
-        arguments.rope = program.address(rope)
+        arguments.rope, arguments.sinks = program.address(rope), program.address(attention.sinks)
         arguments.position = program.address(self.state.span.starts, torch.int64)
         arguments.k_cache = program.address(cache.k, cache.k.dtype)
         arguments.v_cache = program.address(cache.v, cache.v.dtype)
@@ -157,7 +170,7 @@ class BlockRecorder:
         program.add(arguments)
         return out
 
-    def _mlp(self, mlp: MLP, norm: RMSNorm | LayerNorm, norm_after: RMSNorm | LayerNorm | None) -> None:
+    def _mlp(self, mlp: MLP, norm: AnyNorm, norm_after: AnyNorm | None) -> None:
         program = self.program
         hidden = program.buffer(mlp.up_proj.outputs)
         activation = ACTIVATION_NAMES[mlp.spec.activation]
@@ -168,23 +181,53 @@ class BlockRecorder:
             store, matrices = "gated", [matrix_of(program, mlp.gate_proj, hidden), up]
         rounding = rounding_of(mlp.up_proj)
         native.linear(program, self.x, matrices, rounding, norm_of(program, norm), store, activation)
+        self._add(mlp.down_proj, hidden, mlp.ffn_sub_norm, norm_after)
+
+    def _experts(self, moe: MoE, norm: AnyNorm) -> None:
+        """Append residual += experts(norm(residual))."""
+        program, experts, router = self.program, moe.experts, moe.router
+        logits = program.buffer(router.outputs)
+        native.linear(
+            program, self.x, [matrix_of(program, router, logits)], rounding_of(router), norm_of(program, norm)
+        )
+        chosen = torch.zeros(moe.top_k, dtype=torch.int32)
+        weights = program.buffer(moe.top_k)
+        picks = program.address(chosen, torch.int32)
+        program.needs(row_floats=router.outputs + 32)
+        program.add(
+            native.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights))
+        )
+        gate, up, down = (
+            first_expert(program, part) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
+        )
+        hidden = program.buffer(moe.top_k * gate.rows)
+        rounding = ROUNDINGS[experts.gate_proj.rounding]
+        biases = [
+            program.address(part.bias.float()) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
+        ]
+        out, x = program.address(hidden), program.address(self.x)
+        program.needs(columns=gate.columns)
+        program.add(
+            native.ExpertsUp(
+                x, norm_of(program, norm), rounding, gate, up, *biases[:2], picks, out, moe.top_k, experts.limit, experts.alpha
+            )
+        )
+        program.needs(rows=moe.top_k, columns=down.columns)
+        shares = program.address(weights)
+        program.add(native.ExpertsDown(out, rounding, down, biases[2], picks, shares, x, moe.top_k))
+
+    def _add(self, linear: Linear, x: Tensor, norm: AnyNorm | None, norm_after: AnyNorm | None) -> None:
+        """Append residual += linear(norm(x)), its product normalised where there is a norm after it."""
+        program, before = self.program, norm_of(self.program, norm)
         if norm_after is None:
-            self._add(mlp.down_proj, hidden)
-        else:
-            self._add_normalised(mlp.down_proj, hidden, norm_after)
-
-    def _add(self, linear: Linear, x: Tensor) -> None:
-        """Append residual += linear(x)."""
-        matrices = [matrix_of(self.program, linear, self.x)]
-        native.linear(self.program, x, matrices, rounding_of(linear), NO_NORM, store="add")
-
-    def _add_normalised(self, linear: Linear, x: Tensor, norm: RMSNorm | LayerNorm) -> None:
-        """Append residual += norm(linear(x))."""
-        program, dim = self.program, self.x.numel()
+            matrices = [matrix_of(program, linear, self.x)]
+            native.linear(program, x, matrices, rounding_of(linear), before, store="add")
+            return
+        dim = self.x.numel()
         y = program.buffer(dim)
-        native.linear(program, x, [matrix_of(program, linear, y)], rounding_of(linear), NO_NORM)
+        native.linear(program, x, [matrix_of(program, linear, y)], rounding_of(linear), before)
         program.needs(row_floats=dim)
-        program.add(native.AddNorm(program.address(y), norm_of(program, norm), program.address(self.x), dim))
+        program.add(native.AddNorm(program.address(y), norm_of(program, norm_after), program.address(self.x), dim))
 
 
 def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
@@ -194,15 +237,28 @@ def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tup
         return program.dense(linear.weight), bias, out
     assert isinstance(linear.packing, KernelPacking), "checked by can_record"
     program.kept.append(linear.weight)
-    return linear.packing.form.matrix(linear.weight), bias, out
+    matrix = linear.packing.form.matrix(linear.weight)
+    if linear.weight_scale is not None:
+        scale = linear.weight_scale.item()
+        matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
+    return matrix, bias, out
+
+
+def first_expert(program: native.NativeProgram, part: ExpertLinear) -> Matrix:
+    """Return the matrix of a layer's first expert; the kernels find the others behind it."""
+    program.kept.append(part.weight)
+    if part.packing is None:
+        return program.dense(part.weight[0])
+    assert isinstance(part.packing, KernelPacking), "checked by can_record"
+    return part.packing.form.matrix(part.weight[0])
 
 
 def rounding_of(linear: Linear) -> int:
     """Return the number of the rounding that a linear's input undergoes."""
-    return ROUNDINGS[linear.rounding]
+    return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
 
 
-def norm_of(program: native.NativeProgram, norm: RMSNorm | LayerNorm | None) -> native.Norm:
+def norm_of(program: native.NativeProgram, norm: AnyNorm | None) -> native.Norm:
     """Return a module's normalisation as the kernels take it."""
     if norm is None:
         return NO_NORM

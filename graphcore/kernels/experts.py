@@ -9,11 +9,13 @@ On the CPU the op reads back who was chosen and touches those experts only. Else
 `masked_experts` gathers the chosen weights of a few tokens, or runs every expert under a mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+ExpertFunction = Callable[[Tensor, int], Tensor]
 
 torch.library.define(
     "graphcore::experts",
@@ -68,11 +70,18 @@ def looped_experts(
     limit: float,
     alpha: float,
 ) -> Tensor:
-    """Implement `experts` expert by expert, each on its own tokens; an expert that no token chose is not read."""
+    """Implement `experts` expert by expert; an expert that no token chose is not read."""
+    return each_on_its_own(
+        x, chosen, shares, weights[0].shape[0], lambda tokens, e: _one_expert(tokens, e, weights, biases, limit, alpha)
+    )
+
+
+def each_on_its_own(x: Tensor, chosen: Tensor, shares: Tensor, num_experts: int, run: ExpertFunction) -> Tensor:
+    """Return the weighted sum, each expert run on the tokens that chose it; `run` maps tokens [M, D] and an expert."""
     out = torch.zeros(x.shape, dtype=torch.float32)
     per_token = chosen.shape[1]
     places = chosen.flatten().argsort(stable=True)  # [N C], places in `chosen` by expert
-    counts = chosen.flatten().bincount(minlength=weights[0].shape[0]).tolist()
+    counts = chosen.flatten().bincount(minlength=num_experts).tolist()
     begin = 0
     for expert, count in enumerate(counts):
         if not count:
@@ -80,7 +89,7 @@ def looped_experts(
         place = places[begin : begin + count]
         begin += count
         tokens = place // per_token
-        y = _one_expert(x[tokens], expert, weights, biases, limit, alpha)
+        y = run(x[tokens], expert)
         out.index_add_(0, tokens, y.float() * shares.flatten()[place, None].float())
     return out.to(x.dtype)
 
@@ -137,11 +146,18 @@ def _every_expert(
     alpha: float,
 ) -> Tensor:
     """Run all tokens through all experts and count those that were chosen."""
+    return all_on_every(
+        x, chosen, shares, weights[0].shape[0], lambda tokens, e: _one_expert(tokens, e, weights, biases, limit, alpha)
+    )
+
+
+def all_on_every(x: Tensor, chosen: Tensor, shares: Tensor, num_experts: int, run: ExpertFunction) -> Tensor:
+    """Return the weighted sum without reading back who was chosen: every expert runs on all tokens."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(weights[0].shape[0]):
+    for expert in range(num_experts):
         is_chosen = chosen == expert  # [N, C]
         share = (shares.float() * is_chosen).sum(-1, keepdim=True)
-        y = _one_expert(x, expert, weights, biases, limit, alpha).float() * share
+        y = run(x, expert).float() * share
         out += y.masked_fill_(~is_chosen.any(-1, keepdim=True), 0)  # what is not asked for may overflow: 0 * inf is NaN
     return out.to(x.dtype)
 

@@ -112,6 +112,49 @@ class Advance(ctypes.Structure):
     )
 
 
+class Route(ctypes.Structure):
+    """The experts of one token and their shares."""
+
+    KIND = 6
+    _fields_ = (("logits", POINTER), ("experts", INT), ("used", INT), ("chosen", POINTER), ("weights", POINTER))
+
+
+class ExpertsUp(ctypes.Structure):
+    """The chosen experts' gate and up projections and their activation."""
+
+    KIND = 7
+    _fields_ = (
+        ("x", POINTER),
+        ("norm", Norm),
+        ("rounding", INT),
+        ("gate", Matrix),
+        ("up", Matrix),
+        ("gate_bias", POINTER),
+        ("up_bias", POINTER),
+        ("chosen", POINTER),
+        ("hidden", POINTER),
+        ("used", INT),
+        ("limit", FLOAT),
+        ("alpha", FLOAT),
+    )
+
+
+class ExpertsDown(ctypes.Structure):
+    """The chosen experts' down projections, weighted and added to the residual stream."""
+
+    KIND = 8
+    _fields_ = (
+        ("hidden", POINTER),
+        ("rounding", INT),
+        ("down", Matrix),
+        ("bias", POINTER),
+        ("chosen", POINTER),
+        ("weights", POINTER),
+        ("x", POINTER),
+        ("used", INT),
+    )
+
+
 class Instruction(ctypes.Structure):
     """One entry of a program."""
 

@@ -106,6 +106,12 @@ torch.library.define(
 )
 
 
+torch.library.define(
+    "graphcore::packed_matrix",
+    "(Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+
+
 def packed_linear(
     x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
 ) -> Tensor:
@@ -131,6 +137,21 @@ def packed_rows(ids: Tensor, packed: Tensor, form: PackedForm, dtype: torch.dtyp
     """Return rows of the matrix: [...] int64 -> [..., I] dtype."""
     op = torch.ops.graphcore.packed_rows.default
     return op(ids, packed, form.library, form.format, form.rows, form.columns, dtype)  # type: ignore[no-any-return]
+
+
+def packed_matrix(packed: Tensor, form: PackedForm, dtype: torch.dtype) -> Tensor:
+    """Return the whole matrix, as one operation of a compiled graph: [nbytes] uint8 -> [O, I] dtype."""
+    op = torch.ops.graphcore.packed_matrix.default
+    return op(packed, form.library, form.format, form.rows, form.columns, dtype)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::packed_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
+def _matrix_fake(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((rows, columns), dtype=dtype)
+
+
+def _matrix_cpu(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return PackedForm(library, name, rows, columns).unpack(packed, dtype)
 
 
 @torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -186,3 +207,4 @@ def _rows_cpu(
 # Not as decorators: torch's would leave None under the functions' names.
 torch.library.impl("graphcore::packed_linear", "CPU", _linear_cpu)
 torch.library.impl("graphcore::packed_rows", "CPU", _rows_cpu)
+torch.library.impl("graphcore::packed_matrix", "CPU", _matrix_cpu)

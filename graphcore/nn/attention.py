@@ -15,22 +15,23 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec
+from graphcore.nn.spec import AttentionSpec, Int8Order
 
 
 class Attention(nn.Module):
-    """q, k, v projections, optional per-head norms, rotation, softmax over the cache, output projection."""
+    """q, k, v projections, per-head norms, rotation, softmax over the cache, sub-norm, output projection."""
 
     sinks: Tensor | None
 
-    def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype)
-        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
-        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype)
-        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype)
+        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype, int8_order)
         self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
+        self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None
         self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
         self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
 
@@ -46,9 +47,10 @@ class Attention(nn.Module):
         Returns:
             [B, T, D] compute dtype.
         """
-        query = rearrange(self.q_proj(x), "b t (h e) -> b t h e", e=self.spec.head_dim)
-        key = rearrange(self.k_proj(x), "b t (k e) -> b t k e", e=self.spec.head_dim)
-        value = rearrange(self.v_proj(x), "b t (k e) -> b t k e", e=self.spec.head_dim)
+        shared = self.q_proj.prepare(x)
+        query = rearrange(self.q_proj(shared), "b t (h e) -> b t h e", e=self.spec.head_dim)
+        key = rearrange(self.k_proj(shared), "b t (k e) -> b t k e", e=self.spec.head_dim)
+        value = rearrange(self.v_proj(shared), "b t (k e) -> b t k e", e=self.spec.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if rope is not None:
@@ -57,4 +59,7 @@ class Attention(nn.Module):
         heads = attend(
             query, key, value, k_cache, v_cache, span.starts, span.counts, window, self.spec.scale, self.sinks
         )
-        return self.o_proj(rearrange(heads, "b t h e -> b t (h e)"))  # type: ignore[no-any-return]  # Module.__call__
+        joined = rearrange(heads, "b t h e -> b t (h e)")
+        if self.attn_sub_norm is not None:
+            joined = self.attn_sub_norm(joined)
+        return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, MoESpec
@@ -33,8 +33,12 @@ class Block(nn.Module):
         self.dtype = dtype
         self.sandwich = spec.sandwich
         self.residual_dtype = residual_dtype(spec, dtype)
-        self.self_attn = Attention(spec.attention, spec.dim, dtype)
-        self.mlp = MoE(spec.mlp, spec.dim, dtype) if isinstance(spec.mlp, MoESpec) else MLP(spec.mlp, spec.dim, dtype)
+        int8_order = spec.int8_activations
+        self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
+        if isinstance(spec.mlp, MoESpec):
+            self.mlp: MLP | MoE = MoE(spec.mlp, spec.dim, dtype)
+        else:
+            self.mlp = MLP(spec.mlp, spec.dim, dtype, int8_order)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         if spec.sandwich:
@@ -67,5 +71,5 @@ def packed_formats(block: nn.Module) -> dict[str, str]:
     return {
         name: module.packing.format
         for name, module in block.named_modules()
-        if isinstance(module, Linear) and module.packing is not None
+        if isinstance(module, Linear | ExpertLinear) and module.packing is not None
     }

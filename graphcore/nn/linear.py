@@ -6,52 +6,112 @@ Legend: B batch, T tokens, I input features, O output features.
 import torch
 from torch import Tensor, nn
 
+from graphcore.nn.int8_rows import Int8Rows, quantize_rows
+from graphcore.nn.spec import Int8Order
 from graphcore.quant.packing import Packing
+
+CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
 
 
 class Linear(nn.Module):
-    """x @ weight.T (+ bias).
+    """x @ weight.T (+ bias); with an `int8_order`, x is rounded to int8 per token before.
 
     The weight is dense, [O, I] in the compute dtype, or packed, [nbytes] uint8; then `packing` says how to multiply.
+    Where `rounding` is "token", the packed product rounds x itself; else a packed weight of an `int8_order` is unpacked
+    for each product, so that float32 follows that order to the bit.
 
     A compiled graph for a single row writes the product as multiply and sum: Inductor then makes one vectorised loop
     that reads the weight at memory speed (45 GB/s on two cores where the library's matrix product reads 15 to 30).
+
+    Attributes:
+        weight: [O, I] compute dtype, or packed; -1, 0 and 1 beside a `weight_scale`.
+        weight_scale: [1] float32, divides or multiplies the product; None where the weight holds it or has none.
+        rounding: of x before a packed weight, as in kernels/packed.py.
     """
 
     weight: Tensor
+    weight_scale: Tensor | None
     bias: Tensor | None
     packing: Packing | None
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, int8_order: Int8Order | None = None
+    ) -> None:
         super().__init__()
         self.outputs = outputs
+        self.dtype = dtype
         self.packing = None
         self.rounding = "float"
+        self.int8_order = int8_order
+        has_scale = int8_order in ("divided", "multiplied")
         self.register_buffer("weight", torch.empty(outputs, inputs, dtype=dtype))
+        self.register_buffer("weight_scale", torch.empty(1, dtype=torch.float32) if has_scale else None)
         self.register_buffer("bias", torch.empty(outputs, dtype=dtype) if bias else None)
 
     def pack(self, packing: Packing, rounding: str) -> None:
-        """Hold the weight packed from now on, its bytes still to come; `rounding` of x as in kernels/packed.py."""
+        """Hold the weight packed from now on, its bytes still to come."""
         self.packing, self.rounding = packing, rounding
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def hold_scale(self) -> None:
+        """Have the packed weight hold its own scale from now on: one for each block, which no number replaces."""
+        self.weight_scale = None
+        self.int8_order = "online"
+
+    def prepare(self, x: Tensor) -> Tensor | Int8Rows:
+        """Return `x` as this projection reads it; projections of the same input may share what one has prepared."""
+        return x if self.int8_order is None or self.rounding == "token" else quantize_rows(x)
+
+    def forward(self, x: Tensor | Int8Rows) -> Tensor:
         """Project.
 
         Args:
-            x: [..., I] compute dtype.
+            x: [..., I] compute dtype, or what `prepare` made of it.
 
         Returns:
             [..., O] compute dtype.
         """
-        if self.packing is not None:
-            return self.packing.linear(x, self.weight, self.bias, self.rounding)
-        if torch.compiler.is_compiling() and x.device.type == "cpu" and is_one_row(x):
-            product = (x.float().unsqueeze(-2) * self.weight.float()).sum(-1)  # [..., 1, I] * [O, I] -> [..., O]
-            if self.bias is not None:
-                product = product + self.bias.float()
-            return product.to(x.dtype)
-        return nn.functional.linear(x, self.weight, self.bias)
+        if isinstance(x, Tensor):
+            if self.packing is not None and (self.int8_order is None or self.rounding == "token"):
+                return self._packed_product(x, self.packing)
+            if self.int8_order is None:
+                return _linear(x, self.weight, self.bias)
+            x = quantize_rows(x)
+        product = self._product_of_codes(x)
+        if self.bias is not None:
+            product = product + self.bias.float()
+        return product.to(self.dtype)
+
+    def _packed_product(self, x: Tensor, packing: Packing) -> Tensor:
+        """Multiply with the packed bytes: [..., I] -> [..., O]."""
+        if self.weight_scale is None:
+            return packing.linear(x, self.weight, self.bias, self.rounding)
+        product = packing.linear(x, self.weight, None, self.rounding).float()
+        product = product / self.weight_scale if self.int8_order == "divided" else product * self.weight_scale
+        if self.bias is not None:
+            product = product + self.bias.float()
+        return product.to(x.dtype)
+
+    def _product_of_codes(self, x: Int8Rows) -> Tensor:
+        """Return the product in the order of `int8_order`: [..., O] float32."""
+        dtype, scale = self.dtype, self.weight_scale
+        weight = self.weight if self.packing is None else self.packing.unpack(self.weight, dtype)
+        if self.int8_order == "divided":
+            assert scale is not None, "this order has a scale"
+            product = _linear(x.codes.to(dtype) / CODE_UNIT, weight, None).float()
+            return product * CODE_UNIT / (x.scale * scale)
+        product = _linear((x.codes / x.scale).to(dtype), weight, None).float()
+        return product if scale is None else product * scale
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias: [..., O] in x's dtype."""
+    if torch.compiler.is_compiling() and x.device.type == "cpu" and is_one_row(x):
+        product = (x.float().unsqueeze(-2) * weight.float()).sum(-1)  # [..., 1, I] * [O, I] -> [..., O]
+        if bias is not None:
+            product = product + bias.float()
+        return product.to(x.dtype)
+    return nn.functional.linear(x, weight, bias)
 
 
 def is_one_row(x: Tensor) -> bool:

@@ -13,18 +13,32 @@ from torch import Tensor, nn
 from graphcore.kernels.experts import experts
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import MoESpec
+from graphcore.quant.packed_experts import packed_experts
+from graphcore.quant.packing import Packing
 
 
 class ExpertLinear(nn.Module):
-    """One projection of every expert: weight [X, O, I] and bias [X, O], with I input and O output features."""
+    """One projection of every expert: weight [X, O, I] and bias [X, O], with I input and O output features.
+
+    A packed weight is [X, nbytes] uint8, and `packing` is that of one expert.
+    """
 
     weight: Tensor
     bias: Tensor
+    packing: Packing | None
 
     def __init__(self, experts: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
+        self.packing = None
+        self.rounding = "float"
         self.register_buffer("weight", torch.empty(experts, outputs, inputs, dtype=dtype))
         self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype))
+
+
+    def pack(self, packing: Packing, rounding: str) -> None:
+        """Hold every expert packed from now on, their bytes still to come; `rounding` as in kernels/packed.py."""
+        self.packing, self.rounding = packing, rounding
+        self.weight = torch.empty(len(self.weight), packing.nbytes, dtype=torch.uint8, device="meta")
 
 
 class Experts(nn.Module):
@@ -47,7 +61,12 @@ class Experts(nn.Module):
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts]
-        return experts(x, chosen, shares, weights, biases, self.limit, self.alpha)
+        packings = [part.packing for part in parts if part.packing is not None]
+        if not packings:
+            return experts(x, chosen, shares, weights, biases, self.limit, self.alpha)
+        assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"
+        clamp = (self.limit, self.alpha)
+        return packed_experts(x, chosen, shares, weights, biases, clamp, packings, self.gate_proj.rounding)
 
 
 class MoE(nn.Module):

@@ -5,6 +5,7 @@ index, no name, no path. Sizes are bare nouns: dim heads kv_heads head_dim hidde
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,18 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | None = None
 
 
+Int8Order = Literal["divided", "multiplied", "online"]
+"""How codes q = round(x * s), a ternary weight t and its scale w become a product:
+
+    divided      (q @ t) / (s * w)      transformers' BitLinear
+    multiplied   ((q / s) @ t) * w      its AutoBitLinear
+    online       (q / s) @ (t * w)      its AutoBitLinear on plain weights
+
+The three differ by rounding alone, but the next projection rounds to int8 again, and a last place that differs there
+becomes a whole step of a code. In the order of the checkpoint's own class, float32 logits are transformers' to the bit.
+"""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Grouped-query attention.
@@ -88,6 +101,7 @@ class AttentionSpec:
         qk_norm: normalises q and k per head before the rotation.
         qkv_bias, output_bias: whether the projections have biases.
         sinks: each head has a learned score that its softmax counts and no key answers to (gpt-oss).
+        sub_norm: normalises the concatenated heads before the output projection (BitNet).
     """
 
     heads: int
@@ -100,16 +114,22 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False
+    sub_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
+
+    Attributes:
+        sub_norm: normalises the hidden features before the down projection (BitNet).
+    """
 
     hidden: int
     activation: str
     gated: bool = True
     bias: bool = False
+    sub_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +160,8 @@ class BlockSpec:
         sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
         outgrows_float16: activations pass 65504, fp16's largest number, so with fp16 the residual stream stays float32
             (Gemma).
+        int8_activations: each projection rounds its input to int8, one scale per token (BitNet, with its ternary
+            weights), and multiplies in this order; None does not. The embedding and the head never do.
     """
 
     dim: int
@@ -148,6 +170,7 @@ class BlockSpec:
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
     outgrows_float16: bool = False
+    int8_activations: Int8Order | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm, packed_linear, packed_rows
+from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm, packed_linear, packed_matrix, packed_rows
 from graphcore.quant.format import Format
 from graphcore.quant.registry import FORMATS
 
@@ -87,7 +87,7 @@ class KernelPacking(Packing):
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix."""
-        return self.form.unpack(packed, dtype)
+        return packed_matrix(packed, self.form, dtype)
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking."""

@@ -25,8 +25,9 @@ from graphcore.checkpoint.mxfp4_pairs import Mxfp4PairsCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
 from graphcore.engine.model import Model
 from graphcore.errors import UnsupportedError
+from graphcore.tasks.ternary_reference import cast_ternary_layers, use_ternary_layers
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import HEAD
+from graphcore.weights.matching import HEAD, SCALE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,6 +60,7 @@ class Reference:
         """Bring the weights to `dtype`, for good; rotation tables stay float32, as from_pretrained leaves them."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(dtype)
+        cast_ternary_layers(self.model, dtype)
 
     @torch.no_grad()
     def run(self, token_ids: list[int]) -> Outputs:
@@ -68,7 +70,8 @@ class Reference:
         hooks = [blocks[0].register_forward_pre_hook(lambda block, given: seen.append(given[0]))]
         hooks += [block.register_forward_hook(lambda block, given, out: seen.append(first_of(out))) for block in blocks]
         try:
-            logits = self.model(torch.tensor([token_ids]), use_cache=False).logits
+            with torch.compiler.set_stance("force_eager"):  # transformers compiles its ternary layers in parts
+                logits = self.model(torch.tensor([token_ids]), use_cache=False).logits
         finally:
             for hook in hooks:
                 hook.remove()
@@ -154,10 +157,14 @@ def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
     parameters = dict(built.named_parameters(remove_duplicate=False))
     architecture = architecture_of(config)
     filled = {
-        fill(parameters, architecture, config, name, loader) for name in loader.sources if not is_shared(name, loader)
+        fill(parameters, architecture, config, name, loader)
+        for name in loader.sources
+        if not is_shared(name, loader) and not name.endswith(SCALE)
     }
     missing = parameters.keys() - filled - ({HEAD} if loader.is_tied else set())
     assert not missing, f"nothing has filled {sorted(missing)}"
+    if config.ternary is not None:
+        use_ternary_layers(blocks_of(built), loader, config.ternary)
     if config.rope_freq_divisors is not None:
         divide_frequencies(built, config.rope_freq_divisors)
     return built

@@ -1,7 +1,7 @@
 """From a checkpoint's bytes to a bound decoder: read, fold, pack or cast, copy to its offset; one tensor at a time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
+from graphcore.quant.packing_error import packing_error
 from graphcore.weights.layout import Layout, layout_of
-from graphcore.weights.matching import HEAD
-from graphcore.weights.packed_weights import is_tied, packing_of
+from graphcore.weights.matching import HEAD, SCALE
+from graphcore.weights.packed_weights import TERNARY, is_tied, packing_of
 from graphcore.weights.slots import Slot, bind
 
 Progress = Callable[[str, int, int], None]
@@ -26,10 +27,12 @@ class Loader:
 
     Attributes:
         sources: stored tensor and folds of each of the decoder's weights.
+        errors: relative RMS error of each weight that was packed at load.
     """
 
     checkpoint: Checkpoint
     sources: Mapping[str, TensorSource]
+    errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_tied(self) -> bool:
@@ -45,8 +48,11 @@ class Loader:
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
         stored = self.checkpoint.read(source.name)
-        if info.encoding in FORMATS and stored.dtype is torch.uint8:
-            stored = FORMATS[info.encoding].dequantize(stored, info.shape, dtype)
+        if name.endswith(SCALE) and info.encoding == TERNARY:
+            stored = torch.tensor([FORMATS[TERNARY].split_rows(stored, info.shape)[1]])  # its peak, without unpacking it
+        elif info.encoding in FORMATS and stored.dtype is torch.uint8:
+            unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
+            stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)
         elif not stored.is_floating_point():
             raise CheckpointError(
                 f"{self.checkpoint.source}: tensor '{source.name}' holds {info.encoding}, not weights"
@@ -56,17 +62,26 @@ class Loader:
         return stored.to(dtype)
 
     def packed(self, name: str, packing: Packing) -> Tensor:
-        """Return the weight `name` packed, its rows folded: [nbytes] uint8 on the CPU.
+        """Return the weight `name` packed: [nbytes] uint8 on the CPU, [X, nbytes] where it is one for each expert.
 
         Raises:
-            CheckpointError: the file changed under us.
+            CheckpointError: the file changed under us, or has values that the format cannot hold.
         """
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
-        rows, scale = FORMATS[packing.format].split_rows(self.checkpoint.read(source.name), info.shape)
-        for fold in source.folds:
-            rows = fold.apply(rows)
-        return packing.pack(rows, scale)
+        one = FORMATS[packing.format]
+        if info.encoding == packing.format:
+            rows, scale = one.split_rows(self.checkpoint.read(source.name), info.shape)
+            for fold in source.folds:
+                rows, scale = fold.apply_packed(rows, scale)
+        else:
+            dense = self.dense(name, torch.float32)
+            raw = one.quantize(dense)
+            self.errors[name] = packing_error(dense, raw, one, dense.shape)
+            rows, scale = one.split_rows(raw, dense.shape)
+        if rows.dim() == 2:
+            return packing.pack(rows, scale)
+        return torch.stack([packing.pack(expert, scale) for expert in rows])
 
     def load(self, decoder: Decoder, device: torch.device, on_progress: Progress) -> int:
         """Give every group of the decoder a slot, fill it and bind the group's buffers to it, once.

@@ -1,17 +1,19 @@
 """Which stored tensor becomes which weight, settled and checked before any byte is read."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from graphcore.arch.architecture import Architecture, TensorSource
+from graphcore.arch.folds import InverseScale, ScaleOnly, WithoutScale
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+SCALE = "_scale"  # after the name of a ternary weight, the name of its scale
 GGUF_IGNORED = ("rope_freqs.weight",)  # read with the config
 SHOWN = 4  # names of tensors in one message
 
@@ -38,7 +40,7 @@ def match_weights(
     if checkpoint.layout == "gguf":
         architecture.check_gguf(checkpoint, config, stored_layers)
     namer = _namer(architecture, config, checkpoint)
-    sources = {name: namer(name) for name in shapes}
+    sources = {name: _scaled_source(name, namer, config, shapes) for name in shapes}
     if HEAD in sources and sources[HEAD].name not in checkpoint.tensors and config.tie_word_embeddings:
         sources[HEAD] = sources[EMBEDDING]
     missing = sorted({source.name for source in sources.values()} - checkpoint.tensors.keys())
@@ -79,6 +81,15 @@ def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
 def _stored_one(sources: Sequence[TensorSource], checkpoint: Checkpoint) -> TensorSource:
     """Return the first source that the checkpoint holds, the usual one where it holds none."""
     return next((source for source in sources if source.name in checkpoint.tensors), sources[0])
+
+
+def _scaled_source(name: str, namer: Namer, config: ModelConfig, names: Container[str]) -> TensorSource:
+    """Return the source of a weight; a ternary weight and its scale have the same stored tensor."""
+    if name.endswith(SCALE):
+        fold = InverseScale() if config.ternary == "divided" else ScaleOnly()
+        return replace(namer(name.removesuffix(SCALE)), folds=(fold,))
+    source = namer(name)
+    return replace(source, folds=(*source.folds, WithoutScale())) if name + SCALE in names else source
 
 
 def _refuse_unexpected(

@@ -1,6 +1,6 @@
-"""Which matrices of a decoder stay packed, decided from names, shapes and stored types before any byte is read."""
+"""Which matrices of a decoder are packed, decided from names, shapes and stored types before any byte is read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,13 @@ from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
+from graphcore.nn.moe import ExpertLinear, Experts
 from graphcore.quant import FORMATS
-from graphcore.quant.packing import Packing, choose_packing
+from graphcore.quant.choice import STORED, choose_format
+from graphcore.quant.packing import KernelPacking, Packing, choose_packing
 from graphcore.weights.matching import EMBEDDING, HEAD
+
+TERNARY = "i2_s"
 
 
 @dataclass(frozen=True)
@@ -22,41 +26,99 @@ class PackingPolicy:
     Attributes:
         library: of the kernels; None where there are none for the device or no compiler.
         rounding: of activations before packed matrices, as in kernels/packed.py: "float", "wide" or "block".
+        format: that dense matrices are packed as; "stored" leaves them dense.
     """
 
     library: Path | None
     rounding: str
+    format: str = STORED
+
+
+@dataclass(frozen=True)
+class WeightPacker:
+    """Decides for each matrix of one decoder, on the meta device.
+
+    Attributes:
+        sources: stored tensor and folds of each weight.
+    """
+
+    sources: Mapping[str, TensorSource]
+    checkpoint: Checkpoint
+    policy: PackingPolicy
+
+    def pack(self, decoder: Decoder) -> None:
+        """Have every matrix be packed whose stored tensor is, or for which the policy names a format."""
+        for prefix, group in decoder.groups():
+            for path, module in group.named_modules():
+                name = prefix + (f"{path}." if path else "") + "weight"
+                match module:
+                    case Embedding():
+                        self._pack_embedding(module, name)
+                    case Linear():
+                        self._pack_linear(module, name)
+                    case Experts():
+                        self._pack_experts(module, name.removesuffix("weight"))
+        if is_tied(self.sources) and decoder.embed_tokens.packing is not None:
+            decoder.head.lm_head.pack(decoder.embed_tokens.packing, self.policy.rounding)
+
+    def _pack_embedding(self, embedding: Embedding, name: str) -> None:
+        packing = self._packing(name, tuple(embedding.weight.shape))
+        if packing is not None:
+            embedding.pack(packing)
+
+    def _pack_linear(self, linear: Linear, name: str) -> None:
+        packing = self._packing(name, tuple(linear.weight.shape))
+        if packing is None or (linear.int8_order is not None and not self._is_stored_packed(name)):
+            return
+        rounding = self.policy.rounding
+        if linear.int8_order is not None:
+            rounds_itself = isinstance(packing, KernelPacking) and rounding != "float"
+            rounding = "token" if rounds_itself else "float"
+            if packing.format != TERNARY:
+                linear.hold_scale()
+        linear.pack(packing, rounding)
+
+    def _pack_experts(self, experts: Experts, prefix: str) -> None:
+        """Pack a layer's experts: all of their projections, or none."""
+        parts = [(name, part) for name, part in experts.named_children() if isinstance(part, ExpertLinear)]
+        chosen = [self._packing(f"{prefix}{name}.weight", tuple(part.weight.shape)) for name, part in parts]
+        for (_, part), packing in zip(parts, chosen, strict=True):
+            if packing is not None and None not in chosen:
+                part.pack(packing, self.policy.rounding)
+
+    def _packing(self, name: str, shape: tuple[int, ...]) -> Packing | None:
+        """Return how one matrix, or each of several, is packed; None is dense."""
+        source = self.sources[name]
+        if self._is_stored_packed(name):
+            can_stay = all(fold.works_packed for fold in source.folds)
+            chosen = self.checkpoint.tensors[source.name].encoding if can_stay else None
+        else:
+            chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
+        if chosen is None or FORMATS[chosen].block_elements == 1:
+            return None
+        return choose_packing(chosen, *shape[-2:], self.policy.library)
+
+    def _is_stored_packed(self, name: str) -> bool:
+        encoding = self.checkpoint.tensors[self.sources[name].name].encoding
+        return encoding in FORMATS and FORMATS[encoding].block_elements > 1
 
 
 def packing_of(module: nn.Module, name: str) -> Packing | None:
     """Return how the buffer `name` ("mlp.up_proj.weight") of a layer group is packed; None is dense."""
     owner, _, leaf = name.rpartition(".")
     holder = module.get_submodule(owner)
-    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Embedding) else None
+    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Embedding | ExpertLinear) else None
 
 
-def pack_decoder(
-    decoder: Decoder, sources: Mapping[str, TensorSource], checkpoint: Checkpoint, policy: PackingPolicy
-) -> None:
-    """Have every matrix whose stored tensor is packed stay so; the decoder is on the meta device."""
+def formats_of(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
+    """Yield name, format (the dtype's name where it is dense) and bytes of every weight; a tied head's are its own."""
     for prefix, group in decoder.groups():
-        for path, holder in group.named_modules():
-            name = prefix + (f"{path}." if path else "") + "weight"
-            if not isinstance(holder, Linear | Embedding):
-                continue
-            encoding = checkpoint.tensors[sources[name].name].encoding
-            if encoding not in FORMATS or FORMATS[encoding].block_elements == 1:
-                continue
-            rows, columns = holder.weight.shape
-            packing = choose_packing(encoding, rows, columns, policy.library)
-            if packing is None:
-                continue
-            if isinstance(holder, Linear):
-                holder.pack(packing, policy.rounding)
-            else:
-                holder.pack(packing)
+        for name, tensor in group.named_buffers():
+            packing = packing_of(group, name)
+            dense = str(tensor.dtype).removeprefix("torch.")
+            yield prefix + name, packing.format if packing else dense, tensor.nbytes
 
 
 def is_tied(sources: Mapping[str, TensorSource]) -> bool:
     """Return whether the head reads the embedding's bytes."""
-    return sources[HEAD] == sources[EMBEDDING]
+    return HEAD in sources and sources[HEAD] == sources.get(EMBEDDING)

@@ -49,10 +49,11 @@ class GPT2(Architecture):
         heads, head_dim = config.num_attention_heads, config.computed_head_dim
         attention = AttentionSpec(heads, heads, head_dim, head_dim**-0.5, qkv_bias=True, output_bias=True)
         mlp = MLPSpec(config.intermediate_size, config.hidden_act, gated=False, bias=True)
+        block = BlockSpec(config.hidden_size, norm, attention, mlp, int8_activations=config.ternary)
         return ModelSpec(
             dim=config.hidden_size,
             vocab=config.vocab_size,
-            blocks=(BlockSpec(config.hidden_size, norm, attention, mlp),) * config.num_hidden_layers,
+            blocks=(block,) * config.num_hidden_layers,
             norm=norm,
             context=config.max_position_embeddings,
             positions=config.max_position_embeddings,

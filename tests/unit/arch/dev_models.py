@@ -112,6 +112,21 @@ GPT_OSS = {
     "tie_word_embeddings": False,
     "vocab_size": 201088,
 }
+
+BITNET = {
+    "model_type": "bitnet",
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -120,6 +135,7 @@ EVERY = {
     "qwen2": QWEN2,
     "mistral": MISTRAL,
     "gpt_oss": GPT_OSS,
+    "bitnet": BITNET,
 }
 
 

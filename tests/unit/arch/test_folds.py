@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
+from graphcore.arch.folds import AddOne, InverseScale, PickRows, ScaleOnly, SplitPairs, Transpose, WithoutScale
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -65,3 +65,34 @@ def test_add_one_adds_in_float32() -> None:
     stored = torch.tensor([2**-9, -0.5, 0.0], dtype=torch.bfloat16)  # 1 + 2^-9 is no bf16 number
     assert AddOne().apply(stored).tolist() == [1 + 2**-9, 0.5, 1.0]
     assert AddOne().apply(stored).dtype == torch.float32
+
+
+SIGNS = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, 1.0]])
+
+
+@pytest.mark.parametrize("scale", [1.6875, 0.1, 3e-8, 1e6 / 3, torch.finfo(torch.float32).tiny])
+def test_a_ternary_weight_is_its_signs_and_its_scale(scale: float) -> None:
+    weight = SIGNS * torch.tensor(scale)
+    assert torch.equal(WithoutScale().apply(weight), SIGNS)
+    assert torch.equal(ScaleOnly().apply(weight), torch.tensor([scale]))
+    assert torch.equal(ScaleOnly().apply(-weight), torch.tensor([scale]))
+
+
+def test_a_divisor_in_bf16_survives_two_inversions() -> None:
+    divisors = (1 + torch.arange(128) / 128).to(torch.bfloat16).float()  # every significand of bf16
+    twice = 1.0 / (1.0 / divisors)
+    assert not torch.equal(twice, divisors)
+    found = torch.cat([InverseScale().apply(SIGNS * (1.0 / divisor)) for divisor in divisors])
+    assert torch.equal(found, divisors)
+
+
+def test_any_other_divisor_comes_back_to_the_last_place() -> None:
+    divisor = torch.rand(1, generator=torch.Generator().manual_seed(0)) + 1
+    assert torch.allclose(InverseScale().apply(SIGNS * (1.0 / divisor)), divisor, rtol=2**-23, atol=0)
+
+
+def test_a_weight_of_zeros_has_finite_parts() -> None:
+    zeros = torch.zeros(2, 3)
+    assert torch.equal(WithoutScale().apply(zeros), zeros)
+    assert ScaleOnly().apply(zeros).tolist() == [0.0]
+    assert InverseScale().apply(zeros).tolist() == [1.0]

@@ -1,7 +1,7 @@
 """llama.cpp's names against the table in its own gguf package, and the folds that each family's files need."""
 
 import pytest
-from dev_models import EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 from gguf import MODEL_ARCH, get_tensor_name_map
 
 from graphcore.arch.architecture import TensorSource
@@ -9,6 +9,8 @@ from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
 from graphcore.arch.names import weight_names
 from graphcore.arch.registry import architecture_of
 
+# The package maps BitNet's sub-norms from the names of 1bitLLM's checkpoint alone.
+OLD_BITNET = {"attn_sub_norm": "inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
@@ -17,6 +19,7 @@ ARCHS = {
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "gpt2": MODEL_ARCH.GPT2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "bitnet": MODEL_ARCH.BITNET,
 }
 
 
@@ -48,6 +51,10 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         if name.endswith("sinks"):
             hf_name += ".weight"
         module, _, parameter = hf_name.rpartition(".")
+        for current, old in OLD_BITNET.items():
+            module = module.replace(current, old)
+        if model_type == "bitnet" and name == "lm_head.weight":
+            continue  # not in the package's table; the first upload of the 2B-4T has it under the usual name
         assert f"{table.get_name(module)}.{parameter}" == source.name
 
 
@@ -65,7 +72,7 @@ def test_biases_of_q_and_k_are_put_back_in_order_too() -> None:
     assert folds({**LLAMA, "attention_bias": True}, "gguf", "layers.0.self_attn.k_proj.bias") == (SplitPairs(8),)
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3, GEMMA3], ids=["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("raw", [QWEN2, QWEN3, GEMMA3, BITNET], ids=["qwen2", "qwen3", "gemma3", "bitnet"])
 def test_other_rotary_files_are_read_as_they_are(raw: dict) -> None:
     assert not any(source.folds for source in sources(raw, "gguf").values())
 
@@ -76,7 +83,9 @@ def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does() -> None
     assert len(folded) == 2 * 6 + 1
 
 
-@pytest.mark.parametrize("raw", [LLAMA, MISTRAL, QWEN2, QWEN3], ids=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "raw", [LLAMA, MISTRAL, QWEN2, QWEN3, BITNET], ids=["llama", "mistral", "qwen2", "qwen3", "bitnet"]
+)
 def test_rotary_safetensors_are_read_as_they_are(raw: dict) -> None:
     assert all(source == TensorSource(name) for name, source in sources(raw, "hf").items())
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from dev_models import GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
+from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
 
 from graphcore.arch.names import weight_names
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
 from graphcore.errors import CheckpointError
 from graphcore.nn.spec import ModelSpec
-from graphcore.quant import FORMATS
+from graphcore.quant import FORMATS, dequantize
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128, "head_dim": 16}
 Q_PROJ = "layers.0.self_attn.q_proj.weight"
@@ -73,3 +73,31 @@ def test_experts_are_packed_mxfp4_with_weights_like_the_others() -> None:
 def test_a_tensor_that_it_does_not_hold_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(CheckpointError, match=r"q_prj.*did you mean 'layers\.0\.self_attn\.q_proj\.weight'"):
         RandomCheckpoint(spec_of(LLAMA), 0).read("layers.0.self_attn.q_prj.weight")
+
+
+PACKED = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
+
+
+def test_projections_of_ternary_models_are_i2_s_and_nothing_else_is() -> None:
+    spec = spec_of(BITNET, **PACKED)
+    checkpoint = RandomCheckpoint(spec, 0)
+    encodings = {name: info.encoding for name, info in checkpoint.tensors.items()}
+    assert {name for name, encoding in encodings.items() if encoding == "i2_s"} == {
+        name for name in encodings if name.endswith("_proj.weight")
+    }
+    assert encodings["embed_tokens.weight"] == "bf16"
+    assert not any(name.endswith("weight_scale") for name in encodings)
+    assert "i2_s" not in {info.encoding for info in RandomCheckpoint(spec_of(BITNET), 0).tensors.values()}
+
+
+def test_random_ternary_weights_have_three_values_in_equal_numbers_and_the_usual_deviation() -> None:
+    checkpoint = RandomCheckpoint(spec_of(BITNET, **PACKED), 0)
+    info, raw = checkpoint.find(Q_PROJ), checkpoint.read(Q_PROJ)
+    assert raw.nbytes == info.nbytes
+    dense = dequantize(raw, "i2_s", info.shape)
+    values, counts = dense.unique(return_counts=True)
+    assert values.tolist() == pytest.approx([-values[2].item(), 0.0, values[2].item()])
+    assert (counts / dense.numel() - 1 / 3).abs().max() < 0.03  # 4096 draws: four standard deviations
+    assert dense.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)
+    assert not torch.equal(raw, checkpoint.read(Q_PROJ.replace("0", "1")))
+    assert torch.equal(raw, RandomCheckpoint(spec_of(BITNET, **PACKED), 0).read(Q_PROJ))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dev_models import EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
@@ -121,6 +121,23 @@ def test_gpt2_has_layer_norms_biases_learned_positions_and_no_rotation() -> None
     attention = AttentionSpec(12, 12, 64, 0.125, qkv_bias=True, output_bias=True)
     block = BlockSpec(768, norm, attention, MLPSpec(3072, "gelu_new", gated=False, bias=True))
     assert spec_of(GPT2) == ModelSpec(768, 50_257, (block,) * 12, norm, context=1024, positions=1024, tied=True)
+
+
+def test_bitnet_2b_4t() -> None:
+    norm = NormSpec("rms", 1e-5)
+    attention = AttentionSpec(20, 5, 128, 128**-0.5, rope=RopeSpec(500_000.0), sub_norm=norm)
+    plain = BlockSpec(2560, norm, attention, MLPSpec(6912, "relu2", sub_norm=norm))
+    assert spec_of(BITNET) == ModelSpec(2560, 128_256, (plain,) * 30, norm, context=4096, tied=True)
+    packed = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+    ternary = replace(plain, int8_activations="multiplied")
+    assert spec_of(BITNET, quantization_config=packed).blocks == (ternary,) * 30
+
+
+@pytest.mark.parametrize("raw", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+def test_ternary_weights_bring_int8_activations_to_any_family(raw: dict) -> None:
+    spec = spec_of(raw, quantization_config={"quant_method": "bitnet"})
+    assert {block.int8_activations for block in spec.blocks} == {"divided"}
+    assert {block.int8_activations for block in spec_of(raw).blocks} == {None}
 
 
 def test_llama_with_biases_has_them_in_all_projections() -> None:

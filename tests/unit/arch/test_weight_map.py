@@ -3,14 +3,14 @@
 import re
 
 import pytest
-from dev_models import GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import BITNET, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from graphcore.arch.names import get_weight_map
 from graphcore.errors import UnsupportedError
 
-PER_LAYER = {"llama": 9, "qwen3": 11, "gemma3_text": 13, "mistral": 9, "qwen2": 12}
-RAW = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "mistral": MISTRAL, "qwen2": QWEN2}
+PER_LAYER = {"llama": 9, "qwen3": 11, "gemma3_text": 13, "mistral": 9, "qwen2": 12, "bitnet": 11}
+RAW = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "mistral": MISTRAL, "qwen2": QWEN2, "bitnet": BITNET}
 GLOBAL = {
     "model.embed_tokens.weight": "embed_tokens.weight",
     "model.norm.weight": "norm.weight",

@@ -11,7 +11,7 @@ from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 @pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral3"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
     with pytest.raises(
-        UnsupportedError, match=f"{model_type}.*gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3"
+        UnsupportedError, match=f"{model_type}.*bitnet, gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3"
     ):
         parse(LLAMA, model_type=model_type)
 
@@ -67,8 +67,8 @@ def test_settings_that_change_the_mathematics_are_refused_by_name(raw, field, va
 
 @pytest.mark.parametrize(("raw", "field"), [(LLAMA, "hidden_act"), (GPT2, "activation_function")])
 def test_unknown_activations_are_refused_with_the_known_ones(raw, field):
-    with pytest.raises(UnsupportedError, match="activation 'relu2' is not supported; known: silu, "):
-        parse(raw, **{field: "relu2"})
+    with pytest.raises(UnsupportedError, match="activation 'relu6' is not supported; known: silu, "):
+        parse(raw, **{field: "relu6"})
 
 
 @pytest.mark.parametrize(

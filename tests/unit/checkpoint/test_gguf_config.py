@@ -61,6 +61,24 @@ GPT2 = {
     "gpt2.vocab_size": 50257,
 }
 
+# What microsoft/bitnet-b1.58-2B-4T-gguf says: no key_length, no tokenizer.ggml.pre.
+BITNET = {
+    "general.architecture": "bitnet-b1.58",
+    "bitnet-b1.58.vocab_size": 128256,
+    "bitnet-b1.58.context_length": 4096,
+    "bitnet-b1.58.embedding_length": 2560,
+    "bitnet-b1.58.block_count": 30,
+    "bitnet-b1.58.feed_forward_length": 6912,
+    "bitnet-b1.58.rope.dimension_count": 128,
+    "bitnet-b1.58.attention.head_count": 20,
+    "bitnet-b1.58.attention.head_count_kv": 5,
+    "bitnet-b1.58.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "bitnet-b1.58.rope.freq_base": 500000.0,
+    "general.file_type": 40,
+    "tokenizer.ggml.bos_token_id": 128000,
+    "tokenizer.ggml.eos_token_id": 128001,
+}
+
 
 def parse(
     metadata: dict, shapes: dict | None = None, freqs: list[float] | None = None, **changes: object
@@ -169,6 +187,32 @@ def test_the_embedding_says_how_many_tokens_there_are():
         parse(SMOLLM2, vocab_size=None)
 
 
+def test_the_official_bitnet_file_is_the_2b_4t():
+    config = parse(BITNET)
+    assert (config.model_type, config.hidden_act, config.ternary) == ("bitnet", "relu2", "multiplied")
+    assert (config.max_position_embeddings, config.computed_head_dim, config.rope_theta) == (4096, 128, 5e5)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers) == (20, 5, 30)
+    assert config.tie_word_embeddings
+    assert parse(BITNET, rope__dimension_count=None).computed_head_dim == 2560 // 20
+
+
+def test_bitnets_first_upload_has_another_name_and_a_head():
+    renamed = {key.replace("bitnet-b1.58", "bitnet-25"): value for key, value in BITNET.items()}
+    config = parse({**renamed, "general.architecture": "bitnet-25"}, {"output.weight": (128256, 2560)})
+    assert config == replace(parse(BITNET), tie_word_embeddings=False)
+
+
+def test_the_architecture_bitnet_is_the_one_with_silu():
+    renamed = {key.replace("bitnet-b1.58", "bitnet"): value for key, value in BITNET.items()}
+    config = parse({**renamed, "general.architecture": "bitnet"})
+    assert config == replace(parse(BITNET), hidden_act="silu")
+
+
+@pytest.mark.parametrize(("has_ternary", "scaling"), [(False, None), (True, "divided")])
+def test_llama_files_with_i2_s_tensors_have_int8_activations(has_ternary, scaling):
+    assert config_from_gguf(SMOLLM2, {}, None, "model.gguf", has_ternary).ternary == scaling
+
+
 def test_gpt_is_an_alias_of_gpt2():
     aliased = {key.replace("gpt2.", "gpt."): value for key, value in GPT2.items()}
     config = parse({**aliased, "general.architecture": "gpt"})
@@ -193,6 +237,11 @@ def test_missing_kv_heads_are_as_many_as_query_heads():
 def test_unknown_architecture_lists_the_known_ones(architecture):
     with pytest.raises(
         UnsupportedError, match=f"{architecture}.*known: gemma3, gpt, gpt-oss, gpt2, llama, qwen2, qwen3"
+@pytest.mark.parametrize("architecture", ["gpt-oss", "bitnet-b2", "gemma", "qwen3moe"])
+def test_unknown_architecture_lists_the_known_ones(architecture):
+    with pytest.raises(
+        UnsupportedError,
+        match=f"{architecture}.*known: bitnet, bitnet-25, bitnet-b1.58, gemma3, gpt, gpt2, llama, qwen2, qwen3",
     ):
         parse({**SMOLLM2, "general.architecture": architecture})
 
@@ -271,7 +320,7 @@ def test_wrong_rope_freqs_are_refused(freqs):
     assert parse(SMOLLM2, freqs=[1.0] * 32).rope_freq_divisors == (1.0,) * 32
 
 
-@pytest.mark.parametrize("metadata", [SMOLLM2, GEMMA3, GPT2], ids=["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("metadata", [SMOLLM2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma3", "gpt2", "bitnet"])
 @pytest.mark.parametrize("value", [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [-1, 2], float("inf")], ids=repr)
 def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(metadata, value):
     for key in metadata:

@@ -49,6 +49,9 @@ def plain(module: Attention, x: Tensor, mask: Tensor) -> Tensor:
     key, value = (heads(name, spec.kv_heads).repeat_interleave(repeats, dim=1) for name in ("k", "v"))
     weight = (spec.scale * query @ key.transpose(2, 3) + mask.double()).softmax(-1)
     joined = (weight @ value).transpose(1, 2).reshape(batch, tokens, spec.heads * spec.head_dim)
+    if spec.sub_norm is not None:
+        rms = torch.sqrt((joined**2).mean(-1, keepdim=True) + spec.sub_norm.eps)
+        joined = joined / rms * weights["attn_sub_norm.weight"]
     return joined @ weights["o_proj.weight"].T + weights.get("o_proj.bias", torch.zeros(1))
 
 

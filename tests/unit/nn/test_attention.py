@@ -22,6 +22,7 @@ SPECS = {
     "no_rope": replace(BASE, rope=None),
     "one_kv_head": replace(BASE, kv_heads=1),
     "as_many_kv_heads": replace(BASE, kv_heads=4),
+    "sub_norm": replace(BASE, sub_norm=NormSpec("rms", 1e-3)),
     "other_theta": replace(BASE, rope=RopeSpec(100.0)),
 }
 

@@ -1,9 +1,17 @@
 """The one Linear: against float64, eager and as a compiled graph sees it."""
 
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
 import pytest
 import torch
 
+from graphcore.nn.int8_rows import Int8Rows
 from graphcore.nn.linear import Linear, is_one_row
+from graphcore.nn.spec import Int8Order
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -83,3 +91,91 @@ def test_compiled_product_of_one_row_uses_no_matrix_product_and_that_of_many_row
         torch.compile(linear, backend=record, fullgraph=True, dynamic=False)(torch.ones(1, rows, 48))
     assert "linear" not in seen[0]
     assert "linear" in seen[1]
+
+
+def int8_linear(order: Int8Order, ternary: np.ndarray, scale: float, dtype: torch.dtype = torch.float32) -> Linear:
+    linear = Linear(ternary.shape[1], ternary.shape[0], False, dtype, order)
+    linear.weight.copy_(torch.from_numpy(ternary.astype(np.float32)))
+    if linear.weight_scale is None:
+        linear.weight *= scale
+    else:
+        linear.weight_scale.fill_(scale)
+    return linear
+
+
+@pytest.mark.parametrize(("order", "name"), [("divided", "y_bitlinear"), ("multiplied", "y_autobitlinear_offline")])
+def test_int8_products_are_those_of_transformers(order: Int8Order, name: str) -> None:
+    golden = np.load(GOLDEN / "hf_bitnet.npz")
+    out = int8_linear(order, golden["ternary"], float(golden["weight_scale"][0]))(torch.from_numpy(golden["x"]))
+    # 1e-6: a matrix product sums in another order on another machine
+    assert np.abs(out.numpy() - golden[name]).max() <= 1e-6 * np.abs(golden[name]).max()
+
+
+def test_int8_products_with_plain_weights_are_those_of_transformers() -> None:
+    golden = np.load(GOLDEN / "hf_bitnet.npz")
+    out = int8_linear("online", golden["weight_quant"], 1.0)(torch.from_numpy(golden["x"]))
+    expected = golden["y_autobitlinear_online"]
+    assert np.abs(out.numpy() - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", get_args(Int8Order))
+def test_int8_products_are_bitnet_cpps_and_not_those_of_float_activations(order: Int8Order, dtype: torch.dtype) -> None:
+    golden = np.load(GOLDEN / "i2s.npz")
+    scale = float(golden["scale"][0])
+    linear = int8_linear(order, golden["ternary"], 1 / scale if order == "divided" else scale, dtype)
+    x, expected = torch.from_numpy(golden["x"]), golden["y_bitnetcpp"]
+    if dtype is torch.float32:
+        out = linear(x).double().numpy()
+        bound = 1e-6 * np.abs(expected).max(axis=1, keepdims=True)
+        assert (np.abs(out - expected) <= bound).all()
+        assert (
+            np.abs(out - golden["y_float_noactquant"]).max(axis=1)[[0, 3, 4]] > 100 * bound.max(axis=1)[[0, 3, 4]]
+        ).all()
+    else:
+        # rows of fp16's and bf16's own range; the golden activations are rounded once before they are quantised
+        rows = slice(0, 2)
+        exact = int8_linear(order, golden["ternary"], linear_scale(linear, scale))(x[rows].to(dtype).float())
+        out = linear(x[rows].to(dtype))
+        assert out.dtype == dtype
+        assert (out.float() - exact).abs().max() < 4 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def linear_scale(linear: Linear, scale: float) -> float:
+    return scale if linear.weight_scale is None else linear.weight_scale.item()
+
+
+@pytest.mark.parametrize("order", get_args(Int8Order))
+def test_sums_of_codes_stay_inside_float16(order: Int8Order) -> None:
+    linear = int8_linear(order, np.ones((2, 6912), np.int8), 1.0, torch.float16)
+    out = linear(torch.full((1, 6912), 2.0, dtype=torch.float16))  # sums of codes are 877,824
+    assert out.tolist() == [[pytest.approx(13824.0, rel=1e-3)] * 2]
+
+
+@pytest.mark.parametrize("order", get_args(Int8Order))
+def test_a_bias_is_added_after_the_scales(order: Int8Order) -> None:
+    linear = Linear(4, 1, True, torch.float32, order)
+    linear.weight.fill_(1.0)
+    linear.bias.fill_(0.25)  # type: ignore[union-attr]
+    if linear.weight_scale is not None:
+        linear.weight_scale.fill_(0.5 if order == "divided" else 2.0)
+    x = torch.tensor([[127.0, 1.0, 0.0, -3.0]])
+    assert linear(x).item() == (125.25 if order == "online" else 250.25)
+
+
+@pytest.mark.parametrize("order", get_args(Int8Order))
+def test_projections_share_what_one_has_prepared(order: Int8Order) -> None:
+    golden = np.load(GOLDEN / "hf_bitnet.npz")
+    linear, x = int8_linear(order, golden["ternary"], 1.5), torch.from_numpy(golden["x"])
+    shared = linear.prepare(x)
+    assert isinstance(shared, Int8Rows)
+    assert torch.equal(linear(shared), linear(x))
+    assert Linear(4, 1, False, torch.float32).prepare(x) is x
+
+
+@pytest.mark.parametrize("order", get_args(Int8Order))
+def test_a_compiled_int8_row_is_the_eager_one(order: Int8Order) -> None:
+    golden = np.load(GOLDEN / "hf_bitnet.npz")
+    linear, x = int8_linear(order, golden["ternary"], 1.5), torch.from_numpy(golden["x"])[:1]
+    out = torch.compile(linear, backend="aot_eager", fullgraph=True)(x)
+    assert (out - linear(x)).abs().max() < 1e-5

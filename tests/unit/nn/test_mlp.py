@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from graphcore.nn.mlp import ACTIVATIONS, MLP
-from graphcore.nn.spec import MLPSpec
+from graphcore.nn.spec import MLPSpec, NormSpec
 
 DIM, HIDDEN = 24, 40
 
@@ -23,6 +23,7 @@ DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
     "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
 }
 
 
@@ -56,8 +57,31 @@ def test_mlp_is_down_of_activated_gate_times_up(activation: str, gated: bool, bi
     out = mlp(x)
     assert out.shape == (2, 5, DIM)
     assert out.dtype == torch.float32
-    # sums of 40 products of values up to about 30, each float32 rounded
-    assert (out.double() - expected).abs().max() < 1e-4
+    # sums of 40 products of values up to about 30 (relu2: 600), each float32 rounded
+    assert (out.double() - expected).abs().max() < (2e-3 if activation == "relu2" else 1e-4)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_sub_norm_stands_before_the_down_projection(gated: bool) -> None:
+    mlp = filled_mlp(MLPSpec(HIDDEN, "relu2", gated, sub_norm=NormSpec("rms", 1e-3)))
+    x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0))
+    act, wide = DEFINITIONS["relu2"], x.double()
+    up = project("up_proj", mlp, wide)
+    hidden = act(project("gate_proj", mlp, wide)) * up if gated else act(up)
+    assert mlp.ffn_sub_norm is not None
+    normed = hidden / torch.sqrt((hidden**2).mean(-1, keepdim=True) + 1e-3) * mlp.ffn_sub_norm.weight.double()
+    assert (mlp(x).double() - project("down_proj", mlp, normed)).abs().max() < 1e-5
+
+
+def test_squares_that_outgrow_float16_are_normalised_all_the_same() -> None:
+    spec = MLPSpec(HIDDEN, "relu2", sub_norm=NormSpec("rms", 1e-5))
+    narrow, wide = filled_mlp(spec, torch.float16), filled_mlp(spec)
+    for one, other in zip(narrow.buffers(), wide.buffers(), strict=True):
+        other.copy_(one)
+    x = 100 * torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0)).half()
+    out, expected = narrow(x), wide(x.float())
+    assert out.isfinite().all()
+    assert (out.float() - expected).abs().max() < 8 * torch.finfo(torch.float16).eps * expected.abs().max()
 
 
 def test_names_are_hugging_face_leaf_names() -> None:

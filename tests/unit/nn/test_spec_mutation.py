@@ -113,16 +113,19 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),
     "MoESpec.limit": (mixture(), mixture(limit=0.7)),
     "MoESpec.alpha": (mixture(), mixture(alpha=1.0)),
+    "AttentionSpec.sub_norm": (MODEL, attention(sub_norm=NORM)(MODEL)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
     "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),
     "MLPSpec.gated": (MODEL, mlp(gated=False)(MODEL)),
     "MLPSpec.bias": (MODEL, mlp(bias=True)(MODEL)),
+    "MLPSpec.sub_norm": (MODEL, mlp(sub_norm=NORM)(MODEL)),
     "BlockSpec.dim": (MODEL, replace(block(dim=16)(MODEL), dim=16)),
     "BlockSpec.norm": (MODEL, block(norm=replace(NORM, eps=1e-2))(MODEL)),
     "BlockSpec.attention": (MODEL, attention(scale=0.1)(MODEL)),
     "BlockSpec.mlp": (MODEL, mlp(activation="relu")(MODEL)),
     "BlockSpec.sandwich": (MODEL, block(sandwich=True)(MODEL)),
     "BlockSpec.outgrows_float16": (MODEL, block(outgrows_float16=True)(MODEL)),
+    "BlockSpec.int8_activations": (MODEL, block(int8_activations="online")(MODEL)),
     "ModelSpec.dim": (MODEL, replace(block(dim=48)(MODEL), dim=48)),
     "ModelSpec.blocks": (MODEL, replace(MODEL, blocks=(BLOCK,))),
     "ModelSpec.norm": (MODEL, replace(MODEL, norm=replace(NORM, scale_in_float32=True))),
@@ -183,3 +186,8 @@ def test_context_is_the_most_that_can_be_asked_for() -> None:
         assert engine.choices.context == 8
     with pytest.raises(ConfigError, match="context_length=9, but the model was made for 8 tokens"):
         Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=9"])
+
+
+@pytest.mark.parametrize(("one", "other"), [("online", "multiplied"), ("online", "divided"), ("divided", "multiplied")])
+def test_the_order_of_an_int8_product_changes_the_logits(one: str, other: str) -> None:
+    assert not torch.equal(*(logits(block(int8_activations=order)(MODEL)) for order in (one, other)))

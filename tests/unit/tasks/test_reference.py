@@ -53,6 +53,15 @@ def test_gpt_oss_filled_with_our_weights_has_the_golden_logits(form: str) -> Non
     assert loaded.origin == FROM_OUR_WEIGHTS
     outputs = loaded.run(golden["tokens"].tolist())
     assert np.abs(outputs.logits.numpy() - golden["gptoss.hf_logits"]).max() < 2e-6
+@pytest.mark.parametrize(("path", "key"), [("bitnet", "bitnet"), ("bitnet_i2s.gguf", "bitnet_i2s")])
+def test_ternary_models_are_built_with_transformers_own_layers(path: str, key: str) -> None:
+    golden = np.load(TINY / "logits.npz")
+    loaded = reference(str(TINY / path))
+    assert loaded.origin == FROM_OUR_WEIGHTS  # from_pretrained needs the accelerate package
+    logits, expected = loaded.run(golden["tokens"].tolist()).logits.numpy(), golden[f"{key}.hf_logits"]
+    # int8 rounding makes steps of errors in the last place: the two were recorded on another machine
+    assert np.abs(logits - expected).mean() < 2e-3
+    assert np.array_equal(logits.argmax(-1), expected.argmax(-1))
 
 
 def test_layers_are_the_streams_that_transformers_reports() -> None:

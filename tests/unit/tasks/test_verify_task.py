@@ -1,10 +1,12 @@
 """task=verify passes what is right, fails what is not, and says by how much."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from chat_folder import TINY
 from task_runs import RunTask
+from ternary_models import save_ternary
 
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.tasks import reference
@@ -43,6 +45,18 @@ def test_random_gpt_oss_of_the_model_group_runs_with_its_layers_cut(run_task: Ru
     )
     assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
     assert (run.record["model"]["num_hidden_layers"], run.record["greedy"]["agreeing"]) == (2, 6)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("path", ["bitnet", "bitnet_i2s.gguf"])
+def test_a_ternary_model_is_within_the_tolerance(run_task: RunTask, path: str, dtype: str) -> None:
+    run = run_task(f"model.checkpoint={TINY / path}", f"dtype={dtype}", *SHORT)
+    assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
+
+
+@pytest.mark.parametrize("form", ["bitlinear", "online"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_other_ternary_forms_are_within_the_tolerance(run_task: RunTask, tmp_path: Path, form: str, dtype: str) -> None:
+    save_ternary("llama3", form, 1, tmp_path)
+    assert run_task(f"model.checkpoint={tmp_path}", f"dtype={dtype}", *SHORT).record["status"] == "ok"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

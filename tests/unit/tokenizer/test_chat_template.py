@@ -49,7 +49,12 @@ TOOLS = """{% set ns = namespace(last=-1) %}
 {% endfor %}
 {{ ns.last }} {{ tools is none }} {{ eos_token }} {{ unknown_thing is defined }} {{ strftime_now('%d %b %Y') }}
 """
-TEMPLATES = {"smollm2": SMOLLM2, "headers": HEADERS, "alternating": ALTERNATING, "tools": TOOLS}
+BITNET = (
+    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ 'Human: ' + message['content'] + '\n\nBITNETAssistant: ' + eos_token }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {"smollm2": SMOLLM2, "bitnet": BITNET, "headers": HEADERS, "alternating": ALTERNATING, "tools": TOOLS}
 CHATS = [
     [{"role": "user", "content": "  Hi <b>\u00fc</b> "}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],

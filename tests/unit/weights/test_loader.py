@@ -1,5 +1,6 @@
 """From stored tensors to a bound decoder: casts, folds, tied heads, refusals, bytes."""
 
+import gguf
 import pytest
 import torch
 from fake_checkpoint import (
@@ -15,8 +16,9 @@ from fake_checkpoint import (
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
-from graphcore.arch.folds import AddOne, PickRows, Transpose
+from graphcore.arch.folds import AddOne, PickRows, ScaleOnly, Transpose, WithoutScale
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.i2_s_bytes import pack_i2_s
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
@@ -136,3 +138,27 @@ def test_a_decoder_is_never_left_on_the_meta_device() -> None:
     config = config_of(LLAMA, tie_word_embeddings=True)
     decoder, _, _ = loaded(config, stored_tensors(config))
     assert not any(buffer.is_meta for buffer in decoder.buffers())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_ternary_weight_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
+    """Its scale here is no number of any narrow dtype."""
+    signs = torch.randint(-1, 2, (4, 64), generator=torch.Generator().manual_seed(0))
+    scale = torch.tensor([1 / 3])
+    raw = pack_i2_s((signs + 1).to(torch.uint8), scale)
+    checkpoint = FakeCheckpoint({"stored": raw}, packed={"stored": ("i2_s", (4, 64))})
+    sources = {"w": TensorSource("stored", (WithoutScale(),)), "w_scale": TensorSource("stored", (ScaleOnly(),))}
+    loader = Loader(checkpoint, sources)
+    assert torch.equal(loader.dense("w", dtype), signs.to(dtype))
+    assert torch.equal(loader.dense("w_scale", torch.float32), scale)
+
+
+def test_a_packed_weight_is_rounded_to_a_narrow_dtype_after_its_scale_is_gone() -> None:
+    """Ternary architectures may hold other types, too."""
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy()
+    raw = torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).copy()).flatten()
+    exact = gguf.quants.dequantize(raw.numpy().reshape(4, -1), gguf.GGMLQuantizationType.Q8_0)
+    checkpoint = FakeCheckpoint({"stored": raw}, packed={"stored": ("q8_0", (4, 64))})
+    loader = Loader(checkpoint, {"w": TensorSource("stored", (WithoutScale(),))})
+    expected = torch.from_numpy(exact / abs(exact).max()).bfloat16()
+    assert torch.equal(loader.dense("w", torch.bfloat16), expected)

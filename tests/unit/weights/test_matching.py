@@ -1,11 +1,14 @@
 """Which stored tensor becomes which weight: prefixes, heads, cut layers, and every refusal's message."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.arch.folds import Fold, InverseScale, ScaleOnly, SplitPairs, WithoutScale
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
@@ -155,3 +158,26 @@ def test_a_fold_that_cannot_be_applied_is_a_wrong_shape_too() -> None:
     assert match(UNTIED, tensors, layout="gguf")["lm_head.weight"] == TensorSource("output.weight")
     with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: expected \[16, 16\].* got \[15, 16\]"):
         match(UNTIED, tensors | {"blk.0.attn_q.weight": torch.zeros(15, 16)}, layout="gguf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"), [({}, InverseScale()), ({"linear_class": "autobitlinear"}, ScaleOnly())]
+)
+def test_a_ternary_weight_and_its_scale_come_from_one_tensor(settings: dict, scale: Fold) -> None:
+    config = config_of(LLAMA, quantization_config={"quant_method": "bitnet", **settings})
+    stored = {name: tensor for name, tensor in stored_tensors(config).items() if "scale" not in name}
+    sources = match(config, stored)
+    assert sources["layers.1.self_attn.q_proj.weight"] == TensorSource(Q_PROJ, (WithoutScale(),))
+    assert sources["layers.1.self_attn.q_proj.weight_scale"] == TensorSource(Q_PROJ, (scale,))
+    assert sources["layers.0.input_layernorm.weight"].folds == ()
+
+
+def test_ternary_rows_of_a_gguf_file_are_put_in_order_before_the_scale_goes() -> None:
+    config = replace(config_of(LLAMA), ternary="divided")
+    architecture, names = architecture_of(config), shapes_of(config)
+    stored = {
+        architecture.gguf_source(name, config).name: shape for name, shape in names.items() if "scale" not in name
+    }
+    sources = match(config, {name: torch.zeros(shape) for name, shape in stored.items()}, layout="gguf")
+    assert sources["layers.0.self_attn.q_proj.weight"].folds == (SplitPairs(2), WithoutScale())
+    assert sources["layers.0.self_attn.q_proj.weight_scale"] == TensorSource("blk.0.attn_q.weight", (InverseScale(),))
