@@ -42,7 +42,9 @@ class RandomCheckpoint(Checkpoint):
             for name, tensor in module.named_buffers()
             if not (spec.tied and name == "lm_head.weight") and not name.endswith("weight_scale")
         }
-        self.tensors = MappingProxyType({name: _info(name, shape, _encoding_of(spec, name, shape)) for name, shape in names.items()})
+        self.tensors = MappingProxyType(
+            {name: _info(name, shape, _encoding_of(spec, name, shape)) for name, shape in names.items()}
+        )
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor: bf16, or uint8 [nbytes] of a packed format."""

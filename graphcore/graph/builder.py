@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.compile import compile_cache, compile_whole, mark_length
+from graphcore.graph.native import NativeStep, Recorder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -24,7 +25,6 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
-from graphcore.graph.native import NativeStep, Recorder
 from graphcore.nn.block import Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache

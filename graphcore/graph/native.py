@@ -145,9 +145,7 @@ class BlockRecorder:
         else:
             self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
 
-    def _attention(
-        self, attention: Attention, norm: AnyNorm, rope: Tensor | None, cache: LayerCache
-    ) -> Tensor:
+    def _attention(self, attention: Attention, norm: AnyNorm, rope: Tensor | None, cache: LayerCache) -> Tensor:
         """Append the projections and the softmax; returns what comes before the output projection."""
         spec, program = attention.spec, self.program
         width = spec.head_dim
@@ -194,9 +192,7 @@ class BlockRecorder:
         weights = program.buffer(moe.top_k)
         picks = program.address(chosen, torch.int32)
         program.needs(row_floats=router.outputs + 32)
-        program.add(
-            native.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights))
-        )
+        program.add(native.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights)))
         gate, up, down = (
             first_expert(program, part) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
         )
@@ -209,7 +205,17 @@ class BlockRecorder:
         program.needs(columns=gate.columns)
         program.add(
             native.ExpertsUp(
-                x, norm_of(program, norm), rounding, gate, up, *biases[:2], picks, out, moe.top_k, experts.limit, experts.alpha
+                x,
+                norm_of(program, norm),
+                rounding,
+                gate,
+                up,
+                *biases[:2],
+                picks,
+                out,
+                moe.top_k,
+                experts.limit,
+                experts.alpha,
             )
         )
         program.needs(rows=moe.top_k, columns=down.columns)

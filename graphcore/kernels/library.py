@@ -72,9 +72,7 @@ def _compile(compiler: str, flags: Sequence[str], folder: Path) -> None:
         done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-            raise GraphError(
-                f"{compiler} could not build graphcore's kernels: {first.strip()}; update the compiler"
-            )
+            raise GraphError(f"{compiler} could not build graphcore's kernels: {first.strip()}; update the compiler")
 
     def compile_part(source: Path) -> str:
         built = str(folder / f"{source.stem}.o")

@@ -27,7 +27,29 @@ from graphcore.kernels.library import Matrix, open_library
 FORMAT_NUMBERS = {
     name: number
     for number, name in enumerate(
-        "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs tq2_0 mxfp4 nvfp4 q1_0 q2_0 i2_s".split()
+        [
+            "f32",
+            "f16",
+            "bf16",
+            "q4_0",
+            "q4_1",
+            "q5_0",
+            "q5_1",
+            "q8_0",
+            "q2_k",
+            "q3_k",
+            "q4_k",
+            "q5_k",
+            "q6_k",
+            "iq4_nl",
+            "iq4_xs",
+            "tq2_0",
+            "mxfp4",
+            "nvfp4",
+            "q1_0",
+            "q2_0",
+            "i2_s",
+        ]
     )
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -34,7 +34,6 @@ class ExpertLinear(nn.Module):
         self.register_buffer("weight", torch.empty(experts, outputs, inputs, dtype=dtype))
         self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype))
 
-
     def pack(self, packing: Packing, rounding: str) -> None:
         """Hold every expert packed from now on, their bytes still to come; `rounding` as in kernels/packed.py."""
         self.packing, self.rounding = packing, rounding

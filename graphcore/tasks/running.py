@@ -19,7 +19,9 @@ def load_engine(context: Context) -> Engine:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
     settings = context.settings
-    choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)  # refuse before anything is fetched
+    choose_graph(
+        settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None
+    )  # refuse before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress)
     for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)

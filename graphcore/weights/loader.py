@@ -49,7 +49,9 @@ class Loader:
         info = self.checkpoint.tensors[source.name]
         stored = self.checkpoint.read(source.name)
         if name.endswith(SCALE) and info.encoding == TERNARY:
-            stored = torch.tensor([FORMATS[TERNARY].split_rows(stored, info.shape)[1]])  # its peak, without unpacking it
+            stored = torch.tensor(
+                [FORMATS[TERNARY].split_rows(stored, info.shape)[1]]
+            )  # its peak, without unpacking it
         elif info.encoding in FORMATS and stored.dtype is torch.uint8:
             unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
             stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)

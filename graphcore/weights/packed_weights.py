@@ -96,7 +96,7 @@ class WeightPacker:
             chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
         if chosen is None or FORMATS[chosen].block_elements == 1:
             return None
-        return choose_packing(chosen, *shape[-2:], self.policy.library)
+        return choose_packing(chosen, shape[-2], shape[-1], self.policy.library)
 
     def _is_stored_packed(self, name: str) -> bool:
         encoding = self.checkpoint.tensors[self.sources[name].name].encoding

@@ -17,9 +17,9 @@ from math import isfinite, prod
 import torch
 
 from graphcore.errors import CheckpointError
+from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.bits import field, planes
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.slices import slices_of_blocks
 
 TAIL_NBYTES = 32  # the scale and its padding

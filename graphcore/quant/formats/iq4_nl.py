@@ -11,11 +11,11 @@ import itertools
 
 import torch
 
+from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, through_fp16
 from graphcore.quant.bits import field, fp16, lookup, planes
 from graphcore.quant.codebooks import IQ4_LEVELS
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import TINIEST
-from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, through_fp16
 
 STRETCHES = (0, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7)  # of the extreme weight's level, as fit_symmetric's
 

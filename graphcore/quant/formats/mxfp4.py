@@ -11,10 +11,10 @@ Source: OCP Microscaling Formats v1.0; ggml/src/ggml-impl.h, ggml_e8m0_to_fp32_h
 
 import torch
 
+from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.bits import field, lookup, planes
 from graphcore.quant.codebooks import E2M1_DOUBLED
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import pack_planes
 
 # Midpoints between the magnitudes 0, 1, 2, 3, 4, 6, 8, 12: a weight on one takes the smaller magnitude.
 MIDPOINTS = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)

@@ -12,10 +12,10 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 
 
 def unpack_scales(packed: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes
 
 
 class Q40Format(Format):

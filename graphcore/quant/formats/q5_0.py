@@ -10,9 +10,9 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, pack_runs
 from graphcore.quant.bits import field, fp16, planes, runs
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, pack_runs
 
 
 class Q50Format(Format):

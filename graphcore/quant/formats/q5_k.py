@@ -10,11 +10,11 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and_minimums
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 
 STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
 

@@ -10,10 +10,10 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 
 STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
 

@@ -8,9 +8,9 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes, inverse, round_half_away
 from graphcore.quant.bits import field, fp16
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import fp16_bytes, inverse, round_half_away
 
 
 class Q80Format(Format):

@@ -13,9 +13,9 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes
 from graphcore.quant.bits import field, fp16
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import fp16_bytes
 from graphcore.quant.ternary import ternary_codes
 
 

@@ -9,9 +9,9 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.ternary import ternary_codes
 
 

@@ -11,7 +11,8 @@ from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 @pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral3"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
     with pytest.raises(
-        UnsupportedError, match=f"{model_type}.*bitnet, gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3"
+        UnsupportedError,
+        match=f"{model_type}.*bitnet, gemma3, gemma3_text, gpt2, gpt_oss, llama, mistral, qwen2, qwen3",
     ):
         parse(LLAMA, model_type=model_type)
 

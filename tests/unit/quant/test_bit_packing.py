@@ -2,11 +2,11 @@
 
 import torch
 
+from graphcore.quant.bit_packing import extreme, inverse, pack_planes, pack_runs, round_half_away
 from graphcore.quant.bits import planes, runs
 from graphcore.quant.formats.q3_k import pack_scales, unpack_scales
 from graphcore.quant.formats.tq1_0 import base3_bytes, base3_digits
 from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and_minimums
-from graphcore.quant.bit_packing import extreme, inverse, pack_planes, pack_runs, round_half_away
 
 GENERATOR = torch.Generator().manual_seed(0)
 

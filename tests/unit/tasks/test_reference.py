@@ -53,6 +53,8 @@ def test_gpt_oss_filled_with_our_weights_has_the_golden_logits(form: str) -> Non
     assert loaded.origin == FROM_OUR_WEIGHTS
     outputs = loaded.run(golden["tokens"].tolist())
     assert np.abs(outputs.logits.numpy() - golden["gptoss.hf_logits"]).max() < 2e-6
+
+
 @pytest.mark.parametrize(("path", "key"), [("bitnet", "bitnet"), ("bitnet_i2s.gguf", "bitnet_i2s")])
 def test_ternary_models_are_built_with_transformers_own_layers(path: str, key: str) -> None:
     golden = np.load(TINY / "logits.npz")

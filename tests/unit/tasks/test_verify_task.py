@@ -45,6 +45,8 @@ def test_random_gpt_oss_of_the_model_group_runs_with_its_layers_cut(run_task: Ru
     )
     assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
     assert (run.record["model"]["num_hidden_layers"], run.record["greedy"]["agreeing"]) == (2, 6)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("path", ["bitnet", "bitnet_i2s.gguf"])
 def test_a_ternary_model_is_within_the_tolerance(run_task: RunTask, path: str, dtype: str) -> None:
