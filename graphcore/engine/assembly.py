@@ -199,6 +199,7 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
     architecture = architecture_of(model.config)
     sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
     if packing is not None:
+        decoder.use_kernels(packing.library)
         WeightPacker(sources, model.checkpoint, packing).pack(decoder)
     return decoder, Loader(model.checkpoint, sources)
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from graphcore.kernels.native_attend import attend_natively
+
 QUERY_BLOCK = 128  # queries that are attended together; against 64, faster at 256 tokens and even at 512
 
 torch.library.define(
     "graphcore::attend",
     "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
-    " int window, float scale, Tensor? sinks=None) -> Tensor",
+    " int window, float scale, Tensor? sinks=None, str library='') -> Tensor",
 )
 
 
@@ -32,6 +34,7 @@ def attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
+    library: str = "",
 ) -> Tensor:
     """Append keys and values to the cache and attend them and all that came before.
 
@@ -43,12 +46,14 @@ def attend(
         window: the last `window` keys are visible, the query's own included; 0 is all.
         scale: multiplies q . k.
         sinks: [H] float32, a score of each head that its softmax counts and no value answers to; not scaled.
+        library: file of the C++ kernels, for the CPU; empty without.
 
     Returns:
         [B, T, H, E] compute dtype.
     """
     op = torch.ops.graphcore.attend.default
-    return op(query, key, value, k_cache, v_cache, starts, counts, window, scale, sinks)  # type: ignore[no-any-return]
+    spans = (starts, counts, window, scale, sinks, library)
+    return op(query, key, value, k_cache, v_cache, *spans)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -67,11 +72,16 @@ def sliced_attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
+    library: str = "",
 ) -> Tensor:
-    """Implement `attend` sequence by sequence on slices of the live length."""
+    """Implement `attend` sequence by sequence, in C++ where there is a library, else on slices of the live length."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         if not count:
+            continue
+        if library:
+            parts = (query[row, :count], key[row, :count], value[row, :count], k_cache[row], v_cache[row])
+            attend_natively(library, parts, out[row, :count], start, window, scale, sinks)
             continue
         new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
         one = _attend_token if count == 1 else _attend_chunk
@@ -196,6 +206,7 @@ def masked_attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
+    library: str = "",
 ) -> Tensor:
     """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write."""
     slots, tokens = k_cache.shape[2], query.shape[1]

@@ -26,6 +26,7 @@ class Attention(nn.Module):
     def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec = spec
+        self.library = ""  # file of the C++ kernels, where they run
         self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
@@ -57,7 +58,17 @@ class Attention(nn.Module):
             query, key = rotate(query, rope), rotate(key, rope)
         window = self.spec.window or 0
         heads = attend(
-            query, key, value, k_cache, v_cache, span.starts, span.counts, window, self.spec.scale, self.sinks
+            query,
+            key,
+            value,
+            k_cache,
+            v_cache,
+            span.starts,
+            span.counts,
+            window,
+            self.spec.scale,
+            self.sinks,
+            self.library,
         )
         joined = rearrange(heads, "b t h e -> b t (h e)")
         if self.attn_sub_norm is not None:

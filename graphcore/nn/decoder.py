@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,12 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers):
             yield f"layers.{index}.", block
         yield "", self.head
+
+    def use_kernels(self, library: Path | None) -> None:
+        """Have attention run on the C++ kernels of that library; None is without."""
+        for block in self.layers:
+            assert isinstance(block, Block), f"{type(block).__name__} is no block"
+            block.self_attn.library = "" if library is None else str(library)
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""

@@ -11,19 +11,6 @@ inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
 inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
-// The live slots of a ring, as at most two runs, without the slot of the new token.
-struct Live {
-    int begin[2], end[2], count;
-};
-
-inline Live live_slots(int64_t position, int slots, int window) {
-    const int64_t reach = window && window < slots ? window : slots;
-    const int count = int(std::min<int64_t>(position + 1, reach)) - 1;  // older tokens that are seen
-    const int slot = int(position % slots), first = slot - count;
-    if (first >= 0) return {{first, 0}, {slot, 0}, count};
-    return {{first + slots, 0}, {slots, slot}, count};
-}
-
 constexpr int MOST_HEADS = 4;  // query heads of one kv head that are attended together: keys are widened once for all
 
 // [sum(rows[0]), ..., sum(rows[15])]: halves are folded onto each other until each lane holds one row's sum.
@@ -114,8 +101,48 @@ inline void softmax(float* scores, int count, const float* sink) {
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 
-// Floats of scratch that attend_heads needs.
-inline size_t attend_floats(int head_dim, int slots) { return size_t(2 + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (slots + LANES); }
+// Keys and values that lie one after another.
+template <class T>
+struct Run {
+    const T *keys, *values;
+    int count;
+};
+
+// The positions begin .. end - 1 of a ring, as two runs.
+template <class T>
+void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int slots, int head_dim, Run<T> runs[2]) {
+    const int count = int(end - begin), first = int(begin % slots), whole = std::min(count, slots - first);
+    runs[0] = {keys + size_t(first) * head_dim, values + size_t(first) * head_dim, whole};
+    runs[1] = {keys, values, count - whole};
+}
+
+// Floats of scratch for the scores of heads that are attended together, and for their queries.
+inline size_t attend_floats(int head_dim, int keys) { return size_t(2 + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES); }
+
+// out[h] = softmax(q[h] . keys) values, for HEADS rows of q over three runs.
+template <class T, int HEADS>
+void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, int head_dim, float* scores, float* out) {
+    const int count = runs[0].count + runs[1].count + runs[2].count;
+    const size_t stride = size_t(count) + LANES;
+    int at = 0;
+    for (int run = 0; run < 3; at += runs[run++].count)
+        score_keys<T, HEADS>(q, runs[run].keys, runs[run].count, head_dim, scores + at, stride);
+    for (int h = 0; h < HEADS; h++) softmax(scores + h * stride, count, sinks ? sinks + h : nullptr);
+    std::memset(out, 0, size_t(HEADS) * head_dim * 4);
+    at = 0;
+    for (int run = 0; run < 3; at += runs[run++].count)
+        add_values<T, HEADS>(scores + at, stride, runs[run].values, runs[run].count, head_dim, out);
+}
+
+template <class T>
+void attend_some(int heads, const float* q, const Run<T> runs[3], const float* sinks, int head_dim, float* scores, float* out) {
+    switch (heads) {
+        case 1: return attend_rows<T, 1>(q, runs, sinks, head_dim, scores, out);
+        case 2: return attend_rows<T, 2>(q, runs, sinks, head_dim, scores, out);
+        case 3: return attend_rows<T, 3>(q, runs, sinks, head_dim, scores, out);
+        default: return attend_rows<T, MOST_HEADS>(q, runs, sinks, head_dim, scores, out);
+    }
+}
 
 // The new key and value as the cache will hold them: [2, head_dim].
 template <class T>
@@ -129,33 +156,8 @@ void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T*
     }
 }
 
-// Query heads first_head .. first_head + HEADS - 1, which share a kv head; the new token's entry is not in the cache yet.
-template <class T, int HEADS>
-void attend_together(const Attend& a, int first_head, const T* keys, const T* values, const T* entry, const float* rope, float* scratch) {
-    const int head_dim = a.head_dim;
-    const Live live = live_slots(*a.position, a.slots, a.window);
-    const size_t stride = size_t(a.slots) + LANES;
-    float *q = scratch, *scores = scratch + MOST_HEADS * head_dim;
-    for (int h = 0; h < HEADS; h++) {
-        float* head = q + h * head_dim;
-        normalise(a.q_norm, a.q + size_t(first_head + h) * head_dim, head_dim, head);
-        if (rope) rotate(head, rope, head_dim);
-        for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
-    }
-    const int runs[2] = {live.end[0] - live.begin[0], live.end[1] - live.begin[1]};
-    for (int run = 0, at = 0; run < 2; at += runs[run++])
-        score_keys<T, HEADS>(q, keys + size_t(live.begin[run]) * head_dim, runs[run], head_dim, scores + at, stride);
-    score_keys<T, HEADS>(q, entry, 1, head_dim, scores + live.count, stride);
-    for (int h = 0; h < HEADS; h++)
-        softmax(scores + h * stride, live.count + 1, a.sinks ? a.sinks + first_head + h : nullptr);
-    float* out = a.out + size_t(first_head) * head_dim;
-    std::memset(out, 0, size_t(HEADS) * head_dim * 4);
-    for (int run = 0, at = 0; run < 2; at += runs[run++])
-        add_values<T, HEADS>(scores + at, stride, values + size_t(live.begin[run]) * head_dim, runs[run], head_dim, out);
-    add_values<T, HEADS>(scores + live.count, stride, entry + head_dim, 1, head_dim, out);
-}
-
-// Heads first .. last - 1, all of one kv head; the thread that has the kv head's first query head writes the cache.
+// One token, heads first .. last - 1, all of one kv head. The new token's entry is not in the cache until the thread that
+// has the kv head's first query head has written it: nobody reads its slot before the next barrier.
 template <class T>
 void attend_heads(const Attend& a, int first, int last, float* scratch) {
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
@@ -164,18 +166,22 @@ void attend_heads(const Attend& a, int first, int last, float* scratch) {
     T* keys = (T*)a.k_cache + size_t(kv_head) * a.slots * head_dim;
     T* values = (T*)a.v_cache + size_t(kv_head) * a.slots * head_dim;
     T* entry = (T*)scratch;
-    float* rest = scratch + 2 * head_dim;
-    make_entry(a, kv_head, rope, rest, entry);
+    float *q = scratch + 2 * head_dim, *scores = q + MOST_HEADS * head_dim;
+    make_entry(a, kv_head, rope, q, entry);
+    const int64_t reach = a.window && a.window < a.slots ? a.window : a.slots;
+    Run<T> runs[3];
+    ring_runs<T>(keys, values, std::max<int64_t>(0, position + 1 - reach), position, a.slots, head_dim, runs);
+    runs[2] = {entry, entry + head_dim, 1};
     const bool writes = first % group == 0;
-    while (first < last) {
-        const int together = std::min(last - first, MOST_HEADS);
-        switch (together) {
-            case 1: attend_together<T, 1>(a, first, keys, values, entry, rope, rest); break;
-            case 2: attend_together<T, 2>(a, first, keys, values, entry, rope, rest); break;
-            case 3: attend_together<T, 3>(a, first, keys, values, entry, rope, rest); break;
-            default: attend_together<T, MOST_HEADS>(a, first, keys, values, entry, rope, rest);
+    for (int together; first < last; first += together) {
+        together = std::min(last - first, MOST_HEADS);
+        for (int h = 0; h < together; h++) {
+            float* head = q + h * head_dim;
+            normalise(a.q_norm, a.q + size_t(first + h) * head_dim, head_dim, head);
+            if (rope) rotate(head, rope, head_dim);
+            for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
-        first += together;
+        attend_some<T>(together, q, runs, a.sinks ? a.sinks + first : nullptr, head_dim, scores, a.out + size_t(first) * head_dim);
     }
     if (!writes) return;
     const size_t slot = size_t(position % a.slots) * head_dim;
