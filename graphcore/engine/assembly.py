@@ -15,7 +15,7 @@ from graphcore.engine.runner import Runner
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
-from graphcore.graph.native import can_record
+from graphcore.graph.native import obstacle_of
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
@@ -137,11 +137,11 @@ def prepare(settings: Settings, model: Model) -> Assembly:
     """
     choices = choose(settings, model)
     decoder, loader = match_model(model, choices.dtype, choices.packing)
-    if choices.graph == "captured" and choices.device.type == "cpu" and not can_record(decoder):
-        note = "decode runs compiled: a matrix is in a format that the kernels do not multiply"
+    obstacle = obstacle_of(decoder)
+    if choices.graph == "captured" and choices.device.type == "cpu" and obstacle is not None:
         if settings.graph.kind == "captured":
-            raise ConfigError(f"graph=captured is not possible, {note}; use graph=auto")
-        choices = replace(choices, graph="compiled", notes=(*choices.notes, note))
+            raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
+        choices = replace(choices, graph="compiled", notes=(*choices.notes, f"decode runs compiled: {obstacle}"))
     return Assembly(choices, decoder, loader)
 
 

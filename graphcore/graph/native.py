@@ -51,17 +51,16 @@ class NativeStep:
         self.program.run()
 
 
-def can_record(decoder: Decoder) -> bool:
-    """Return whether the kernels multiply every matrix as its module does."""
-
-    def is_known(module: nn.Module) -> bool:
-        if isinstance(module, Linear) and module.int8_order is not None:
-            return isinstance(module.packing, KernelPacking)
-        if isinstance(module, Linear | ExpertLinear | Embedding):
-            return module.packing is None or isinstance(module.packing, KernelPacking)
-        return True
-
-    return all(map(is_known, decoder.modules()))
+def obstacle_of(decoder: Decoder) -> str | None:
+    """Return why the decoder cannot be recorded, or None if it can."""
+    for name, module in decoder.named_modules():
+        if not isinstance(module, Linear | ExpertLinear | Embedding):
+            continue
+        if module.packing is not None and not isinstance(module.packing, KernelPacking):
+            return f"no kernel multiplies {module.packing.format}, the format of {name}"
+        if isinstance(module, Linear) and module.int8_order is not None and module.rounding != "token":
+            return "float32 keeps to the reference's order of operations where activations are int8"
+    return None
 
 
 @dataclass

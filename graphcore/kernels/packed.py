@@ -55,6 +55,8 @@ FORMAT_NUMBERS = {
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
+GROUP_ROWS = 16  # rows that lie together
+SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
 
 
@@ -100,10 +102,19 @@ class PackedForm:
             packed[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
         return packed
 
-    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the dense matrix: [nbytes] uint8 -> [O, I] dtype; bit-exact with the format's definition."""
-        dense = torch.empty(self.rows, self.columns, dtype=dtype)
+    def unpack(self, packed: Tensor, dtype: torch.dtype, begin: int = 0, end: int | None = None) -> Tensor:
+        """Return rows begin .. end - 1, dense: [nbytes] uint8 -> [rows, I] dtype; bit-exact with the format's definition.
+
+        Args:
+            packed: the whole matrix.
+            begin: a multiple of sixteen.
+            end: None is all rows.
+        """
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked for {begin}"
         matrix = self.matrix(packed)
+        matrix.rows = (self.rows if end is None else end) - begin
+        matrix.bytes += open_library(self.library).graphcore_packed_nbytes(self.numbers[0], begin, self.columns)
+        dense = torch.empty(matrix.rows, self.columns, dtype=dtype)
         library = open_library(self.library)
         library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
         return dense
@@ -194,7 +205,7 @@ def _linear_cpu(
     form = PackedForm(library, name, rows, x.shape[-1])
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
     if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
-        return torch.nn.functional.linear(x, form.unpack(packed, x.dtype), bias)
+        return _dense_product(x, packed, bias, form)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], rows))
     wide = None if bias is None else bias.float()
@@ -208,6 +219,23 @@ def _linear_cpu(
         None if wide is None else wide.data_ptr(),
         y.data_ptr(),
     )
+    return y
+
+
+def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, form: PackedForm) -> Tensor:
+    """Unpack some rows at a time and multiply with them: [..., I] -> [..., O].
+
+    A slice stays in the cache and in memory that the allocator keeps; a large matrix unpacked whole is new memory, whose
+    page faults take as long as the product of a hundred tokens.
+    """
+    step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
+    if step >= form.rows:
+        return torch.nn.functional.linear(x, form.unpack(packed, x.dtype), bias)
+    y = x.new_empty((*x.shape[:-1], form.rows))
+    for begin in range(0, form.rows, step):
+        end = min(begin + step, form.rows)
+        part = None if bias is None else bias[begin:end]
+        y[..., begin:end] = torch.nn.functional.linear(x, form.unpack(packed, x.dtype, begin, end), part)
     return y
 
 

@@ -88,10 +88,15 @@ class Decoder(nn.Module):
         yield "", self.head
 
     def use_kernels(self, library: Path | None) -> None:
-        """Have attention run on the C++ kernels of that library; None is without."""
+        """Have attention run on the C++ kernels of that library; None is without.
+
+        Blocks that round to int8 stay without in float32: a last place that differs becomes a whole step of a code
+        there, and float32 is to be the reference's to the bit.
+        """
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
-            block.self_attn.library = "" if library is None else str(library)
+            is_reference = block.dtype is torch.float32 and block.self_attn.q_proj.int8_order is not None
+            block.self_attn.library = "" if library is None or is_reference else str(library)
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""
