@@ -22,7 +22,7 @@ from graphcore.nn.spec import BlockSpec, MoESpec
 
 def residual_dtype(spec: BlockSpec, dtype: torch.dtype) -> torch.dtype:
     """Return the residual stream's dtype: the compute dtype, unless it is fp16 and the activations outgrow it."""
-    return torch.float32 if spec.outgrows_float16 and dtype is torch.float16 else dtype
+    return torch.float32
 
 
 class Block(nn.Module):

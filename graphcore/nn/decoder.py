@@ -66,8 +66,12 @@ class Head(nn.Module):
         self.lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [..., V] float32 of the residual stream `x` [..., D]."""
-        return self.lm_head(self.norm(x, self.dtype)).float()  # type: ignore[no-any-return]  # Module.__call__
+        """Return logits [..., V] float32 of the residual stream `x` [..., D].
+
+        A packed head gives float32: in bf16 logits near 25 are an eighth apart, and close tokens would tie.
+        """
+        is_packed = self.lm_head.packing is not None
+        return self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
