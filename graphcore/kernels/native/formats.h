@@ -1,6 +1,6 @@
 // The stored formats, as the kernels hold them: sixteen rows at a time, scales first, then codes.
 //
-//     group of 16 rows:  [ scales of all blocks | pad to 64 ]  [ codes of block 0 ][ codes of block 1 ] ...
+//     group of 16 rows:  [ scales of 256 columns | pad to 64 ][ their codes ]  [ scales of the next 256 ][ codes ] ...
 //     weight = scale * (value(code) - OFFSET)  (+ minimum)      value: the code itself, or a table's entry
 //
 // A format's struct says how to read one stored block of one row (`read`) and how to find the sixteen rows' scales of

@@ -7,11 +7,14 @@ namespace {
 
 template <class F>
 void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
-    uint8_t* to = const_cast<uint8_t*>(codes_of<F>(group, columns));
     alignas(64) uint8_t codes[LANES][F::COLUMNS];
     for (int stored = 0; stored < columns / F::COLUMNS; stored++) {
+        const int first = stored * (F::COLUMNS / BLOCK_COLUMNS);
+        const Stretch<F> here(group, columns, first / CHUNK_BLOCKS);
+        auto* meta = const_cast<uint8_t*>(here.meta_of(first % CHUNK_BLOCKS));
+        auto* to = const_cast<uint8_t*>(here.codes_of(first % CHUNK_BLOCKS));
         for (int lane = 0; lane < LANES; lane++)
-            F::read(rows[lane] + size_t(stored) * F::RAW_NBYTES, lane, group + size_t(stored) * F::META_NBYTES, codes[lane]);
+            F::read(rows[lane] + size_t(stored) * F::RAW_NBYTES, lane, meta, codes[lane]);
         for (int block = 0; block < F::COLUMNS / BLOCK_COLUMNS; block++) {
             u8x64 quads[QUADS];
             for (int j = 0; j < QUADS; j++) {
@@ -56,15 +59,16 @@ struct Block {
     alignas(64) float scales[2][LANES], minimums[2][LANES];
 
     Block(const uint8_t* group, int columns, int block) {
+        const Stretch<F> here(group, columns, block / CHUNK_BLOCKS);
+        const int within = block % CHUNK_BLOCKS, part = here.part_of(within);
         u8x64 quads[QUADS], rows[QUADS];
-        expand_values<F>(codes_of<F>(group, columns) + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+        expand_values<F>(here.codes_of(within), quads);
         gather_rows(quads, rows);
         for (int i = 0; i < QUADS; i++) {
             std::memcpy(codes[i], &rows[i], BLOCK_COLUMNS);
             std::memcpy(codes[i + 8], (const uint8_t*)&rows[i] + BLOCK_COLUMNS, BLOCK_COLUMNS);
         }
-        int part;
-        const uint8_t* meta = meta_of<F>(group, block, part);
+        const uint8_t* meta = here.meta_of(within);
         for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
             store(scales[half], F::scale(meta, part + half));
             if constexpr (F::HAS_MINIMUM) store(minimums[half], F::minimum(meta, part + half));

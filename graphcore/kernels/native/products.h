@@ -10,17 +10,44 @@
 
 namespace graphcore {
 
+// A group's memory is one stream: chunks of eight blocks, each its scales and then its codes. The last may be shorter.
+constexpr int CHUNK_BLOCKS = 8;
+constexpr int CHUNK_COLUMNS = CHUNK_BLOCKS * BLOCK_COLUMNS;
+
 template <class F>
-inline const uint8_t* codes_of(const uint8_t* group, int columns) {
-    const size_t meta = size_t(columns / F::COLUMNS) * F::META_NBYTES;
-    return group + (meta + 63) / 64 * 64;
+constexpr int meta_nbytes(int blocks) {
+    return (blocks * BLOCK_COLUMNS / F::COLUMNS * F::META_NBYTES + VECTOR_NBYTES - 1) / VECTOR_NBYTES * VECTOR_NBYTES;
 }
 
 template <class F>
+constexpr int chunk_nbytes(int blocks) { return meta_nbytes<F>(blocks) + blocks * Codes<F::BITS>::NBYTES; }
+
+template <class F>
 constexpr size_t group_nbytes(int columns) {
-    const size_t meta = (size_t(columns / F::COLUMNS) * F::META_NBYTES + 63) / 64 * 64;
-    return meta + size_t(columns / BLOCK_COLUMNS) * Codes<F::BITS>::NBYTES;
+    const int blocks = columns / BLOCK_COLUMNS;
+    return size_t(blocks / CHUNK_BLOCKS) * chunk_nbytes<F>(CHUNK_BLOCKS) + chunk_nbytes<F>(blocks % CHUNK_BLOCKS);
 }
+
+// Some blocks of a group: where their scales and codes begin.
+template <class F>
+struct Stretch {
+    const uint8_t *meta, *codes;
+    int first, blocks;
+
+    Stretch(const uint8_t* group, int columns, int chunk) : first(chunk * CHUNK_BLOCKS) {
+        const int rest = columns / BLOCK_COLUMNS - first;
+        blocks = rest < CHUNK_BLOCKS ? rest : CHUNK_BLOCKS;
+        meta = group + size_t(chunk) * chunk_nbytes<F>(CHUNK_BLOCKS);
+        codes = meta + meta_nbytes<F>(blocks);
+    }
+
+    const uint8_t* codes_of(int within) const { return codes + size_t(within) * Codes<F::BITS>::NBYTES; }
+    // the stored block's scales, and which of its parts this block begins with
+    const uint8_t* meta_of(int within) const { return meta + size_t(within * BLOCK_COLUMNS / F::COLUMNS) * F::META_NBYTES; }
+    static constexpr int part_of(int within) { return within % (F::COLUMNS / BLOCK_COLUMNS) * (F::HALVES ? 2 : 1); }
+};
+
+inline int num_chunks(int columns) { return (columns + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS; }
 
 template <class F>
 inline void expand_values(const uint8_t* codes, u8x64 quads[QUADS]) {
@@ -29,22 +56,14 @@ inline void expand_values(const uint8_t* codes, u8x64 quads[QUADS]) {
         for (int j = 0; j < QUADS; j++) quads[j] = lookup16(F::table(), quads[j]);
 }
 
-// The block's scales: where they lie, and which part of the stored block this one begins with.
-template <class F>
-inline const uint8_t* meta_of(const uint8_t* group, int block, int& part) {
-    constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
-    part = block % BLOCKS * (F::HALVES ? 2 : 1);
-    return group + size_t(block / BLOCKS) * F::META_NBYTES;
-}
-
 // Has the cache fetch what lies PREFETCH_NBYTES on; a thread's groups are one run of memory, so that this is what it reads
 // next. The hardware's own prefetcher starts anew at each of a layer's small matrices and reaches half of the bandwidth.
 constexpr int PREFETCH_NBYTES = 4096;
 
 template <class F>
-inline void prefetch_block(const uint8_t* group, int block) {
-    constexpr int STRIDE = F::META_NBYTES / (F::COLUMNS / BLOCK_COLUMNS) + Codes<F::BITS>::NBYTES;
-    const uint8_t* ahead = group + size_t(block) * STRIDE + PREFETCH_NBYTES;
+inline void prefetch_block(const uint8_t* chunk, int within) {
+    constexpr int STRIDE = chunk_nbytes<F>(CHUNK_BLOCKS) / CHUNK_BLOCKS;
+    const uint8_t* ahead = chunk + size_t(within) * STRIDE + PREFETCH_NBYTES;
     for (int line = 0; line < STRIDE; line += VECTOR_NBYTES) __builtin_prefetch(ahead + line);
 }
 
@@ -62,7 +81,7 @@ inline f32x16 correction(const uint8_t* meta, int part, f32x16 scale) {
 template <class F, int TOKENS, bool WIDE>
 __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int block, const Activations& x, int first, f32x16* sums) {
     u8x64 quads[QUADS];
-    expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+    expand_values<F>(codes, quads);
     f32x16 scales[2], corrections[2];
     for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
         scales[half] = F::scale(meta, part + half);
@@ -96,17 +115,17 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
 
 template <class F, int TOKENS, bool WIDE>
 inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
-    constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
-    const uint8_t* codes = codes_of<F>(group, columns);
     f32x16 sums[TOKENS] = {};
-    for (int stored = 0; stored < columns / F::COLUMNS; stored++)
+    for (int chunk = 0; chunk < num_chunks(columns); chunk++) {
+        const Stretch<F> here(group, columns, chunk);
 #pragma GCC unroll 8
-        for (int within = 0; within < BLOCKS; within++) {
-            const int block = stored * BLOCKS + within;
-            if (TOKENS == 1) prefetch_block<F>(group, block);
-            const uint8_t* meta = group + size_t(stored) * F::META_NBYTES;
-            multiply_block<F, TOKENS, WIDE>(codes, meta, within * (F::HALVES ? 2 : 1), block, x, first, sums);
+        for (int within = 0; within < CHUNK_BLOCKS; within++) {
+            if (within >= here.blocks) break;
+            if (TOKENS == 1) prefetch_block<F>(here.meta, within);
+            multiply_block<F, TOKENS, WIDE>(
+                here.codes_of(within), here.meta_of(within), here.part_of(within), here.first + within, x, first, sums);
         }
+    }
     for (int t = 0; t < TOKENS; t++) totals[t] = sums[t];
 }
 
@@ -114,13 +133,14 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
 // in their bytes (0, 2, 4 or 6 bits up) and the four sums are shifted back once.
 template <class F>
 inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activations& x, int row) {
-    const uint8_t* codes = codes_of<F>(group, columns);
+    static_assert(F::META_NBYTES == 0, "codes lie one after another");
     const int8_t* q = x.q_row(row);
     i32x16 sums[2][4] = {};
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
-        prefetch_block<F>(group, block);
+        const uint8_t* codes = group + size_t(block) * Codes<2>::NBYTES;
         for (int h = 0; h < 2; h++) {
-            const u8x64 bits = load<u8x64>(codes + size_t(block) * Codes<2>::NBYTES + h * VECTOR_NBYTES);
+            const u8x64 bits = load<u8x64>(codes + h * VECTOR_NBYTES);
+            __builtin_prefetch(codes + h * VECTOR_NBYTES + PREFETCH_NBYTES);
             for (int s = 0; s < 4; s++)
                 sums[h][s] = dot4(sums[h][s], bits & splat_byte(uint8_t(3 << 2 * s)), four_at(q + 32 * block + 16 * h + 4 * s));
         }
@@ -134,13 +154,13 @@ template <class F, int TOKENS>
 inline void multiply_float(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
     // affine codes are centred, so that scale * code and the minimum do not cancel
     constexpr int CENTRE = F::HAS_MINIMUM ? 1 << (F::BITS - 1) : F::OFFSET;
-    const uint8_t* codes = codes_of<F>(group, columns);
     for (int t = 0; t < TOKENS; t++) totals[t] = f32x16{};
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
-        int part;
-        const uint8_t* meta = meta_of<F>(group, block, part);
+        const Stretch<F> here(group, columns, block / CHUNK_BLOCKS);
+        const int within = block % CHUNK_BLOCKS, part = here.part_of(within);
+        const uint8_t* meta = here.meta_of(within);
         u8x64 quads[QUADS];
-        expand_values<F>(codes + size_t(block) * Codes<F::BITS>::NBYTES, quads);
+        expand_values<F>(here.codes_of(within), quads);
         for (int half = 0; half < 2; half++) {
             f32x16 sums[TOKENS] = {};
             for (int j = 4 * half; j < 4 * half + 4; j++)
@@ -180,22 +200,21 @@ inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
 
 template <class T>
 inline f32x16 multiply_dense(const T* rows, int num_rows, int columns, const float* x) {
+    constexpr int WIDTH = 4;  // sums apart, so that one addition need not wait for the last
     f32x16 result{};
-    for (int row = 0; row < num_rows; row += 4) {
-        const int height = num_rows - row < 4 ? num_rows - row : 4;
-        f32x16 sums[4][2] = {};
+    for (int row = 0; row < num_rows; row++) {
         const T* from = rows + size_t(row) * columns;
+        f32x16 sums[WIDTH] = {};
         int c = 0;
-        for (; c + 2 * LANES <= columns; c += 2 * LANES)
-            for (int r = 0; r < height; r++) {
-                sums[r][0] += widen(from + size_t(r) * columns + c) * load<f32x16>(x + c);
-                sums[r][1] += widen(from + size_t(r) * columns + c + LANES) * load<f32x16>(x + c + LANES);
-            }
-        for (int r = 0; r < height; r++) {
-            float rest = 0;
-            for (int tail = c; tail < columns; tail++) rest += widen_one(from + size_t(r) * columns + tail) * x[tail];
-            result[row + r] = sum(sums[r][0] + sums[r][1]) + rest;
+        for (; c + WIDTH * LANES <= columns; c += WIDTH * LANES) {
+            for (size_t line = 0; line < WIDTH * LANES * sizeof(T); line += VECTOR_NBYTES)
+                __builtin_prefetch((const uint8_t*)(from + c) + line + PREFETCH_NBYTES);
+            for (int i = 0; i < WIDTH; i++) sums[i] += widen(from + c + i * LANES) * load<f32x16>(x + c + i * LANES);
         }
+        for (; c + LANES <= columns; c += LANES) sums[0] += widen(from + c) * load<f32x16>(x + c);
+        float rest = 0;
+        for (; c < columns; c++) rest += widen_one(from + c) * x[c];
+        result[row] = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
     }
     return result;
 }
