@@ -24,6 +24,7 @@ from graphcore.nn.rope import rope_frequencies
 from graphcore.nn.spec import DivisorScaling, Llama3Scaling, ModelSpec, RopeSpec
 
 Fields = dict[str, FieldValue]
+NOT_STORED = ("swiglu_limit", "swiglu_alpha")  # the readers of gpt-oss know them
 ALIASES: Mapping[str, str] = MappingProxyType({"mistral": "llama"})  # model types that llama.cpp has under another name
 
 
@@ -88,7 +89,24 @@ def _gemma3_fields(config: ModelConfig) -> Fields:
     return found
 
 
-EXTRA_FIELDS: Mapping[str, Callable[[ModelConfig], Fields]] = MappingProxyType({"gemma3": _gemma3_fields})
+def _gpt_oss_fields(config: ModelConfig) -> Fields:
+    found: Fields = {
+        "attention.sliding_window": config.sliding_window or 0,
+        "expert_count": config.num_local_experts or 0,
+        "expert_used_count": config.num_experts_per_tok or 0,
+        "expert_feed_forward_length": config.intermediate_size,
+    }
+    scaling = config.rope_scaling
+    if scaling is not None and scaling["rope_type"] == "yarn":
+        found["rope.scaling.type"] = "yarn"
+        found["rope.scaling.factor"] = float(scaling["factor"])
+        found["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
+    return found
+
+
+EXTRA_FIELDS: Mapping[str, Callable[[ModelConfig], Fields]] = MappingProxyType(
+    {"gemma3": _gemma3_fields, "gpt-oss": _gpt_oss_fields}
+)
 
 
 def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
@@ -145,7 +163,11 @@ def _as_float32(value: float) -> float:
 
 def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied: bool) -> ModelConfig:
     """Return the config with its floats as float32 has them, as GGUF stores them, and its scaling as divisors."""
-    rounded = {name: _as_float32(value) for name, value in vars(config).items() if isinstance(value, float)}
+    rounded = {
+        name: _as_float32(value)
+        for name, value in vars(config).items()
+        if isinstance(value, float) and name not in NOT_STORED
+    }
     changed = replace(config, **rounded, tie_word_embeddings=is_tied)  # type: ignore[arg-type]  # all are floats
     if divisors is not None:
         return replace(changed, rope_scaling=None, rope_freq_divisors=divisors)
