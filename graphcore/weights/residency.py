@@ -1,6 +1,6 @@
 """Proof that every weight lies where it was planned to lie: on the device, in one allocation, at its aligned place.
 
-    [ token embedding | positions | layer 0 | layer 1 | ... | final norm | head ]     a tied head has no bytes of its own
+    [ token embedding | positions | layer 0 | layer 1 | ... | final norm | head ]    a tied head has no bytes of its own
 
 What runs reads addresses that were taken once (native programs, captured graphs). A buffer that was bound to something
 else afterwards would leave them reading old bytes, which no result shows at once.

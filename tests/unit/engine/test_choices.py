@@ -123,7 +123,7 @@ def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pyte
     monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
     ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
-    ours = [model(), model(**bitnet)]  # whose random weights are dense, between 8-bit activations
+    ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
     chosen = [prepare(compose_settings(["device=cpu"]), each).choices for each in ours]
     assert [choices.graph for choices in chosen] == ["captured", "compiled"]
     assert "decode runs compiled" in chosen[1].notes[0]
