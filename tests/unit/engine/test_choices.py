@@ -15,6 +15,7 @@ from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph, cho
 from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from graphcore.kernels import library
+from graphcore.kernels.packed import PackedForm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 RAW = {
@@ -117,6 +118,25 @@ def test_activations_are_rounded_as_asked_and_never_in_float32(
     activations: str, dtype: torch.dtype, expected: str
 ) -> None:
     assert choose_rounding(activations, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_effect"),
+    [
+        (["quant=q8_0", "dtype=bf16"], True),
+        (["quant=q8_0", "dtype=fp32"], False),
+        (["dtype=bf16"], False),
+        (["quant=q8_0", "dtype=bf16", "quant.activations=auto"], True),
+    ],
+)
+def test_rounding_that_was_asked_for_in_vain_is_told(
+    overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr(PackedForm, "nbytes", 64)
+    settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
+    notes = prepare(settings, model()).choices.notes
+    assert any("quant.activations=int8 has no effect" in note for note in notes) != has_effect
 
 
 def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
