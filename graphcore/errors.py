@@ -35,3 +35,7 @@ class PlanError(GraphcoreError, ValueError):
 
 class GraphError(GraphcoreError, RuntimeError):
     """A graph cannot be compiled, captured or replayed here."""
+
+
+class ResidencyError(GraphcoreError, RuntimeError):
+    """A weight does not lie where it was planned to lie."""

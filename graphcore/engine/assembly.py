@@ -19,6 +19,9 @@ from graphcore.graph.native import obstacle_of
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
+from graphcore.nn.linear import Linear
+from graphcore.nn.moe import ExpertLinear
+from graphcore.quant.packing import KernelPacking
 from graphcore.streaming.policy import Resident
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
@@ -142,7 +145,19 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         if settings.graph.kind == "captured":
             raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
         choices = replace(choices, graph="compiled", notes=(*choices.notes, f"decode runs compiled: {obstacle}"))
+    if settings.quant.activations == "int8" and not rounds_activations(decoder):
+        note = "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
+        choices = replace(choices, notes=(*choices.notes, note))
     return Assembly(choices, decoder, loader)
+
+
+def rounds_activations(decoder: Decoder) -> bool:
+    """Return whether a matrix of the decoder is multiplied with activations of 8 bits."""
+    return any(
+        isinstance(module.packing, KernelPacking) and module.rounding in ("block", "token")
+        for module in decoder.modules()
+        if isinstance(module, Linear | ExpertLinear)
+    )
 
 
 def build_runner(settings: Settings, model: Model, parts: Assembly, on_progress: Progress) -> tuple[Runner, Plan]:

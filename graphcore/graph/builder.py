@@ -43,7 +43,7 @@ class GraphBuilder:
         layer_groups: which layers each group holds, in order.
         caches: one per layer, for the largest batch.
         cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
-        library: file of the C++ kernels, which captured decode steps on the CPU run on.
+        library: file of the C++ kernels, which captured decode steps on the CPU run on; None captures CUDA graphs.
     """
 
     decoder: Decoder
@@ -68,20 +68,20 @@ class GraphBuilder:
             is_greedy: also choose the likeliest next token and make it the next input.
         """
         if self.kind == "captured" and self.library is not None and batch == 1:
-            return self._recorded(is_greedy)
+            return self._recorded(self.library, is_greedy)
         program = self._program(batch, "decode")
         steps = list(program.steps)
         if is_greedy:
             steps.append(GreedyStep(steps[-1].group, program.state))
-        if self.kind == "captured" and self.device.type == "cuda":
+        if self.kind == "captured" and self.library is None:
             return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
 
-    def _recorded(self, is_greedy: bool) -> Program:
+    def _recorded(self, library: Path, is_greedy: bool) -> Program:
         """Return one sequence's decode step as a native program."""
         state = StepState.empty(1, 1, self.device)
         caches = [cache.rows(1) for cache in self.caches]
-        recorder = Recorder(self.decoder, caches, self.tables, str(self.library))
+        recorder = Recorder(self.decoder, caches, self.tables, str(library))
         return Program(state, [NativeStep(0, recorder.record(state, is_greedy))])
 
     def token(self, batch: int) -> Program:

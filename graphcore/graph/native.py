@@ -78,7 +78,7 @@ class Recorder:
     library: str
 
     def record(self, state: StepState, is_greedy: bool) -> native.NativeProgram:
-        """Return the program of a whole decode step over the state's inputs; it fills `logits`, and if greedy `chosen`."""
+        """Return the program of a whole decode step over the state's inputs; fills `logits`, and if greedy `chosen`."""
         program = native.NativeProgram(self.library, torch.get_num_threads())
         spec = self.decoder.spec
         x = program.buffer(spec.dim)

@@ -213,7 +213,8 @@ class NativeProgram:
         """Return where a tensor of that dtype begins, and keep it alive; None for None."""
         if tensor is None:
             return None
-        assert tensor.dtype is dtype and tensor.is_contiguous(), f"{tensor.dtype} {tensor.stride()}, asked for {dtype}"
+        assert tensor.dtype is dtype, f"{tensor.dtype}, asked for {dtype}"
+        assert tensor.is_contiguous(), f"strides {tensor.stride()}, the kernels read one run"
         self.kept.append(tensor)
         return tensor.data_ptr()
 
@@ -243,7 +244,8 @@ class NativeProgram:
         if self._table is None:
             self._seal()
         table, scratch = self._table, self._scratch
-        assert table is not None and scratch is not None, "sealed above"
+        assert table is not None, "sealed above"
+        assert scratch is not None, "sealed above"
         length = len(self.arguments) - begin if count is None else count
         first = ctypes.byref(table, begin * ctypes.sizeof(Instruction))
         team = shared_team(self.library, self.threads)
@@ -251,7 +253,7 @@ class NativeProgram:
 
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(
-            *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)  # type: ignore[attr-defined]  # each has one
+            *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)
         )
         row_nbytes = _aligned(4 * self.row_floats)
         activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)

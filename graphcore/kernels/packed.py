@@ -2,8 +2,8 @@
 
 Legend: O rows (output features), I columns (input features), T tokens.
 
-Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it). The bytes are about as
-many as the file's; rows are padded to a multiple of sixteen.
+Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it). The bytes are about
+as many as the file's; rows are padded to a multiple of sixteen.
 
     rounding    x is                                  relative RMS error of x @ W.T
     float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)
@@ -121,7 +121,8 @@ class PackedForm:
 
     def matrix(self, packed: Tensor) -> Matrix:
         """Return the matrix as the kernels see it; the bytes stay the tensor's."""
-        assert packed.is_contiguous() and packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
+        assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
+        assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
         scale = 1.0
         if self.format == "i2_s":
             scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
@@ -137,8 +138,6 @@ torch.library.define(
     "graphcore::packed_rows",
     "(Tensor ids, Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
 )
-
-
 torch.library.define(
     "graphcore::packed_matrix",
     "(Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
@@ -179,7 +178,7 @@ def packed_matrix(packed: Tensor, form: PackedForm, dtype: torch.dtype) -> Tenso
 
 
 @torch.library.register_fake("graphcore::packed_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
-def _matrix_fake(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def _matrix_fake(packed: Tensor, _library: str, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return packed.new_empty((rows, columns), dtype=dtype)
 
 
@@ -188,13 +187,15 @@ def _matrix_cpu(packed: Tensor, library: str, name: str, rows: int, columns: int
 
 
 @torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
-def _linear_fake(x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, _: str) -> Tensor:
+def _linear_fake(
+    x: Tensor, _packed: Tensor, _bias: Tensor | None, _library: str, _name: str, rows: int, _rounding: str
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
 @torch.library.register_fake("graphcore::packed_rows")  # type: ignore[untyped-decorator]  # torch does not type it
 def _rows_fake(
-    ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
+    ids: Tensor, packed: Tensor, _library: str, _name: str, _rows: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
     return packed.new_empty((*ids.shape, columns), dtype=dtype)
 

@@ -15,8 +15,8 @@ from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 
 torch.library.define(
     "graphcore::packed_experts",
-    "(Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, float limit, float alpha, str[] formats,"
-    " str library, str rounding) -> Tensor",
+    "(Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, float limit, float alpha,"
+    " str[] formats, str library, str rounding) -> Tensor",
 )
 
 

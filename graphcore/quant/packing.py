@@ -2,8 +2,8 @@
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
-    KernelPacking   the kernels' own order of the same codes; products read it at memory speed     (CPU, with a compiler)
-    StoredPacking   the file's bytes; each product unpacks the matrix before it                    (anywhere, slower)
+    KernelPacking   the kernels' own order of the same codes; products read it at memory speed   (CPU, with a compiler)
+    StoredPacking   the file's bytes; each product unpacks the matrix before it                  (anywhere, slower)
 """
 
 from abc import ABC, abstractmethod
@@ -155,7 +155,7 @@ def dequantize_packed(raw: Tensor, name: str, shape: Sequence[int], dtype: torch
 
 
 @torch.library.register_fake("graphcore::dequantize_packed")  # type: ignore[untyped-decorator]  # torch's is untyped
-def _dequantize_fake(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _dequantize_fake(raw: Tensor, _name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return raw.new_empty(shape, dtype=dtype)
 
 

@@ -94,7 +94,8 @@ def count_kernels(work: Callable[[], object], device: torch.device) -> int:
     """Return how many kernels one run of the work starts.
 
     On CUDA: kernels that ran on the device, inside a captured graph too. On the CPU, where the profiler does not see
-    into compiled code: outermost calls that move bytes, an operator or a whole compiled graph being one.
+    into compiled code: outermost calls that move bytes, an operator or a whole compiled graph being one. A native
+    program is called past torch and not counted.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with quiet_standard_error(), profile(activities=activities, acc_events=True) as profiler:

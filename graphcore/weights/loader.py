@@ -16,6 +16,7 @@ from graphcore.quant.packing_error import packing_error
 from graphcore.weights.layout import Layout, layout_of
 from graphcore.weights.matching import HEAD, SCALE
 from graphcore.weights.packed_weights import TERNARY, is_tied, packing_of
+from graphcore.weights.residency import check_resident
 from graphcore.weights.slots import Slot, bind
 
 Progress = Callable[[str, int, int], None]
@@ -49,9 +50,8 @@ class Loader:
         info = self.checkpoint.tensors[source.name]
         stored = self.checkpoint.read(source.name)
         if name.endswith(SCALE) and info.encoding == TERNARY:
-            stored = torch.tensor(
-                [FORMATS[TERNARY].split_rows(stored, info.shape)[1]]
-            )  # its peak, without unpacking it
+            peak = FORMATS[TERNARY].split_rows(stored, info.shape)[1]  # without unpacking it
+            stored = torch.tensor([peak])
         elif info.encoding in FORMATS and stored.dtype is torch.uint8:
             unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
             stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)
@@ -94,10 +94,15 @@ class Loader:
 
         Returns:
             The bytes of all slots.
+
+        Raises:
+            CheckpointError: the file changed under us, or holds values that are no weights.
+            ResidencyError: a weight did not come to lie where it was planned to.
         """
         groups = list(decoder.groups())
         layouts = [self.layout(prefix, module) for prefix, module in groups]
-        slots = Slot.allocate(sum(layout.nbytes for layout in layouts), device).split(layouts)
+        whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
+        slots = whole.split(layouts)
         for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
             for name, view in slot.views(layout).items():
                 packing = packing_of(module, name)
@@ -107,7 +112,8 @@ class Loader:
             on_progress("load", index + 1, len(groups))
         if self.is_tied:
             bind(decoder.head, HEAD, decoder.embed_tokens.weight)
-        return sum(layout.nbytes for layout in layouts)
+        check_resident(decoder, whole, layouts, device)
+        return whole.raw.nbytes
 
     def layout(self, prefix: str, module: torch.nn.Module) -> Layout:
         """Return the layout of a group; a tied head has no bytes of its own."""

@@ -125,8 +125,9 @@ def test_random_weights_of_the_model_group_run() -> None:
         logits = engine.logits([[1, 2, 3]])
         assert logits.isfinite().all()
         assert 0.01 < logits.std() < 10
-        weight = engine.runner.builder.decoder.layers[0].mlp.up_proj.weight
-        assert set(weight.unique().tolist()) == {-1.0, 0.0, 1.0}
+        up = engine.runner.builder.decoder.layers[0].mlp.up_proj
+        assert up.packing is not None
+        assert set(up.packing.unpack(up.weight, torch.float32).unique().tolist()) == {-1.0, 0.0, 1.0}
 
 
 TRUE_SHAPE = {

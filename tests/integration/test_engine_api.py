@@ -293,6 +293,6 @@ def test_load_reports_progress_and_refuses_what_it_does_not_know(folder: Path) -
         assert engine.config.model_type == "llama"
     groups = engine.config.num_hidden_layers + 2  # and the embedding and the head
     assert [report for report in seen if report[0] == "load"] == [("load", at, groups) for at in range(1, groups + 1)]
-    for wrong in ({"overrides": ["contextlength=3"]}, {"dtype": "fp64"}, {"device": "tpu"}, {"graph": "captured"}):
+    for wrong in ({"overrides": ["contextlength=3"]}, {"dtype": "fp64"}, {"device": "tpu"}, {"graph": "fast"}):
         with pytest.raises(ConfigError):
             Engine.load(folder, **{"device": "cpu", **wrong})

@@ -1,7 +1,7 @@
 """The two real checkpoints: llama.cpp's choices, sensible text, and Gemma 3's activations in half precision."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphcore import Engine
+from graphcore.device import find_cpp_compiler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp"
 HALF_MAX = 65504.0  # the largest float16
@@ -30,11 +31,12 @@ def load(path: Path, dtype: str) -> Engine:
     return Engine.load(path, dtype=dtype, device="cpu", graph="eager", overrides=["context_length=256"])
 
 
-def positions(engine: Engine, name: str) -> list[Position]:
+def positions(logits_of: Callable[[Sequence[int]], Tensor], name: str, cases: int = 16) -> list[Position]:
+    """Return the positions of the first cases; `logits_of` gives [T, V] for T tokens."""
     found: list[Position] = []
-    for case in json.loads((GOLDEN / f"{name}.json").read_text("utf-8")):
+    for case in json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))[:cases]:
         prompt_ids, token_ids = case["prompt_ids"], case["token_ids"]
-        top = engine.logits([prompt_ids + token_ids[:-1]])[0, len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
+        top = logits_of(prompt_ids + token_ids[:-1])[len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
         stored, float32 = case["stored"], case["float32"]
         found += map(Position, top, stored["top_ids"], stored["margins"], float32["top_ids"])
     return found
@@ -44,10 +46,29 @@ def share(claims: Sequence[bool]) -> float:
     return sum(claims) / len(claims)
 
 
+@pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
+@pytest.mark.parametrize(("name", "fixture"), [("smollm2", "smollm2_gguf"), ("gemma3", "gemma3_gguf")])
+def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
+    name: str, fixture: str, request: pytest.FixtureRequest
+) -> None:
+    """Decode as it runs by default at bf16, but for the cache: what is left is the rounding of activations."""
+    overrides = ["context_length=256", "kv_dtype=fp32"]
+    path = request.getfixturevalue(fixture)
+    with Engine.load(path, dtype="bf16", device="cpu", graph="captured", overrides=overrides) as engine:
+        assert engine.runner.builder.decoder.layers[0].mlp.up_proj.rounding == "wide"
+
+        def decode(token_ids: Sequence[int]) -> Tensor:
+            return torch.stack([engine.runner.feed([[token]], [at])[0] for at, token in enumerate(token_ids)])
+
+        found = positions(decode, name, cases=4)
+    assert len(found) == 4 * 64
+    assert share([at.ours == at.float32 for at in found]) >= 0.995
+
+
 @pytest.mark.parametrize(("name", "fixture"), [("smollm2", "smollm2_gguf"), ("gemma3", "gemma3_gguf")])
 def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, request: pytest.FixtureRequest) -> None:
     with load(request.getfixturevalue(fixture), "fp32") as engine:
-        found = positions(engine, name)
+        found = positions(lambda token_ids: engine.logits([token_ids])[0], name)
     with_float32 = share([at.ours == at.float32 for at in found])
     with_stored = share([at.ours == at.stored for at in found])
     its_own = share([at.float32 == at.stored for at in found])

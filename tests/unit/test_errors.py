@@ -10,6 +10,7 @@ from graphcore.errors import (
     GraphcoreError,
     GraphError,
     PlanError,
+    ResidencyError,
     TokenizerError,
     UnsupportedError,
 )
@@ -22,6 +23,7 @@ BUILT_INS = {
     TokenizerError: ValueError,
     PlanError: ValueError,
     GraphError: RuntimeError,
+    ResidencyError: RuntimeError,
 }
 
 

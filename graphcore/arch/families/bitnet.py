@@ -10,7 +10,7 @@ from dataclasses import replace
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
 from graphcore.checkpoint.model_config import ModelConfig
-from graphcore.nn.spec import BlockSpec, ModelSpec, NormSpec
+from graphcore.nn.spec import BlockSpec, MLPSpec, ModelSpec, NormSpec
 
 LEAVES = {**GGUF_LEAVES, "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"}
 
@@ -36,6 +36,7 @@ class BitNet(Architecture):
 
 
 def _with_sub_norms(block: BlockSpec, norm: NormSpec) -> BlockSpec:
+    assert isinstance(block.mlp, MLPSpec), "rotary_spec makes no experts"
     return replace(block, attention=replace(block.attention, sub_norm=norm), mlp=replace(block.mlp, sub_norm=norm))
 
 

@@ -11,9 +11,11 @@ from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.config import parse_model_config
 from graphcore.config.compose import compose_settings
 from graphcore.engine import assembly
-from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph
+from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph, choose_rounding, find_kernels, prepare
 from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.kernels import library
+from graphcore.kernels.packed import PackedForm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 RAW = {
@@ -38,43 +40,115 @@ def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
+    """Have graphcore find this compiler, or none."""
     monkeypatch.setattr(assembly, "find_cpp_compiler", lambda: compiler)
+    monkeypatch.setattr(library, "find_cpp_compiler", lambda: compiler)
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "compiler", "expected"),
+    ("kind", "device", "has_kernels", "compiler", "expected"),
     [
-        ("auto", CPU, "g++", "compiled"),
-        ("compiled", CPU, "g++", "compiled"),
-        ("eager", CPU, None, "eager"),
-        ("eager", CUDA, "g++", "eager"),
-        ("auto", CUDA, None, "captured"),
-        ("captured", CUDA, None, "captured"),
-        ("compiled", CUDA, None, "compiled"),
+        ("auto", CPU, True, "g++", "captured"),
+        ("captured", CPU, True, "g++", "captured"),
+        ("auto", CPU, False, "g++", "compiled"),  # a compiler that cannot build the kernels
+        ("compiled", CPU, True, "g++", "compiled"),
+        ("compiled", CPU, False, "g++", "compiled"),
+        ("eager", CPU, True, "g++", "eager"),
+        ("eager", CPU, False, None, "eager"),
+        ("eager", CUDA, False, "g++", "eager"),
+        ("auto", CUDA, False, None, "captured"),
+        ("captured", CUDA, False, None, "captured"),
+        ("compiled", CUDA, False, None, "compiled"),
     ],
 )
 def test_the_graph_kind_is_the_best_that_works(
-    kind: str, device: torch.device, compiler: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    device: torch.device,
+    has_kernels: bool,
+    compiler: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_machine(monkeypatch, compiler)
-    assert choose_graph(kind, device) == (expected, "")
+    assert choose_graph(kind, device, has_kernels) == (expected, "")
 
 
-def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     on_machine(monkeypatch, None)
-    kind, note = choose_graph("auto", CPU)
+    kind, note = choose_graph("auto", CPU, has_kernels=False)
     assert kind == "eager"
     assert "no C++ compiler" in note
-    assert "\n" not in note
-    settings = compose_settings(["device=cpu", "graph=auto"])
-    assert choose(settings, model()).notes == (note,)
+    settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
+    choices = choose(settings, model())
+    assert (choices.graph, choices.packing.library) == ("eager", None)
+    assert choices.notes[0] == note
+    assert "packed weights are unpacked for each use" in choices.notes[1]
+    assert not any("\n" in line for line in choices.notes)
 
 
-@pytest.mark.parametrize(("kind", "word"), [("compiled", "compiler"), ("captured", "CUDA")])
+@pytest.mark.parametrize(("kind", "word"), [("compiled", "compiler"), ("captured", "CUDA device, or a C\\+\\+")])
 def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_machine(monkeypatch, None)
     with pytest.raises(ConfigError, match=word):
-        choose_graph(kind, CPU)
+        choose_graph(kind, CPU, has_kernels=False)
+
+
+def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "old-g++"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: C++20 is unknown' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    on_machine(monkeypatch, str(compiler))
+    found, note = find_kernels(tmp_path, CPU)
+    assert found is None
+    assert "old-g++ could not build graphcore's kernels: kernels.cpp:1: error: C++20 is unknown" in note
+    assert find_kernels(tmp_path, CUDA) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("activations", "dtype", "expected"),
+    [
+        ("auto", torch.bfloat16, "wide"),
+        ("float", torch.bfloat16, "float"),
+        ("int8", torch.float16, "block"),
+        ("auto", torch.float32, "float"),
+        ("int8", torch.float32, "float"),
+    ],
+)
+def test_activations_are_rounded_as_asked_and_never_in_float32(
+    activations: str, dtype: torch.dtype, expected: str
+) -> None:
+    assert choose_rounding(activations, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_effect"),
+    [
+        (["quant=q8_0", "dtype=bf16"], True),
+        (["quant=q8_0", "dtype=fp32"], False),
+        (["dtype=bf16"], False),
+        (["quant=q8_0", "dtype=bf16", "quant.activations=auto"], True),
+    ],
+)
+def test_rounding_that_was_asked_for_in_vain_is_told(
+    overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr(PackedForm, "nbytes", 64)
+    settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
+    notes = prepare(settings, model()).choices.notes
+    assert any("quant.activations=int8 has no effect" in note for note in notes) != has_effect
+
+
+def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
+    ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+    bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
+    ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
+    chosen = [prepare(compose_settings(["device=cpu"]), each).choices for each in ours]
+    assert [choices.graph for choices in chosen] == ["captured", "compiled"]
+    assert "decode runs compiled" in chosen[1].notes[0]
+    with pytest.raises(ConfigError, match="graph=captured is not possible"):
+        prepare(compose_settings(["device=cpu", "graph=captured"]), ours[1])
 
 
 def test_the_context_is_the_models_own_up_to_a_default() -> None:

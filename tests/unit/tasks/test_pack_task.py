@@ -106,8 +106,9 @@ def test_a_disk_that_is_too_small_is_noticed_first(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_running_a_model_does_not_pack_it_yet(run_task: RunTask) -> None:
-    run = run_task("task=generate", LLAMA, "prompt_ids=[1]", "quant=q4_k")
-    assert "quant.format=q4_k is not available at load yet" in str(run.error)
-    run = run_task("task=generate", LLAMA, "prompt_ids=[1]", "quant.activations=int8")
-    assert "quant.activations=int8 is not available yet" in str(run.error)
+def test_a_model_that_was_packed_answers_as_one_that_is_packed_at_load(run_task: RunTask, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    run_pack(run_task, path, "quant=q8_0")
+    ids = ["prompt_ids=[5,17,3]", "max_new_tokens=12"]
+    packed = run_task("task=generate", f"model.checkpoint={path}", *ids).record
+    assert run_task("task=generate", LLAMA, *ids, "quant=q8_0").record["token_ids"] == packed["token_ids"]
