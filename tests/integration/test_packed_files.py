@@ -21,7 +21,7 @@ from graphcore.export.pack import PackedTensor, Packer
 from graphcore.quant.choice import packable_names
 from graphcore.tokenizer.gguf_fields import PROBES
 
-GOLDEN = ("llama3", "qwen3", "gemma3", "gpt2")
+GOLDEN = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss")
 LOGITS = np.load(TINY / "logits.npz")
 NOT_OURS = ("general.name", "general.size_label")  # the converter's descriptions for people
 OURS_ALONE = ("rope.dimension_count", "attention.sliding_window_pattern")  # said, where the converter leaves a default
@@ -208,7 +208,7 @@ def llama_cpp_logits(path: Path, tokens: list[int]) -> np.ndarray:
 
 
 # llama.cpp takes GELU from a table in half precision and rounds activations to 8 bits where weights are packed.
-BOUNDS = {"f32": {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "gemma3": 3e-3}, "q8_0": 0.1, "q4_k": 0.1}
+BOUNDS = {"f32": {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "gemma3": 3e-3, "gptoss": 1e-3}, "q8_0": 0.1, "q4_k": 0.1}
 
 
 @pytest.mark.parametrize("asked", ["f32", "q8_0", "q4_k"])
