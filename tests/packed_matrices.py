@@ -28,6 +28,9 @@ FLOAT16_FIELDS = {
     "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (),
 }  # fmt: skip
 
+CENTRES = {"q4_1": 7.5, "q5_1": 15.5}  # of the codes: a minimum of that many steps makes weights of both signs
+SIGNS = np.array([0, 0x8000], dtype="<u2")  # of a float16
+
 
 @cache
 def native_kernels() -> str:
@@ -86,12 +89,11 @@ def stored_matrix(name: str, rows: int, columns: int, seed: int = 0, is_tame: bo
     rng = np.random.default_rng([*name.encode(), rows, columns, seed])
     blocks = rng.integers(0, 256, (rows * columns // one.block_elements, one.block_nbytes), dtype=np.uint8)
     for start in FLOAT16_FIELDS[name]:
-        scales = rng.uniform(0.01, 0.03, len(blocks)).astype("<f2")
+        centre = -CENTRES.get(name, -1) if start else 1
+        bits = (rng.uniform(0.01, 0.03, len(blocks)) * centre).astype("<f2").view("<u2")
         if not is_tame:
-            scales = rng.integers(0, 0x7C00, len(blocks)).astype("<u2") | rng.choice([0, 0x8000], len(blocks))
-        blocks[:, start : start + 2] = (
-            scales.astype(scales.dtype).view("<u2").astype("<u2").view(np.uint8).reshape(-1, 2)
-        )
+            bits = rng.integers(0, 0x7C00, len(blocks), dtype="<u2") | rng.choice(SIGNS, len(blocks))
+        blocks[:, start : start + 2] = bits.view(np.uint8).reshape(-1, 2)
     if name == "mxfp4":
         blocks[:, 0] = rng.integers(118, 124, len(blocks)) if is_tame else rng.integers(0, 255, len(blocks))
     if name == "nvfp4":

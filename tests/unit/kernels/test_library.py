@@ -1,4 +1,4 @@
-"""Building the kernels: once, under a key of all that matters, with an error in one line; structures as C++ has them."""
+"""Building the kernels: once, under a key of all that matters, errors in one line; structures as C++ has them."""
 
 import ctypes
 import subprocess
