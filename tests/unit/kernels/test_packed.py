@@ -147,8 +147,9 @@ def test_every_row_count_is_multiplied_to_its_last_row(library: str, name: str) 
         x = random_x(3, matrix.dense.shape[1])
         for rounding in ("float", "wide", "block"):
             y = product(matrix, library, x, rounding)
-            worst = (y.double() - expected(matrix, x)).norm(dim=0) / expected(matrix, x).norm(dim=0)
-            assert worst.max() < 10 * BOUNDS[rounding, torch.float32], (rows, rounding)  # of a row alone
+            error = (y.double() - expected(matrix, x)).norm(dim=0)  # of each row
+            size = x.norm() * matrix.dense.norm(dim=1) / x.shape[1] ** 0.5  # of what a row's products are about
+            assert (error / size).max() < 3 * BOUNDS[rounding, torch.float32], (rows, rounding)
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
