@@ -127,7 +127,7 @@ def worst(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_every_kind_of_block_decodes_as_its_modules_do(name: str) -> None:
-    native, eager = both(model_of(BLOCKS[name], PLAIN, BLOCKS[name]))
+    native, eager = both(model_of(BLOCKS[name], BLOCKS[name]))
     assert worst(native, eager) < CLOSE
 
 
