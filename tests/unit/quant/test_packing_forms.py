@@ -150,7 +150,7 @@ def test_packed_experts_are_the_dense_ones_in_float64(form: str, name: str) -> N
     packings, packed, dense, biases = experts_of(form, name)
     for tokens in (1, 5, 40):
         generator = torch.Generator().manual_seed(tokens)
-        x = torch.randn(tokens, DIM, generator=generator) / 4
+        x = torch.randn(tokens, DIM, generator=generator) / (dense[0].std() * DIM**0.5)  # products of about one
         scores, chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K)
         shares = scores.softmax(-1)
         expected = expected_of(x, chosen, shares, dense, biases)
