@@ -264,7 +264,7 @@ def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
     return max(one["Total Allocated"] for one in held) - before
 
 
-@pytest.mark.parametrize("asked", ["q4_k", "stored"])
+@pytest.mark.parametrize("asked", ["q4_0", "stored"])
 @pytest.mark.parametrize("library", [True, False], ids=["kernels", "no_kernels"])
 def test_loading_takes_the_packed_model_and_one_tensor(asked: str, library: bool, tmp_path: Path) -> None:
     """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working, packed."""
@@ -276,8 +276,5 @@ def test_loading_takes_the_packed_model_and_one_tensor(asked: str, library: bool
     decoder, loader = matched(config, checkpoint, policy)
     packed = sum(loader.layout(prefix, group).nbytes for prefix, group in decoder.groups())
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
-    dense = sum(tensor.nbytes for tensor in tensors.values())
-    allowed = packed + (3 if asked == "stored" else 5) * largest
     peak = peak_nbytes(decoder, loader, tmp_path)
-    print((peak - packed) / largest, allowed, dense)
-    assert packed < peak < allowed < dense / 2
+    assert packed < peak < packed + (2.5 if asked == "stored" else 4.5) * largest
