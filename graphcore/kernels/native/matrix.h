@@ -21,7 +21,7 @@ struct Matrix {
     float scale;  // of the whole tensor (i2_s), else 1
 };
 
-constexpr size_t I2_S_TAIL_NBYTES = 64;  // after i2_s's codes, in tensors of Python's making: the scale
+constexpr size_t I2_S_TAIL_NBYTES = 64;  // after i2_s's codes, for its scale; as in graphcore/kernels/packed.py
 constexpr int TOKEN_TILE = 8;
 
 // Multiplies the sixteen rows of one group with tokens first .. first + tokens - 1 (at most TOKEN_TILE of them).

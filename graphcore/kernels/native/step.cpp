@@ -147,11 +147,9 @@ void run_route(const Route& a, int thread, Scratch& scratch) {
 }
 
 Matrix expert_of(const Matrix& first, int expert) {
-    const size_t nbytes = matrix_nbytes(first.format, first.rows, first.columns);
-    const bool has_tail = first.format == FORMAT_I2_S;
+    const size_t tail = first.format == FORMAT_I2_S ? I2_S_TAIL_NBYTES : 0;  // all experts have the tensor's one scale
     Matrix matrix = first;
-    matrix.bytes += expert * (nbytes + (has_tail ? I2_S_TAIL_NBYTES : 0));
-    if (has_tail) std::memcpy(&matrix.scale, matrix.bytes + nbytes, sizeof(matrix.scale));
+    matrix.bytes += expert * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;
 }
 
