@@ -233,7 +233,8 @@ class NativeProgram:
     def needs(self, row_floats: int = 0, rows: int = 1, columns: int = 32) -> None:
         """Have every thread's scratch be at least this large."""
         self.row_floats = max(self.row_floats, row_floats)
-        self.activations = max(self.activations, (rows, columns), key=lambda shape: shape[0] * shape[1])
+        nbytes = open_library(self.library).graphcore_activations_nbytes  # which pads columns
+        self.activations = max(self.activations, (rows, columns), key=lambda shape: nbytes(*shape))
 
     def needs_attention(self, head_dim: int, slots: int) -> None:
         """Have the scratch serve attention over that many cache slots."""

@@ -6,7 +6,7 @@
 
 namespace graphcore {
 
-// The numbers are those of graphcore/kernels/packed_formats.py.
+// The numbers are those of graphcore/kernels/packed.py.
 enum Format : int32_t {
     F32 = 0, F16 = 1, BF16 = 2, DENSE_FORMATS = 3,
     FORMAT_Q4_0 = 3, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0, FORMAT_Q2_K, FORMAT_Q3_K, FORMAT_Q4_K, FORMAT_Q5_K,
@@ -21,6 +21,7 @@ struct Matrix {
     float scale;  // of the whole tensor (i2_s), else 1
 };
 
+constexpr size_t I2_S_TAIL_NBYTES = 64;  // after i2_s's codes, for its scale; as in graphcore/kernels/packed.py
 constexpr int TOKEN_TILE = 8;
 
 // Multiplies the sixteen rows of one group with tokens first .. first + tokens - 1 (at most TOKEN_TILE of them).

@@ -147,8 +147,9 @@ void run_route(const Route& a, int thread, Scratch& scratch) {
 }
 
 Matrix expert_of(const Matrix& first, int expert) {
+    const size_t tail = first.format == FORMAT_I2_S ? I2_S_TAIL_NBYTES : 0;  // all experts have the tensor's one scale
     Matrix matrix = first;
-    matrix.bytes += expert * matrix_nbytes(first.format, first.rows, first.columns);
+    matrix.bytes += expert * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;
 }
 

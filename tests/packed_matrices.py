@@ -1,0 +1,116 @@
+"""Random matrices in every stored format that has a kernel, and the kernels built for several instruction sets.
+
+Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+"""
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from graphcore.config.compose import compose_settings
+from graphcore.kernels.library import build_library
+from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm
+from graphcore.quant import FORMATS
+
+GOLDEN = Path(__file__).parent / "golden"
+DENSE = ("f32", "f16", "bf16")
+KERNEL_FORMATS = tuple(name for name in FORMAT_NUMBERS if name not in DENSE)
+# Where each block keeps its float16 fields, from the layout table of ggml-common.h.
+FLOAT16_FIELDS = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
+    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq2_0": (64,), "q1_0": (0,),
+    "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (),
+}  # fmt: skip
+
+CENTRES = {"q4_1": 7.5, "q5_1": 15.5}  # of the codes: a minimum of that many steps makes weights of both signs
+SIGNS = np.array([0, 0x8000], dtype="<u2")  # of a float16
+
+
+@cache
+def native_kernels() -> str:
+    """Return the library that engines use on this machine, or skip the test that needs it."""
+    folder = Path(compose_settings([]).cache_dir).expanduser() / "kernels"
+    library = build_library(folder)
+    if library is None:
+        pytest.skip("no C++ compiler works here")
+    return str(library)
+
+
+def kernels_for(target: str, folder: Path) -> str:
+    """Return the library built for an x86-64 level, or skip the test where it could not run."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip(f"{target} is no target of a {platform.machine()} processor")
+    if target == "x86-64-v3" and "avx2" not in torch.backends.cpu.get_cpu_capability().lower().replace("512", "2"):
+        pytest.skip("this processor has no AVX2")
+    library = build_library(folder, (f"-march={target}", "-O1"))  # less optimised: a third of the time to build
+    if library is None:
+        pytest.skip("no C++ compiler works here")
+    return str(library)
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix as a file has it.
+
+    Attributes:
+        rows: [O, W] uint8.
+        scale: of the whole tensor.
+        dense: [O, I] float32, by the format's definition, which is tested against libggml bit by bit.
+    """
+
+    format: str
+    rows: Tensor
+    scale: float
+    dense: Tensor
+
+    def form(self, library: str) -> PackedForm:
+        return PackedForm(library, self.format, *self.dense.shape)
+
+    def packed(self, library: str) -> Tensor:
+        return self.form(library).pack(self.rows, self.scale)
+
+
+def stored_matrix(name: str, rows: int, columns: int, seed: int = 0, is_tame: bool = True) -> StoredMatrix:
+    """Return random bytes as a matrix.
+
+    Args:
+        name: of the format.
+        rows, columns: O and I.
+        seed: of the bytes.
+        is_tame: scales of about 0.01 to 0.03, so that sums mean something; else any finite ones, of both signs.
+    """
+    one = FORMATS[name]
+    rng = np.random.default_rng([*name.encode(), rows, columns, seed])
+    blocks = rng.integers(0, 256, (rows * columns // one.block_elements, one.block_nbytes), dtype=np.uint8)
+    for start in FLOAT16_FIELDS[name]:
+        centre = -CENTRES.get(name, -1) if start else 1
+        bits = (rng.uniform(0.01, 0.03, len(blocks)) * centre).astype("<f2").view("<u2")
+        if not is_tame:
+            bits = rng.integers(0, 0x7C00, len(blocks), dtype="<u2") | rng.choice(SIGNS, len(blocks))
+        blocks[:, start : start + 2] = bits.view(np.uint8).reshape(-1, 2)
+    if name == "mxfp4":
+        blocks[:, 0] = rng.integers(118, 124, len(blocks)) if is_tame else rng.integers(0, 255, len(blocks))
+    if name == "nvfp4":
+        blocks[:, :4] = rng.integers(20, 60, (len(blocks), 4)) if is_tame else rng.integers(0, 0x7F, (len(blocks), 4))
+    scale = 0.375 if name == "i2_s" else 1.0
+    raw = one.join_rows(torch.from_numpy(blocks.reshape(rows, -1)), scale)
+    return StoredMatrix(name, *one.split_rows(raw, (rows, columns)), one.dequantize(raw, (rows, columns)))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the root of the mean squared difference over that of the expected values."""
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def num_differing(found: Tensor, expected: Tensor) -> int:
+    """Return how many elements differ in any bit; two NaNs are equal."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    integer = {2: torch.int16, 4: torch.int32}[found.itemsize]
+    same = found.contiguous().view(integer) == expected.contiguous().view(integer)
+    return int((~(same | (found.isnan() & expected.isnan()))).sum())

@@ -1,0 +1,148 @@
+"""Building the kernels: once, under a key of all that matters, errors in one line; structures as C++ has them."""
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphcore.device import find_cpp_compiler
+from graphcore.errors import GraphError
+from graphcore.kernels import library, native_step
+
+build = library.build_library.__wrapped__  # without the process's own memory of what it has built
+SOURCES = library.SOURCES
+
+
+@pytest.fixture
+def write_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """A function that replaces the kernels' sources by one small file."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    monkeypatch.setattr(library, "SOURCES", sources)
+
+    def write(text: str) -> None:
+        (sources / "one.cpp").write_text(text, encoding="utf-8")
+
+    write('extern "C" int answer() { return 42; }\n')
+    return write
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    if find_cpp_compiler() is None:
+        pytest.skip("no C++ compiler works here")
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.mark.usefixtures("write_source")
+def test_what_is_built_can_be_called_and_nothing_else_is_left(built: Path) -> None:
+    path = build(built)
+    assert ctypes.CDLL(str(path)).answer() == 42
+    assert list(built.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("write_source")
+def test_a_library_that_is_there_is_not_built_again(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(built)
+    compiled: list[object] = []
+    monkeypatch.setattr(library, "_compile", lambda *arguments: compiled.append(arguments))
+    assert build(built) == path
+    assert compiled == []
+
+
+def test_other_flags_sources_and_processors_are_other_libraries(
+    built: Path, write_source: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [build(built), build(built, ("-O1",)), build(built, ("-O1", "-DX=1"))]
+    write_source('extern "C" int answer() { return 43; }\n')
+    paths.append(build(built))
+    assert ctypes.CDLL(str(paths[-1])).answer() == 43
+    monkeypatch.setattr(library, "cpu_name", lambda: "another processor")
+    paths.append(build(built))
+    assert len(set(paths)) == 5
+
+
+def test_a_compiler_error_is_one_line_that_says_who_and_what(built: Path, write_source: Callable[[str], None]) -> None:
+    write_source("#include <cstdint>\n#error this compiler is too old\n#error and so is its maker\n")
+    with pytest.raises(GraphError) as raised:
+        build(built)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert str(find_cpp_compiler()) in message
+    assert "this compiler is too old" in message
+    assert list(built.iterdir()) == []
+
+
+@pytest.mark.usefixtures("write_source")
+def test_without_a_compiler_there_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_cpp_compiler", lambda: None)
+    assert build(tmp_path / "kernels") is None
+    assert not (tmp_path / "kernels").exists()
+
+
+def test_structures_lie_in_memory_as_the_kernels_read_them(tmp_path: Path) -> None:
+    """Every field's place and size is asserted by the compiler itself."""
+    compiler = find_cpp_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler works here")
+    mirrored = (library.Matrix, native_step.Norm, native_step.Instruction, *instructions())
+    lines = [f'#include "{SOURCES / "step.h"}"', "#include <cstddef>"]
+    for one in mirrored:
+        theirs = f"graphcore::{one.__name__}"
+        lines.append(f"static_assert(sizeof({theirs}) == {ctypes.sizeof(one)});")
+        for name, *_ in one._fields_:
+            place = getattr(one, name)
+            lines.append(f"static_assert(offsetof({theirs}, {name}) == {place.offset});")
+            lines.append(f"static_assert(sizeof({theirs}::{name}) == {place.size});")
+    for one in instructions():
+        lines.append(f"static_assert(int(graphcore::Kind::{constant(one.__name__)}) == {one.KIND});")
+    source = tmp_path / "layout.cpp"
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-psabi", "-Wno-invalid-offsetof", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def instructions() -> list[type[ctypes.Structure]]:
+    """Return the structure of every kind of instruction."""
+    return [one for one in ctypes.Structure.__subclasses__() if "KIND" in vars(one)]
+
+
+def constant(name: str) -> str:
+    """Return "ADD_NORM" for "AddNorm"."""
+    return "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).removeprefix("_")
+
+
+def test_numbers_of_formats_and_choices_are_those_of_the_sources() -> None:
+    """Enumerations are read out of the headers, in order."""
+    matrix, step = ((SOURCES / name).read_text(encoding="utf-8") for name in ("matrix.h", "step.h"))
+    from graphcore.kernels.packed import FORMAT_NUMBERS, ROUNDINGS
+
+    listed = matrix.split("FORMAT_Q4_0 = 3,")[1].split("NUM_FORMATS")[0]
+    names = [
+        "f32",
+        "f16",
+        "bf16",
+        "q4_0",
+        *(part.strip().removeprefix("FORMAT_").lower() for part in listed.split(",")[:-1]),
+    ]
+    assert list(FORMAT_NUMBERS.items()) == [(name, number) for number, name in enumerate(names)]
+    for enum, ours in (
+        ("NormKind", {"none": 0, **native_step.NORM_KINDS}),
+        ("Activation", {**native_step.ACTIVATIONS, "clamped_swiglu": 6}),
+        ("Store", native_step.STORES),
+    ):
+        theirs = step.split(f"enum class {enum} : int32_t {{")[1].split("}")[0]
+        found = {name.strip().lower(): int(number) for name, number in (part.split("=") for part in theirs.split(","))}
+        assert found == ours
+    text = (
+        (SOURCES / "activations.h")
+        .read_text(encoding="utf-8")
+        .split("enum class Rounding : int32_t {")[1]
+        .split("}")[0]
+    )
+    found = {name.strip(): int(number) for name, number in (part.split("=") for part in text.split(","))}
+    ours_by_theirs = {"NONE": "float", "PER_BLOCK": "block", "PER_TOKEN": "token", "WIDE": "wide"}
+    assert {ours_by_theirs[name]: number for name, number in found.items()} == ROUNDINGS
