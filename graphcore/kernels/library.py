@@ -112,6 +112,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "rows": (None, [matrix, pointer, number, number, pointer]),
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
         "run": (None, [pointer, pointer, number, pointer, size, size]),
+        "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),
         "activations_nbytes": (size, [number, number]),
     }
