@@ -1,4 +1,4 @@
-"""How fast memory can be read, by doing nothing else: what a decode step, which reads every weight once, cannot beat."""
+"""How fast memory can be read, by doing nothing else: what no decode step, which reads every weight, can beat."""
 
 import time
 from collections.abc import Callable
@@ -65,5 +65,6 @@ def native_sum(buffer: torch.Tensor, library: Path) -> int:
         buffer: on the CPU, contiguous, a whole number of 64-byte lines.
         library: of the kernels.
     """
-    assert buffer.is_contiguous() and buffer.nbytes % LINE_NBYTES == 0, f"{buffer.nbytes} bytes are no whole lines"
+    assert buffer.is_contiguous(), "the reader knows no strides"
+    assert buffer.nbytes % LINE_NBYTES == 0, f"{buffer.nbytes} bytes are no whole lines"
     return int(open_library(str(library)).graphcore_read(torch.get_num_threads(), buffer.data_ptr(), buffer.nbytes))
