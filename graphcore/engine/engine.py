@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
@@ -92,6 +93,8 @@ class Engine:
         parts = prepare(settings, model)
         with torch.inference_mode():
             runner, plan = build_runner(settings, model, parts, report)
+        if isinstance(model.checkpoint, GGUFCheckpoint):
+            model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
         return_freed_memory()
         return cls(settings, model, parts, runner, plan)
 
