@@ -31,9 +31,7 @@ def native_operations(program: native.NativeProgram, logits: int) -> list[Operat
 
     def operation(index: int, arguments: ctypes.Structure) -> Operation:
         name, nbytes = name_of(arguments, logits), weight_nbytes(arguments, program.library)
-        return Operation(
-            name, nbytes, lambda: program.run(index, 1), lambda times: program.run_again(index, times)
-        )
+        return Operation(name, nbytes, lambda: program.run(index, 1), lambda times: program.run_again(index, times))
 
     return [operation(index, arguments) for index, arguments in enumerate(program.arguments)]
 

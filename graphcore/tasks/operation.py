@@ -1,7 +1,7 @@
 """One operation of a decode step, however it is run, and how it is timed.
 
-    warm       the same operation again and again: its weights lie in a cache, if they fit
-    in order   each operation once, one after the other as a step has them: weights come from memory, as in a step
+warm       the same operation again and again: its weights lie in a cache, if they fit
+in order   each operation once, one after the other as a step has them: weights come from memory, as in a step
 """
 
 import statistics
