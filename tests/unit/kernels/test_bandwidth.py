@@ -7,6 +7,16 @@ import pytest
 import torch
 
 from graphcore.kernels.bandwidth import measure_read_bandwidth, native_sum
+from graphcore.kernels.library import build_library
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The kernels' library, from the cache that runs use."""
+    path = build_library(Path("~/.cache/graphcore/kernels").expanduser())
+    if path is None:
+        pytest.skip("no C++ compiler")
+    return path
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 1000])
