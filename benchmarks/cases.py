@@ -57,6 +57,8 @@ def prepare(model: str, num_layers: int | None) -> tuple[list[str], Path | None]
     from graphcore.checkpoint.sources.fetch import resolve_source
     from graphcore.config.compose import compose_settings
 
+    if num_layers and "model.checkpoint=random:" not in overrides_of(model, None):
+        raise SystemExit(f"--num-layers cuts random models only, and {model} is a file that its peers would read whole")
     overrides = overrides_of(model, num_layers)
     settings = compose_settings(overrides)
     cache_dir = Path(settings.cache_dir).expanduser()

@@ -116,9 +116,7 @@ def parse_options() -> argparse.Namespace:
         "--model", default="smollm2", help=f"one of {', '.join(CASES)}; a model group of conf/model; a path"
     )
     parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(ENGINES))
-    parser.add_argument(
-        "--num-layers", type=int, help="run the first layers only, to try a case out; ours alone cut a file"
-    )
+    parser.add_argument("--num-layers", type=int, help="layers of a random model, to try a case out")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -148,7 +146,7 @@ def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> Table:
 
 
 def add_reading(table: Table, weight_nbytes: dict[str, int], gb_per_second: float) -> None:
-    """Add to each engine's decode the weights that it reads: bytes per token, GB/s, and their share of the bandwidth."""
+    """Add to decode the weights that each engine reads: bytes per token, GB/s, and the share of the bandwidth."""
     for name, phases in table.items():
         rate = weight_nbytes[name] * phases["decode"]["median"] / 1e9
         phases["decode"] |= {"weight_bytes": weight_nbytes[name], "gb_per_second": rate, "share": rate / gb_per_second}

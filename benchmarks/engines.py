@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from transformers import Cache, PreTrainedModel
 
 
 class PeerEngine(ABC):
@@ -112,13 +112,10 @@ class LlamaCpp(PeerEngine):
 class Transformers(PeerEngine):
     def __init__(self, path: str, threads: int, context: int, compiles: bool = False) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+        from transformers import DynamicCache, StaticCache
 
         torch.set_num_threads(threads)
-        source = Path(path)
-        where = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
-        folder = source.parent if where else source
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where).eval()
+        self.model = transformers_model(path)
         self.new_cache: Callable[[], Cache] = DynamicCache
         self.step = self.model.forward
         if compiles:
@@ -159,6 +156,23 @@ class Transformers(PeerEngine):
                 token_id = int(out.logits[0, -1].argmax())
                 chosen.append(token_id)
         return chosen
+
+
+def transformers_model(path: str) -> "PreTrainedModel":
+    """Return transformers' model of a checkpoint in bf16; of a GGUF file it gets graphcore's unpacked weights."""
+    import torch
+
+    from graphcore.config.compose import compose_settings
+    from graphcore.engine.assembly import match_model
+    from graphcore.engine.model import open_model
+    from graphcore.tasks.reference import load_reference
+
+    settings = compose_settings([f"model.checkpoint={path}"])
+    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda stage, done, total: None)
+    _, loader = match_model(model, torch.float32)
+    reference = load_reference(model, loader)
+    reference.cast(torch.bfloat16)
+    return reference.model.eval()
 
 
 def transformers_compiled(path: str, threads: int, context: int) -> Transformers:
