@@ -11,33 +11,39 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from cases import CASES, prepare
 from engines import ENGINES
 
 PHASES = ("prefill", "decode")
+DEFAULT_ENGINES = ["graphcore", "graphcore-int8", "llama.cpp", "transformers", "transformers-compiled"]
+Table = dict[str, dict[str, dict[str, float]]]
 
 
 @dataclass
 class Worker:
-    """An engine in a process of its own."""
+    """An engine in a process of its own; `weight_nbytes` are read by each decode step."""
 
     name: str
     process: subprocess.Popen[str]
+    weight_nbytes: int = 0
 
     @classmethod
-    def start(cls, name: str, path: Path, threads: int, context: int) -> "Worker":
+    def start(cls, name: str, source: str, threads: int, context: int) -> "Worker":
         command = [
             sys.executable,
             str(Path(__file__).with_name("engines.py")),
             name,
-            str(path),
+            source,
             str(threads),
             str(context),
         ]
         quiet = {**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet)
         worker = cls(name, process)
-        if worker._answer() != "ready\n":
+        ready = worker._answer()
+        if not ready:
             raise SystemExit(f"{name} did not load; its message is above")
+        worker.weight_nbytes = json.loads(ready)["weight_bytes"]
         return worker
 
     def run(self, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
@@ -60,9 +66,13 @@ class Worker:
 
 def main() -> None:
     options = parse_options()
-    path = checkpoint_path(options.model)
+    overrides, path = prepare(options.model, options.num_layers)
     context = options.prompt_tokens + options.new_tokens + 32
-    workers = [Worker.start(name, path, options.threads, context) for name in options.engines]
+    names = [name for name in options.engines if is_ours(name) or path is not None]
+    workers = [
+        Worker.start(name, json.dumps(overrides) if is_ours(name) else str(path), options.threads, context)
+        for name in names
+    ]
     for worker in workers:
         worker.run(options.prompt_tokens, 8)  # not counted
     runs: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
@@ -74,15 +84,39 @@ def main() -> None:
             )
     for worker in workers:
         worker.stop()
-    write_report(options, runs)
+    write_report(options, runs, {worker.name: worker.weight_nbytes for worker in workers})
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("graphcore")
+
+
+def read_bandwidth(threads: int) -> dict[str, float | None]:
+    """Return the machine's read bandwidth in GB/s, by torch and by a C++ reader; `best` is what shares are of."""
+    import torch
+
+    from graphcore.config.compose import compose_settings
+    from graphcore.engine.assembly import find_kernels
+    from graphcore.kernels.bandwidth import measure_read_bandwidth
+
+    torch.set_num_threads(threads)
+    device = torch.device("cpu")
+    library, _ = find_kernels(Path(compose_settings([]).cache_dir).expanduser(), device)
+    found = measure_read_bandwidth(device, library)
+    return {
+        "best": found.best / 1e9,
+        "torch": found.torch / 1e9,
+        "native": None if found.native is None else found.native / 1e9,
+    }
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="a model group of conf/model, or a path")
     parser.add_argument(
-        "--engines", nargs="+", default=["graphcore", "llama.cpp", "transformers"], choices=list(ENGINES)
+        "--model", default="smollm2", help=f"one of {', '.join(CASES)}; a model group of conf/model; a path"
     )
+    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(ENGINES))
+    parser.add_argument("--num-layers", type=int, help="layers of a random model, to try a case out")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -92,25 +126,13 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def checkpoint_path(model: str) -> Path:
-    """Return the local file of a model group, fetched if need be, or the path that was given."""
-    if Path(model).exists():
-        return Path(model)
-    from graphcore.checkpoint.sources.fetch import resolve_source
-    from graphcore.config.compose import compose_settings
-
-    settings = compose_settings([f"model={model}"])
-    cache_dir = Path(settings.cache_dir).expanduser()
-    return resolve_source(settings.model.checkpoint, cache_dir, settings.model.expected_sha256)
-
-
 def short(run: dict[str, float]) -> str:
     return ", ".join(f"{phase} {run[phase]:.1f} tokens/s" for phase in PHASES)
 
 
-def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> dict[str, dict[str, dict[str, float]]]:
+def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> Table:
     """Return median, smallest and largest of each engine and phase, and the median of the ratios run by run."""
-    table: dict[str, dict[str, dict[str, float]]] = {}
+    table: Table = {}
     for name, own in runs.items():
         table[name] = {}
         for phase in PHASES:
@@ -123,21 +145,32 @@ def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> dict[str,
     return table
 
 
-def write_report(options: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) -> None:
-    table = summary(runs, options.baseline)
+def add_reading(table: Table, weight_nbytes: dict[str, int], gb_per_second: float) -> None:
+    """Add to decode the weights that each engine reads: bytes per token, GB/s, and the share of the bandwidth."""
+    for name, phases in table.items():
+        rate = weight_nbytes[name] * phases["decode"]["median"] / 1e9
+        phases["decode"] |= {"weight_bytes": weight_nbytes[name], "gb_per_second": rate, "share": rate / gb_per_second}
+
+
+def write_report(
+    options: argparse.Namespace, runs: dict[str, list[dict[str, float]]], weight_nbytes: dict[str, int]
+) -> None:
+    table, bandwidth = summary(runs, options.baseline), read_bandwidth(options.threads)
+    add_reading(table, weight_nbytes, bandwidth["best"] or float("nan"))
     options.output.mkdir(parents=True, exist_ok=True)
     stem = options.output / f"{Path(options.model).stem}-{options.prompt_tokens}-{options.new_tokens}"
     record = {
         "command": " ".join(sys.argv),
         "machine": {"system": platform.platform(), "threads": options.threads},
         "versions": {name: installed(name) for name in ("graphcore", "torch", "transformers", "llama-cpp-python")},
+        "read_gb_per_second": bandwidth,
         "summary": table,
         "runs": runs,
     }
     stem.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(markdown(options, table), encoding="utf-8")
+    stem.with_suffix(".md").write_text(markdown(options, table, bandwidth["best"]), encoding="utf-8")
     draw(options, table, stem.with_suffix(".png"))
-    print(markdown(options, table))
+    print(markdown(options, table, bandwidth["best"]))
 
 
 def installed(package: str) -> str:
@@ -147,14 +180,15 @@ def installed(package: str) -> str:
         return "not installed"
 
 
-def markdown(options: argparse.Namespace, table: dict[str, dict[str, dict[str, float]]]) -> str:
+def markdown(options: argparse.Namespace, table: Table, gb_per_second: float | None) -> str:
     ratio = f"x {options.baseline}"
     lines = [
         f"{options.model}: {options.prompt_tokens} prompt tokens, {options.new_tokens} new tokens, "
-        f"{options.threads} threads, {options.repeats} alternating repeats; tokens/s, median (min to max)",
+        f"{options.threads} threads, {options.repeats} alternating repeats; tokens/s, median (min to max); GB/s of "
+        f"weights that decode reads, and their share of the {gb_per_second:.1f} GB/s that memory gives",
         "",
-        f"| engine | prefill | {ratio} | decode | {ratio} |",
-        "|---|---|---|---|---|",
+        f"| engine | prefill | {ratio} | decode | {ratio} | GB/s | share |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, phases in table.items():
         cells = []
@@ -164,11 +198,12 @@ def markdown(options: argparse.Namespace, table: dict[str, dict[str, dict[str, f
                 f"{row['median']:.1f} ({row['min']:.1f} to {row['max']:.1f})",
                 f"{row.get('ratio', float('nan')):.2f}",
             ]
+        cells += [f"{phases['decode']['gb_per_second']:.1f}", f"{phases['decode']['share']:.0%}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def draw(options: argparse.Namespace, table: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+def draw(options: argparse.Namespace, table: Table, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

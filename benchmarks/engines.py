@@ -1,7 +1,8 @@
 """The engines that compare.py times, behind one interface: load, then timed runs of prefill and greedy decode.
 
-Run as `python engines.py NAME MODEL_FILE THREADS CONTEXT`: answers each line "prompt_tokens new_tokens" on standard
-input with a line of JSON. What an engine itself prints goes to standard error.
+Run as `python engines.py NAME SOURCE THREADS CONTEXT`: says that it is ready with a line of JSON, then answers each
+line "prompt_tokens new_tokens" on standard input with another. What an engine itself prints goes to standard error.
+SOURCE is a model file or folder; for graphcore a JSON list of its settings.
 """
 
 import json
@@ -16,11 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from transformers import Cache, PreTrainedModel
 
 
 class PeerEngine(ABC):
     """One loaded engine with an empty cache."""
+
+    @abstractmethod
+    def weight_nbytes(self) -> int:
+        """Return the bytes of weights that a decode step reads: of an embedding table that is no head's nothing."""
 
     @abstractmethod
     def prefill(self, token_ids: list[int]) -> int:
@@ -32,12 +37,18 @@ class PeerEngine(ABC):
 
 
 class Graphcore(PeerEngine):
-    def __init__(self, path: str, threads: int, context: int, *overrides: str) -> None:
+    def __init__(self, source: str, threads: int, context: int, *overrides: str) -> None:
         from graphcore import Engine
+        from graphcore.config.compose import compose_settings
 
-        settings = [f"context_length={context}", f"threads={threads}", *overrides]
-        self.engine = Engine.load(path, overrides=settings)
+        settings = [*json.loads(source), f"context_length={context}", f"threads={threads}", *overrides]
+        self.engine = Engine.from_settings(compose_settings(settings))
         self.engine.warm_up()
+
+    def weight_nbytes(self) -> int:
+        from graphcore.tasks.weight_reads import step_nbytes
+
+        return step_nbytes(self.engine.runner.builder.decoder, 1)
 
     def prefill(self, token_ids: list[int]) -> int:
         import torch
@@ -70,6 +81,15 @@ class LlamaCpp(PeerEngine):
             path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads, n_gpu_layers=0, verbose=False
         )
         self.vocab = self.llama.n_vocab()
+        self.path = path
+
+    def weight_nbytes(self) -> int:
+        from gguf import GGUFReader
+
+        tensors = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(self.path).tensors}
+        if "output.weight" in tensors:
+            del tensors["token_embd.weight"]
+        return sum(tensors.values())
 
     def prefill(self, token_ids: list[int]) -> int:
         self.llama.reset()
@@ -92,19 +112,22 @@ class LlamaCpp(PeerEngine):
 class Transformers(PeerEngine):
     def __init__(self, path: str, threads: int, context: int, compiles: bool = False) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+        from transformers import DynamicCache, StaticCache
 
         torch.set_num_threads(threads)
-        source = Path(path)
-        where = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
-        folder = source.parent if where else source
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where).eval()
+        self.model = transformers_model(path)
         self.new_cache: Callable[[], Cache] = DynamicCache
         self.step = self.model.forward
         if compiles:
             self.cache = StaticCache(config=self.model.config, max_cache_len=context)
             self.new_cache = self._emptied_cache
             self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False)
+
+    def weight_nbytes(self) -> int:
+        parameters = {parameter.data_ptr(): parameter.nbytes for parameter in self.model.parameters()}
+        table = self.model.get_input_embeddings().weight
+        is_tied = table.data_ptr() == self.model.get_output_embeddings().weight.data_ptr()
+        return sum(parameters.values()) - (0 if is_tied else table.nbytes)
 
     def _emptied_cache(self) -> "Cache":
         self.cache.reset()
@@ -135,8 +158,29 @@ class Transformers(PeerEngine):
         return chosen
 
 
+def transformers_model(path: str) -> "PreTrainedModel":
+    """Return transformers' model of a checkpoint in bf16; of a GGUF file it gets graphcore's unpacked weights."""
+    import torch
+
+    from graphcore.config.compose import compose_settings
+    from graphcore.engine.assembly import match_model
+    from graphcore.engine.model import open_model
+    from graphcore.tasks.reference import load_reference
+
+    settings = compose_settings([f"model.checkpoint={path}"])
+    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda stage, done, total: None)
+    _, loader = match_model(model, torch.float32)
+    reference = load_reference(model, loader)
+    reference.cast(torch.bfloat16)
+    return reference.model.eval()
+
+
 def transformers_compiled(path: str, threads: int, context: int) -> Transformers:
     return Transformers(path, threads, context, compiles=True)
+
+
+def graphcore_int8(source: str, threads: int, context: int) -> Graphcore:
+    return Graphcore(source, threads, context, "quant.activations=int8")
 
 
 def graphcore_fp32(path: str, threads: int, context: int) -> Graphcore:
@@ -145,6 +189,7 @@ def graphcore_fp32(path: str, threads: int, context: int) -> Graphcore:
 
 ENGINES: dict[str, Callable[[str, int, int], PeerEngine]] = {
     "graphcore": Graphcore,
+    "graphcore-int8": graphcore_int8,
     "graphcore-fp32": graphcore_fp32,
     "llama.cpp": LlamaCpp,
     "transformers": Transformers,
@@ -172,7 +217,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to standard output
     engine = ENGINES[name](path, int(threads), int(context))
-    print("ready", file=answers, flush=True)
+    print(json.dumps({"weight_bytes": engine.weight_nbytes()}), file=answers, flush=True)
     for line in sys.stdin:
         prompt_tokens, new_tokens = map(int, line.split())
         print(json.dumps(timed_run(engine, prompt_tokens, new_tokens)), file=answers, flush=True)

@@ -11,10 +11,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.engine.assembly import Choices, build_runner, prepare
+from graphcore.device import return_freed_memory
+from graphcore.engine.assembly import Assembly, build_runner, prepare
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
@@ -40,11 +42,13 @@ class Engine:
         config: of the checkpoint, after normalisation.
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
+        loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(self, settings: Settings, model: Model, choices: Choices, runner: Runner, plan: Plan) -> None:
+    def __init__(self, settings: Settings, model: Model, parts: Assembly, runner: Runner, plan: Plan) -> None:
         self.settings = settings
-        self.choices = choices
+        self.choices = parts.choices
+        self.loader = parts.loader
         self.plan = plan
         self._model = model
         self._runner: Runner | None = runner
@@ -89,7 +93,10 @@ class Engine:
         parts = prepare(settings, model)
         with torch.inference_mode():
             runner, plan = build_runner(settings, model, parts, report)
-        return cls(settings, model, parts.choices, runner, plan)
+        if isinstance(model.checkpoint, GGUFCheckpoint):
+            model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
+        return_freed_memory()
+        return cls(settings, model, parts, runner, plan)
 
     @property
     def config(self) -> ModelConfig:
@@ -144,6 +151,7 @@ class Engine:
         """
         with torch.inference_mode(), measure_compile() as report:
             self.runner.warm_up(num_sequences)
+        return_freed_memory()
         return report
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
     Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
     core idle meanwhile. A compiler that does not work is reported by the first real compilation.
     """
-    thread = threading.Thread(target=_compile_something, name="compiler-loading", daemon=True)
+    thread = threading.Thread(target=load_compiler, name="compiler-loading", daemon=True)
     if is_needed:
         thread.start()
     try:
@@ -88,7 +88,8 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
             thread.join()
 
 
-def _compile_something() -> None:
+def load_compiler() -> None:
+    """Import the compiler and have it compile something, so that it is all there."""
     with torch.inference_mode(), suppress(RuntimeError):
         compile_whole(_increment, "increment")(torch.zeros(64))
 

@@ -113,6 +113,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
         "run": (None, [pointer, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
+        "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),
         "activations_nbytes": (size, [number, number]),
     }

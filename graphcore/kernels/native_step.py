@@ -248,9 +248,19 @@ class NativeProgram:
         assert table is not None, "sealed above"
         assert scratch is not None, "sealed above"
         length = len(self.arguments) - begin if count is None else count
-        first = ctypes.byref(table, begin * ctypes.sizeof(Instruction))
+        self._carry_out(ctypes.byref(table, begin * ctypes.sizeof(Instruction)), length, scratch)
+
+    def run_again(self, index: int, times: int) -> None:
+        """Carry one instruction out that many times, a barrier between each two, as in a program."""
+        if self._table is None:
+            self._seal()
+        table, scratch = self._table, self._scratch
+        assert table is not None and scratch is not None, "sealed above"
+        self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
+
+    def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
         team = shared_team(self.library, self.threads)
-        open_library(self.library).graphcore_run(team.handle, first, length, scratch.data_ptr(), *self._sizes)
+        open_library(self.library).graphcore_run(team.handle, first, count, scratch.data_ptr(), *self._sizes)
 
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(

@@ -6,8 +6,10 @@ import torch
 
 from graphcore.engine.engine import Engine
 from graphcore.graph.compile import CompileReport
+from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Record
+from graphcore.tasks.weight_reads import decode_roundings, prefill_roundings, weight_formats
 
 
 def ran_record(engine: Engine) -> Record:
@@ -22,12 +24,43 @@ def ran_record(engine: Engine) -> Record:
         "device": stats["device"],
         "dtype": stats["dtype"],
         "kv_dtype": str(engine.choices.kv_dtype).removeprefix("torch."),
+        "quant": quant_record(engine),
         "graph": {"kind": stats["graph"], "compiled": stats["compiled_graphs"]},
         "streaming": {"policy": engine.settings.streaming.policy},
         "context_length": engine.choices.context,
         "threads": torch.get_num_threads(),
-        "memory": {"weight_bytes": stats["weight_bytes"], "kv_bytes": stats["kv_bytes"]},
+        "memory": {
+            "weight_bytes": stats["weight_bytes"],
+            "file_bytes": engine.loader.stored_nbytes,
+            "kv_bytes": stats["kv_bytes"],
+        },
         "notes": list(engine.choices.notes),
+    }
+
+
+def quant_record(engine: Engine) -> Record:
+    """Return how weights are held, what becomes of activations before them, and what packing at load cost."""
+    asked, decoder = engine.settings.quant, engine.runner.builder.decoder
+    return {
+        "format": asked.format,
+        "activations": {
+            "asked": asked.activations,
+            "prefill": prefill_roundings(decoder),
+            "decode": decode_roundings(decoder),
+        },
+        "weights": weight_formats(decoder, engine.loader.is_tied),
+        "errors": dict(engine.loader.errors),
+    }
+
+
+def bandwidth_of(engine: Engine) -> Record:
+    """Return how fast memory is read here, now, by doing nothing else."""
+    found = measure_read_bandwidth(engine.runner.device, engine.choices.packing.library)
+    return {
+        "gb_per_second": found.best / 1e9,
+        "torch_gb_per_second": found.torch / 1e9,
+        "native_gb_per_second": None if found.native is None else found.native / 1e9,
+        "bytes": found.nbytes,
     }
 
 

@@ -11,6 +11,7 @@ import torch
 
 from graphcore.engine.runner import Runner, set_inputs
 from graphcore.streaming.scheduler import run_program
+from graphcore.tasks.weight_reads import step_nbytes
 
 
 @dataclass
@@ -75,11 +76,5 @@ class Workload:
             program.state.chosen.tolist()
 
     def weight_nbytes(self) -> int:
-        """Return the bytes of weights that a decode step reads: all but the embedding table, of which it reads rows.
-
-        A head that is tied to that table reads it whole, once.
-        """
-        groups = self.runner.builder.decoder.groups()
-        return sum(
-            tensor.nbytes for prefix, module in groups if prefix != "embed_tokens." for tensor in module.buffers()
-        )
+        """Return the bytes of weights that a decode step reads."""
+        return step_nbytes(self.runner.builder.decoder, self.batch)

@@ -40,6 +40,12 @@ class Loader:
         """Whether the head reads the embedding's bytes."""
         return is_tied(self.sources)
 
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes that the checkpoint has of the decoder's weights; what two weights share counts once."""
+        names = {source.name for source in self.sources.values()}
+        return sum(self.checkpoint.tensors[name].nbytes for name in names)
+
     def dense(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return the weight `name` unpacked, folded and cast, on the CPU.
 

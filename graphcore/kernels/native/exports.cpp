@@ -180,6 +180,19 @@ void graphcore_run(void* team, const Instruction* instructions, int count, uint8
 // Bytes that the activations of an instruction take in each thread's scratch, after its row.
 size_t graphcore_activations_nbytes(int rows, int columns) { return Activations::nbytes(rows, columns); }
 
+// Sums a buffer of 64-byte lines, so that every byte is read and nothing else is done: what memory gives at best.
+uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
+    const size_t lines = nbytes / 64;
+    uint64_t total = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : total)
+    {
+        const size_t size = size_t(omp_get_num_threads()), thread = size_t(omp_get_thread_num());
+        const size_t begin = lines * thread / size * 8, end = lines * (thread + 1) / size * 8;
+        for (size_t i = begin; i < end; i++) total += words[i];
+    }
+    return total;
+}
+
 // Floats of each thread's row that attention over that many slots takes.
 size_t graphcore_attend_floats(int head_dim, int slots) { return attend_floats(head_dim, slots); }
 

@@ -14,7 +14,8 @@ from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
-from graphcore.tasks.result import compile_record, ran_record
+from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
+from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
 from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
 from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.task import Context, Record, Task
@@ -45,17 +46,23 @@ def run(context: Context, task: BenchSettings) -> Record:
     """Load, warm up once, repeat, report."""
     settings = sized(context.settings, task)
     peak = PeakMemory(resolve_device(settings.device))
+    before = resident_now()
     began = time.perf_counter()
     with load_engine(replace(context, settings=settings)) as engine:
         load_seconds = time.perf_counter() - began
         engine.runner.check_context(task.context)
         context.console.note(describe(engine, load_seconds))
+        loaded = resident_now()
         compiled = engine.warm_up(task.batch)
+        growth = Growth(before, loaded, resident_now())
         work = Workload(engine.runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed)
         work.first_prefill()
         first_token_at = seconds_since_start()
         work.fill()
         timed = measure(context, engine, work, task.repeats)
+        peak_nbytes = peak.nbytes()
+        bandwidth = bandwidth_of(engine)
+        timed["decode"]["bandwidth_share"] = timed["decode"]["weight_gb_per_second"] / bandwidth["gb_per_second"]
         ran = ran_record(engine)
         record = {
             **ran,
@@ -65,7 +72,12 @@ def run(context: Context, task: BenchSettings) -> Record:
             **timed,
             "first_token_seconds": timed["prefill"]["median_seconds"],
             "graph": {**ran["graph"], "kernels_per_token": count_kernels(work.decode_one, engine.runner.device)},
-            "memory": {**ran["memory"], "peak_device_bytes": peak.nbytes()},
+            "memory": {
+                **ran["memory"],
+                **resident_record(growth, ran["graph"]["kind"]),
+                "peak_device_bytes": peak_nbytes,
+            },
+            "bandwidth": bandwidth,
             "streaming": streaming_record(settings),
         }
     show(context, task, record, compiled)
@@ -123,6 +135,15 @@ def phase_record(seconds: Sequence[float], tokens: int) -> Record:
     }
 
 
+def resident_record(growth: Growth, graph: str) -> Record:
+    """Return what the process holds in memory, and of that what the compiler does."""
+    return {
+        "before_load_bytes": growth.before,
+        "resident_bytes": growth.warm,
+        "compiler_bytes": compiler_nbytes(growth, graph),
+    }
+
+
 def streaming_record(settings: Settings) -> Record:
     """Return what moved; with streaming off nothing does."""
     names = ("link_gb_per_second", "raw_link_gb_per_second", "bytes_per_token", "overlap")
@@ -139,11 +160,14 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
     for line in (
-        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {graph['kernels_per_token']} kernels/step",
+        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {decode['bandwidth_share']:.0%} of the "
+        f"{record['bandwidth']['gb_per_second']:.1f} GB/s that memory gives; {graph['kernels_per_token']} kernels/step",
         f"{graph['kind']}: {describe_compile(compiled)}; loaded in {record['load_seconds']:.2f} s",
         f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",
-        f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB, peak {memory['peak_device_bytes'] / 1e6:.0f} MB",
+        f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB ({memory['file_bytes'] / 1e6:.0f} MB in the file), "
+        f"resident {memory['resident_bytes'] / 1e6:.0f} MB, of which the compiler {memory['compiler_bytes'] / 1e6:.0f} "
+        f"MB; peak {memory['peak_device_bytes'] / 1e6:.0f} MB",
     ):
         context.console.line(line)
 

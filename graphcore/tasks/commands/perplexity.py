@@ -71,7 +71,6 @@ def run(context: Context, task: PerplexitySettings) -> Record:
         seconds = time.perf_counter() - began
         likelihood = Likelihood.of(losses)
         record = {
-            "quant": {"format": settings.quant.format},
             **ran_record(engine),
             "load_seconds": load_seconds,
             "compile": compile_record(compiled),

@@ -1,5 +1,7 @@
 """task=bench counts what it says it counts."""
 
+import json
+
 import pytest
 import torch
 from chat_folder import TINY
@@ -7,6 +9,7 @@ from task_runs import RunTask
 
 from graphcore import Engine
 from graphcore.engine.runner import Runner
+from graphcore.tasks.weight_reads import step_nbytes
 from graphcore.tasks.workload import Workload
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
@@ -31,7 +34,7 @@ def test_speeds_are_tokens_over_the_measured_seconds(run_task: RunTask, capsys: 
 
 
 @pytest.mark.parametrize(("family", "is_tied"), [("llama3", True), ("qwen3", False), ("gpt2", True), ("gemma3", True)])
-def test_weights_read_per_step_are_all_but_the_embedding_rows(family: str, is_tied: bool) -> None:
+def test_weights_read_per_step_are_all_but_the_embedding_table_and_rows_of_it(family: str, is_tied: bool) -> None:
     from safetensors.torch import load_file
 
     stored = load_file(TINY / family / "model.safetensors")
@@ -39,9 +42,67 @@ def test_weights_read_per_step_are_all_but_the_embedding_rows(family: str, is_ti
     tables = {name: tensor.numel() for name, tensor in stored.items() if name in rows}
     others = sum(tensor.numel() for name, tensor in stored.items() if name not in rows and ".attn.bias" not in name)
     head = next(size for name, size in tables.items() if "wpe" not in name) if is_tied else 0
+    used = sum(tensor.shape[1] for name, tensor in stored.items() if name in rows)
     with Engine.load(TINY / family, dtype="fp32", graph="eager", device="cpu") as engine:
         found = Workload(engine.runner, 1, 0, 1, 1, 0).weight_nbytes()
-    assert found == 4 * (others + head)
+    assert found == 4 * (others + head + used)
+
+
+def test_of_experts_a_step_reads_the_chosen_ones() -> None:
+    from safetensors.torch import load_file
+
+    stored = load_file(TINY / "gptoss" / "model.safetensors")
+    config = json.loads((TINY / "gptoss" / "config.json").read_text(encoding="utf-8"))
+    num_experts, chosen = config["num_local_experts"], config["num_experts_per_tok"]
+    table = stored["model.embed_tokens.weight"]
+    experts = sum(tensor.nbytes for name, tensor in stored.items() if ".experts." in name)
+    others = sum(tensor.nbytes for tensor in stored.values()) - experts - table.nbytes
+    experts += sum(tensor.nbytes for name, tensor in stored.items() if name.endswith("_scales"))  # two bytes in memory
+    with Engine.load(TINY / "gptoss", dtype="fp32", graph="eager", device="cpu") as engine:
+        decoder = engine.runner.builder.decoder
+        for batch, used in ((1, chosen), (100, num_experts)):
+            expected = others + batch * table[0].nbytes + experts // num_experts * used
+            assert step_nbytes(decoder, batch) == expected  # float32 and mxfp4, as stored
+
+
+def test_packed_weights_are_read_as_packed_bytes(run_task: RunTask) -> None:
+    record = run_task(LLAMA, *SMALL, "quant=q8_0", "dtype=bf16").record
+    packed = {found["format"]: found for found in record["quant"]["weights"]}
+    assert record["quant"]["format"] == "q8_0"
+    assert packed["q8_0"]["tensors"] == len(record["quant"]["errors"])
+    assert all(0 < error < 0.01 for error in record["quant"]["errors"].values())
+    assert "model.embed_tokens.weight" not in record["quant"]["errors"]
+    total = sum(found["bytes"] for found in packed.values())
+    assert 0 <= record["memory"]["weight_bytes"] - total < 256 * 40  # alignment of each tensor
+    assert total <= record["decode"]["weight_bytes_per_step"] < 1.05 * total  # tied: the table is the head's
+
+
+@pytest.mark.parametrize(
+    ("override", "prefill", "decode"),
+    [
+        ("quant.activations=auto", ["float"], ["wide"]),
+        ("quant.activations=float", ["float"], ["float"]),
+        ("quant.activations=int8", ["block"], ["block"]),
+        ("dtype=fp32", ["float"], ["float"]),
+    ],
+)
+def test_the_rounding_of_activations_that_ran_is_recorded(
+    run_task: RunTask, override: str, prefill: list[str], decode: list[str]
+) -> None:
+    settings = ("dtype=bf16", "quant=q8_0", override) if "dtype" not in override else ("quant=q8_0", override)
+    activations = run_task(LLAMA, *SMALL, *settings).record["quant"]["activations"]
+    assert (activations["prefill"], activations["decode"]) == (prefill, decode)
+
+
+def test_memory_is_what_the_process_holds(run_task: RunTask) -> None:
+    record = run_task(LLAMA, *SMALL).record
+    memory = record["memory"]
+    stored = (TINY / "llama3" / "model.safetensors").stat().st_size
+    assert abs(memory["resident_bytes"] - memory["before_load_bytes"]) < 1e9  # what was freed before may go meanwhile
+    assert 0 <= memory["compiler_bytes"] < memory["resident_bytes"]
+    assert 0.9 * stored < memory["file_bytes"] < stored  # the file has a header
+    share = record["decode"]["weight_gb_per_second"] / record["bandwidth"]["gb_per_second"]
+    assert record["decode"]["bandwidth_share"] == pytest.approx(share)
 
 
 def test_every_timed_part_begins_at_the_depth(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:

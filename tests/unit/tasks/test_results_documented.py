@@ -14,7 +14,7 @@ from task_runs import RunTask
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = "Every task"
 RAN = "Tasks that got as far as a model"
-OPEN = ("settings", "versions", "timings")  # documented elsewhere, as a whole
+OPEN = ("settings", "versions", "timings", "quant.errors")  # documented elsewhere, as a whole
 
 
 @cache
@@ -54,6 +54,7 @@ RUNS = {
     "generate": ["prompt_ids=[1,2]", "max_new_tokens=2", "task.logprobs=true"],
     "chat": ["max_new_tokens=2"],
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
+    "microbench": ["task.lengths=[3]", "task.repeats=1"],
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
     "plan": [],
     "perplexity": ["task.window=8"],

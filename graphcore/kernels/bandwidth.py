@@ -1,0 +1,70 @@
+"""How fast memory can be read, by doing nothing else: what no decode step, which reads every weight, can beat."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphcore.kernels.library import open_library
+
+READ_NBYTES = 512 * 10**6  # far more than any cache holds
+LINE_NBYTES = 64
+
+
+@dataclass(frozen=True)
+class ReadBandwidth:
+    """Bytes per second of the fastest of some passes over one buffer.
+
+    Attributes:
+        torch: of torch.sum over float32.
+        native: of the kernels' reader with all of torch's threads; None without kernels, and on other devices.
+        nbytes: of the buffer.
+    """
+
+    torch: float
+    native: float | None
+    nbytes: int
+
+    @property
+    def best(self) -> float:
+        """The faster of the two."""
+        return max(self.torch, self.native or 0.0)
+
+
+def measure_read_bandwidth(
+    device: torch.device, library: Path | None, nbytes: int = READ_NBYTES, repeats: int = 5
+) -> ReadBandwidth:
+    """Return how fast the device's memory is read, by torch and by the kernels' reader in turns.
+
+    Args:
+        library: of the kernels, or None.
+        nbytes: of the buffer, a multiple of 64.
+        repeats: passes of each reader.
+    """
+    assert nbytes % LINE_NBYTES == 0, f"{nbytes} bytes are no whole number of lines"
+    buffer = torch.ones(nbytes // 4, device=device)
+    readers: dict[str, Callable[[], object]] = {"torch": lambda: buffer.sum().item()}
+    if library is not None and device.type == "cpu":
+        readers["native"] = lambda: native_sum(buffer, library)
+    fastest = dict.fromkeys(readers, float("inf"))
+    for _ in range(repeats):
+        for name, read in readers.items():
+            began = time.perf_counter()
+            read()
+            fastest[name] = min(fastest[name], time.perf_counter() - began)
+    native = nbytes / fastest["native"] if "native" in fastest else None
+    return ReadBandwidth(nbytes / fastest["torch"], native, nbytes)
+
+
+def native_sum(buffer: torch.Tensor, library: Path) -> int:
+    """Return the sum of a buffer's 64-bit words, modulo 2^64, read with all of torch's threads.
+
+    Args:
+        buffer: on the CPU, contiguous, a whole number of 64-byte lines.
+        library: of the kernels.
+    """
+    assert buffer.is_contiguous(), "the reader knows no strides"
+    assert buffer.nbytes % LINE_NBYTES == 0, f"{buffer.nbytes} bytes are no whole lines"
+    return int(open_library(str(library)).graphcore_read(torch.get_num_threads(), buffer.data_ptr(), buffer.nbytes))

@@ -1,0 +1,213 @@
+"""task=microbench: time each operation of a decode step alone, and the whole step; what lies between is a figure."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from omegaconf import MISSING
+
+from graphcore.config.settings import Settings
+from graphcore.config.validate import at_least
+from graphcore.engine.engine import Engine
+from graphcore.engine.runner import set_inputs
+from graphcore.errors import ConfigError
+from graphcore.graph.native import NativeStep
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import GreedyStep
+from graphcore.streaming.scheduler import run_program
+from graphcore.tasks.native_operations import native_operations
+from graphcore.tasks.operation import Clock, Operation, OperationName
+from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
+from graphcore.tasks.running import describe, load_engine, refuse_without_effect
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.torch_operations import TorchOperations
+from graphcore.tasks.weight_reads import step_nbytes
+
+WITHOUT_EFFECT = ("prompt", "prompt_file", "prompt_ids", "system", "stop")
+COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")
+BY_LENGTH = "attend"  # the one kind whose cost follows the context
+
+
+@dataclass
+class MicrobenchSettings:
+    """conf/task/microbench.yaml."""
+
+    name: str = MISSING
+    lengths: list[int] = MISSING
+    repeats: int = MISSING
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds at one length.
+
+    Attributes:
+        parts: of each operation, in order.
+        step: of the whole step.
+        warm: of each name that was timed warm.
+    """
+
+    parts: Sequence[float]
+    step: float
+    warm: Mapping[OperationName, float]
+
+
+def run(context: Context, task: MicrobenchSettings) -> Record:
+    """Load, time parts and whole at each length, report."""
+    check(context.settings, task)
+    began = time.perf_counter()
+    with load_engine(context) as engine, torch.inference_mode():
+        load_seconds = time.perf_counter() - began
+        context.console.note(describe(engine, load_seconds))
+        compiled = engine.warm_up()
+        program = engine.runner.program("decode", 1, is_greedy=True)
+        lengths = sorted({min(length, engine.choices.context) for length in task.lengths})
+        work = StepWork.of(engine, program, task.repeats)
+        timings = {}
+        for index, length in enumerate(lengths):
+            context.console.progress(f"microbench at {length} tokens", index, len(lengths))
+            timings[length] = work.measure(length)
+        bandwidth = bandwidth_of(engine)
+        record = {
+            **ran_record(engine),
+            "load_seconds": load_seconds,
+            "compile": compile_record(compiled),
+            "bandwidth": bandwidth,
+            "operations": operation_records(work.operations, timings, bandwidth["gb_per_second"]),
+            "steps": step_records(timings, step_nbytes(engine.runner.builder.decoder, 1), bandwidth["gb_per_second"]),
+        }
+    show(context, record, task)
+    return record
+
+
+def check(settings: Settings, task: MicrobenchSettings) -> None:
+    """Return if the task's settings make sense.
+
+    Raises:
+        ConfigError: a length or the repeats are out of range, or another setting has no effect.
+    """
+    refuse_without_effect(settings, "microbench", WITHOUT_EFFECT)
+    at_least(1, "task.", task, ("repeats",))
+    if not task.lengths or min(task.lengths) < 1:
+        raise ConfigError(f"task.lengths={task.lengths} must name at least one length, each at least 1")
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A greedy decode step, whole and in parts.
+
+    Attributes:
+        states: whose inputs whole and parts read.
+    """
+
+    engine: Engine
+    program: Program
+    operations: Sequence[Operation]
+    states: Sequence[StepState]
+    clock: Clock
+
+    @classmethod
+    def of(cls, engine: Engine, program: Program, repeats: int) -> "StepWork":
+        """Return the program's parts: native instructions, or torch's operations one by one."""
+        device, step, builder = engine.runner.device, program.steps[0], engine.runner.builder
+        if isinstance(step, NativeStep):
+            native = step.program
+            operations = native_operations(native, program.state.logits.data_ptr())
+            clock = Clock(device, lambda: native.run(0, 0), repeats)  # what waking the team costs
+            return cls(engine, program, operations, [program.state], clock)
+        plain = builder.token(1)
+        plain = Program(plain.state, [*plain.steps, GreedyStep(plain.steps[-1].group, plain.state)])
+        set_inputs(plain.state, [[0]], [0], 1, 1)
+        run_program(plain, engine.runner.policy)
+        compiles = builder.kind == "compiled"
+        collector = TorchOperations(
+            builder.decoder, plain.state, builder.caches, engine.choices.dtype, device, compiles, builder.cache_dir
+        )
+        clock = Clock(device, lambda: None, repeats)
+        return cls(engine, program, collector.collect(plain), [program.state, plain.state], clock)
+
+    def measure(self, length: int) -> Timings:
+        """Return the timings with that many tokens in the cache, the step's own included."""
+
+        def reset() -> None:
+            for state in self.states:
+                set_inputs(state, [[0]], [length - 1], 1, 1)
+
+        step = self.clock.step_seconds(lambda: run_program(self.program, self.engine.runner.policy), reset)
+        parts = self.clock.pass_seconds(self.operations, reset)
+        warm = {}
+        for operation in {operation.name: operation for operation in self.operations}.values():
+            reset()
+            warm[operation.name] = self.clock.warm_seconds(operation)
+        return Timings(parts, step, warm)
+
+
+def operation_records(
+    operations: Sequence[Operation], timings: Mapping[int, Timings], gb_per_second: float
+) -> list[Record]:
+    """Return what each distinct operation takes: attention at each length, the others at the longest."""
+    names = Counter(operation.name for operation in operations)
+    nbytes = {operation.name: operation.weight_nbytes for operation in operations}
+    records = []
+    for name, count in names.items():
+        for length in sorted(timings) if name.kind == BY_LENGTH else [max(timings)]:
+            found = timings[length]
+            pairs = zip(operations, found.parts, strict=True)
+            total = sum(seconds for operation, seconds in pairs if operation.name == name)
+            rate = nbytes[name] * count / total / 1e9 if total and nbytes[name] else None
+            records.append(
+                {
+                    **name._asdict(),
+                    "length": length if name.kind == BY_LENGTH else None,
+                    "count": count,
+                    "weight_bytes": nbytes[name],
+                    "warm_microseconds": found.warm[name] * 1e6,
+                    "in_order_microseconds": total / count * 1e6,
+                    "step_microseconds": total * 1e6,
+                    "weight_gb_per_second": rate,
+                    "bandwidth_share": None if rate is None else rate / gb_per_second,
+                }
+            )
+    return records
+
+
+def step_records(timings: Mapping[int, Timings], nbytes: int, gb_per_second: float) -> list[Record]:
+    """Return the whole step at each length beside the sum of its parts."""
+    records = []
+    for length, found in sorted(timings.items()):
+        rate = nbytes / found.step / 1e9
+        records.append(
+            {
+                "length": length,
+                "microseconds": found.step * 1e6,
+                "sum_microseconds": sum(found.parts) * 1e6,
+                "difference_microseconds": (found.step - sum(found.parts)) * 1e6,
+                "weight_bytes": nbytes,
+                "weight_gb_per_second": rate,
+                "bandwidth_share": rate / gb_per_second,
+            }
+        )
+    return records
+
+
+def show(context: Context, record: Record, task: MicrobenchSettings) -> None:
+    """Print a row for each operation, and what the whole step adds to their sum."""
+    rows = []
+    for found in record["operations"]:
+        rate = found["weight_gb_per_second"]
+        times = (found[f"{name}_microseconds"] for name in ("warm", "in_order", "step"))
+        words = (found["kind"], found["shape"], found["format"], str(found["length"] or ""), str(found["count"]))
+        rows.append([*words, *(f"{value:.1f}" for value in times), "" if rate is None else f"{rate:.1f}"])
+    context.console.table(f"one decode step, medians of {task.repeats}", COLUMNS, rows)
+    for step in record["steps"]:
+        context.console.line(
+            f"{step['length']} tokens: step {step['microseconds']:.0f} us, parts {step['sum_microseconds']:.0f} us, "
+            f"difference {step['difference_microseconds']:+.0f} us; {step['weight_gb_per_second']:.2f} GB/s "
+            f"of weights, {step['bandwidth_share']:.0%} of what memory gives"
+        )
+
+
+MICROBENCH = Task("microbench", MicrobenchSettings, run)
