@@ -107,7 +107,7 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
         config: after normalisation.
         norm: every normalisation of the model; q and k norms too, where there are any.
         has_qk_norm: normalise q and k per head.
-        is_gemma: sandwich norms, scaled embeddings, a residual stream that outgrows fp16.
+        is_gemma: sandwich norms, scaled embeddings.
     """
     mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
     blocks = tuple(
@@ -117,7 +117,6 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
             attention=attention_of(config, layer_type, norm if has_qk_norm else None),
             mlp=mlp,
             sandwich=is_gemma,
-            outgrows_float16=is_gemma,
             int8_activations=config.ternary,
         )
         for layer_type in layer_types(config)

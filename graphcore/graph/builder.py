@@ -25,7 +25,7 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
-from graphcore.nn.block import Block, packed_formats
+from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.spec import BlockSpec
@@ -172,7 +172,7 @@ class GraphBuilder:
         self.on_compile(f"{name}_{batch}")
         run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
         shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
-        hidden = torch.zeros(shape, dtype=self.decoder.embed_tokens.residual_dtype, device=self.device)
+        hidden = torch.zeros(shape, dtype=RESIDUAL_DTYPE, device=self.device)
         if tokens is not None:
             mark_length(hidden)
         with compile_cache(self.cache_dir):

@@ -206,7 +206,7 @@ def masked_attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
-    library: str = "",
+    *_: str,
 ) -> Tensor:
     """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write."""
     slots, tokens = k_cache.shape[2], query.shape[1]

@@ -255,7 +255,8 @@ class NativeProgram:
         if self._table is None:
             self._seal()
         table, scratch = self._table, self._scratch
-        assert table is not None and scratch is not None, "sealed above"
+        assert table is not None, "sealed above"
+        assert scratch is not None, "sealed above"
         self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
 
     def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:

@@ -103,7 +103,7 @@ class PackedForm:
         return packed
 
     def unpack(self, packed: Tensor, dtype: torch.dtype, begin: int = 0, end: int | None = None) -> Tensor:
-        """Return rows begin .. end - 1, dense: [nbytes] uint8 -> [rows, I] dtype; bit-exact with the format's definition.
+        """Return rows begin .. end - 1, dense: [nbytes] uint8 -> [rows, I] dtype; bit-exact with the format.
 
         Args:
             packed: the whole matrix.
@@ -226,8 +226,8 @@ def _linear_cpu(
 def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, form: PackedForm) -> Tensor:
     """Unpack some rows at a time and multiply with them: [..., I] -> [..., O].
 
-    A slice stays in the cache and in memory that the allocator keeps; a large matrix unpacked whole is new memory, whose
-    page faults take as long as the product of a hundred tokens.
+    A slice stays in the cache and in memory that the allocator keeps; a large matrix unpacked whole is new memory,
+    whose page faults take as long as the product of a hundred tokens.
     """
     step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
     if step >= form.rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from graphcore.nn.block import Block, residual_dtype
+from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rope_table
@@ -28,8 +28,6 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
         self.packing = None
-        self.dtype = dtype
-        self.residual_dtype = residual_dtype(spec.blocks[0], dtype)
         # transformers rounds the scale to the weight's dtype; in bf16 sqrt(1152) is 34, not 33.94
         self.scale = torch.tensor(spec.embedding_scale, dtype=dtype, device="cpu").item()
         self.register_buffer("weight", torch.empty(spec.vocab, spec.dim, dtype=dtype))
@@ -43,12 +41,11 @@ class Embedding(nn.Module):
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
     def forward(self, token_ids: Tensor, span: Span) -> Tensor:
-        """Return the residual stream [B, T, D] of `token_ids` [B, T] int64."""
+        """Return the residual stream [B, T, D], float32, of `token_ids` [B, T] int64."""
         if self.packing is None:
-            rows = nn.functional.embedding(token_ids, self.weight)
+            rows = nn.functional.embedding(token_ids, self.weight).to(RESIDUAL_DTYPE)
         else:
-            rows = self.packing.gather(token_ids, self.weight, self.dtype)
-        rows = rows.to(self.residual_dtype)
+            rows = self.packing.gather(token_ids, self.weight, RESIDUAL_DTYPE)
         if self.scale != 1.0:
             rows = rows * self.scale
         if self.positions is not None:

@@ -158,8 +158,6 @@ class BlockSpec:
 
     Attributes:
         sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
-        outgrows_float16: activations pass 65504, fp16's largest number, so with fp16 the residual stream stays float32
-            (Gemma).
         int8_activations: each projection rounds its input to int8, one scale per token (BitNet, with its ternary
             weights), and multiplies in this order; None does not. The embedding and the head never do.
     """
@@ -169,7 +167,6 @@ class BlockSpec:
     attention: AttentionSpec
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
-    outgrows_float16: bool = False
     int8_activations: Int8Order | None = None
 
 

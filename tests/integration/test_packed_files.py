@@ -208,7 +208,11 @@ def llama_cpp_logits(path: Path, tokens: list[int]) -> np.ndarray:
 
 
 # llama.cpp takes GELU from a table in half precision and rounds activations to 8 bits where weights are packed.
-BOUNDS = {"f32": {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "gemma3": 3e-3, "gptoss": 1e-3}, "q8_0": 0.1, "q4_k": 0.1}
+BOUNDS = {
+    "f32": {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "gemma3": 3e-3, "gptoss": 1e-3},
+    "q8_0": 0.1,
+    "q4_k": 0.1,
+}
 
 
 @pytest.mark.parametrize("asked", ["f32", "q8_0", "q4_k"])

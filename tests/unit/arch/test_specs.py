@@ -69,7 +69,7 @@ def test_gemma_3_1b() -> None:
 
     def block(window: int | None, theta: float) -> BlockSpec:
         attention = AttentionSpec(4, 1, 256, 256**-0.5, window=window, qk_norm=norm, rope=RopeSpec(theta))
-        return BlockSpec(1152, norm, attention, mlp, sandwich=True, outgrows_float16=True)
+        return BlockSpec(1152, norm, attention, mlp, sandwich=True)
 
     spec = spec_of(GEMMA3)
     sliding, full = block(512, 10_000.0), block(None, 1_000_000.0)

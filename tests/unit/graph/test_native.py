@@ -375,7 +375,7 @@ def ternary_sized(tiny_model: Callable[[str], TinyModel]) -> Path:
 
 
 RECORDED = {
-    BlockSpec: {"dim", "norm", "attention", "mlp", "sandwich", "outgrows_float16", "int8_activations"},
+    BlockSpec: {"dim", "norm", "attention", "mlp", "sandwich", "int8_activations"},
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
         "sub_norm",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from plain_attention import fill
 
-from graphcore.nn.block import Block, residual_dtype
+from graphcore.nn.block import Block
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, NormSpec, RopeSpec
@@ -14,7 +14,7 @@ from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, NormSpec, RopeS
 TOKENS, DIM = 6, 24
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))
 PRE_NORM = BlockSpec(DIM, NormSpec("rms", 1e-6), ATTENTION, MLPSpec(40, "silu"))
-SANDWICH = replace(PRE_NORM, sandwich=True, outgrows_float16=True)
+SANDWICH = replace(PRE_NORM, sandwich=True)
 
 
 def filled_block(spec: BlockSpec, dtype: torch.dtype = torch.float32) -> Block:
@@ -49,21 +49,10 @@ def test_sandwich_block_normalises_each_sublayer_s_output_before_it_is_added() -
     assert torch.allclose(block(x, *context()), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "outgrows", "expected"),
-    [
-        (torch.float16, True, torch.float32),
-        (torch.float16, False, torch.float16),
-        (torch.bfloat16, True, torch.bfloat16),
-        (torch.float32, True, torch.float32),
-    ],
-)
-def test_residual_stream_is_wide_only_where_float16_would_overflow(
-    dtype: torch.dtype, outgrows: bool, expected: torch.dtype
-) -> None:
-    assert residual_dtype(replace(SANDWICH, outgrows_float16=outgrows), dtype) == expected
-    out = filled_block(replace(SANDWICH, outgrows_float16=outgrows), dtype)(hidden().to(expected), *context(dtype))
-    assert out.dtype == expected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_residual_stream_is_float32_whatever_the_compute_dtype(dtype: torch.dtype) -> None:
+    for spec in (PRE_NORM, SANDWICH):
+        assert filled_block(spec, dtype)(hidden(), *context(dtype)).dtype == torch.float32
 
 
 def test_a_stream_beyond_float16_passes_through_a_block_that_computes_in_float16() -> None:

@@ -124,7 +124,6 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "BlockSpec.attention": (MODEL, attention(scale=0.1)(MODEL)),
     "BlockSpec.mlp": (MODEL, mlp(activation="relu")(MODEL)),
     "BlockSpec.sandwich": (MODEL, block(sandwich=True)(MODEL)),
-    "BlockSpec.outgrows_float16": (MODEL, block(outgrows_float16=True)(MODEL)),
     "BlockSpec.int8_activations": (MODEL, block(int8_activations="online")(MODEL)),
     "ModelSpec.dim": (MODEL, replace(block(dim=48)(MODEL), dim=48)),
     "ModelSpec.blocks": (MODEL, replace(MODEL, blocks=(BLOCK,))),
