@@ -67,12 +67,12 @@ def unknown_key(path: str) -> str:
 
 def _unknown_task_key(leaf: str) -> str:
     """Each task has its own keys, so say which task has which."""
-    owned = {
-        str(key): file.stem
-        for file in sorted((conf_dir() / "task").glob("*.yaml"))
-        for key in OmegaConf.to_container(OmegaConf.load(file)) or ()
-        if key != "name"
-    }
+    tasks: dict[str, list[str]] = {}
+    for file in sorted((conf_dir() / "task").glob("*.yaml")):
+        for key in OmegaConf.to_container(OmegaConf.load(file)) or ():
+            if key != "name":
+                tasks.setdefault(str(key), []).append(file.stem)
+    owned = {key: " or ".join(names) for key, names in tasks.items()}
     if leaf in owned:
         return f"task.{leaf} is a key of task={owned[leaf]}; ask for that task or leave the key out"
     known = ", ".join(f"{key} ({task})" for key, task in owned.items())

@@ -11,7 +11,7 @@ CASES = [
     ("modl.x=3", ["unknown key 'modl.x' (did you mean 'model'?)"]),
     ("model.random_config.foo=3", ["unknown key 'model.random_config.foo'", "+model.random_config.foo="]),
     ("task.depth=3", ["task.depth is a key of task=bench"]),
-    ("task.dept=3", ["unknown key 'task.dept' (did you mean 'depth'?)", "repeats (bench)"]),
+    ("task.dept=3", ["unknown key 'task.dept' (did you mean 'depth'?)", "repeats (bench or microbench)"]),
     ("+foo=1", ["unknown key 'foo'", "Settings"]),
     ("+sampling.foo=1", ["unknown key 'sampling.foo'", "SamplingSettings"]),
     ("max_new_tokens=abc", ["max_new_tokens=abc must be a whole number", "Settings", "'abc'"]),
