@@ -97,7 +97,7 @@ class Recorder:
         if embedding.packing is None:
             arguments.table = program.dense(embedding.weight)
         else:
-            assert isinstance(embedding.packing, KernelPacking), "checked by can_record"
+            assert isinstance(embedding.packing, KernelPacking), "checked by obstacle_of"
             program.kept.append(embedding.weight)
             arguments.table = embedding.packing.form.matrix(embedding.weight)
         if embedding.positions is not None:
@@ -240,7 +240,7 @@ def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tup
     bias = None if linear.bias is None else linear.bias.float()
     if linear.packing is None:
         return program.dense(linear.weight), bias, out
-    assert isinstance(linear.packing, KernelPacking), "checked by can_record"
+    assert isinstance(linear.packing, KernelPacking), "checked by obstacle_of"
     program.kept.append(linear.weight)
     matrix = linear.packing.form.matrix(linear.weight)
     if linear.weight_scale is not None:
@@ -254,7 +254,7 @@ def first_expert(program: native.NativeProgram, part: ExpertLinear) -> Matrix:
     program.kept.append(part.weight)
     if part.packing is None:
         return program.dense(part.weight[0])
-    assert isinstance(part.packing, KernelPacking), "checked by can_record"
+    assert isinstance(part.packing, KernelPacking), "checked by obstacle_of"
     return part.packing.form.matrix(part.weight[0])
 
 

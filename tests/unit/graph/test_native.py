@@ -25,7 +25,7 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native import can_record
+from graphcore.graph.native import obstacle_of
 from graphcore.graph.program import Program
 from graphcore.kernels.native_step import NativeProgram
 from graphcore.nn.decoder import Decoder, Embedding
@@ -313,7 +313,8 @@ def test_every_family_decodes_to_transformers_logits(tiny_model: Callable[[str],
 def test_golden_models_decode_to_transformers_logits(name: str, layout: str) -> None:
     stored = np.load(GOLDEN / "tiny" / "logits.npz")
     key = "bitnet_i2s" if name == "bitnet" and layout else name
-    with engine_of(GOLDEN / "tiny" / f"{key}{layout}") as engine:
+    # float32 BitNet keeps to the reference's order of operations, which only compiled blocks do
+    with engine_of(GOLDEN / "tiny" / f"{key}{layout}", "compiled" if name == "bitnet" else "captured") as engine:
         found = decoded(engine, stored["tokens"].tolist())
     expected = torch.from_numpy(stored[f"{key}.hf_logits"]).view(found.shape)
     if name == "bitnet":  # a last place of float32 can become a step of int8
@@ -354,7 +355,7 @@ def test_a_matrix_that_no_kernel_reads_is_decoded_compiled_and_said_so(tiny_mode
     model = open_model(settings.model, 0, Path(settings.model.checkpoint), lambda *_: None)
     settings.graph.kind = "auto"
     parts = prepare(settings, model)
-    assert not can_record(parts.decoder)
+    assert obstacle_of(parts.decoder) is not None
     assert parts.choices.graph == "compiled"
     assert any("decode runs compiled" in note for note in parts.choices.notes)
     settings.graph.kind = "captured"
@@ -367,8 +368,8 @@ def test_a_matrix_that_no_kernel_reads_is_decoded_compiled_and_said_so(tiny_mode
 def test_a_projection_that_rounds_its_input_is_recorded_only_where_the_kernels_round_it() -> None:
     """The kernels round to int8 before packed ternary weights, and before no dense ones."""
     spec = model_of(replace(WIDE, int8_activations="online"))
-    assert not can_record(filled_decoder(spec))
-    assert can_record(pack_all(filled_decoder(spec), "i2_s", "token"))
+    assert obstacle_of(filled_decoder(spec)) is not None
+    assert obstacle_of(pack_all(filled_decoder(spec), "i2_s", "token")) is None
 
 
 def ternary_sized(tiny_model: Callable[[str], TinyModel]) -> Path:

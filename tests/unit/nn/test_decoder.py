@@ -38,13 +38,14 @@ def test_embedding_is_the_row_of_each_token() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("dim", [1152, 2560])
-def test_scaled_embedding_rounds_as_transformers_does(dim: int, dtype: torch.dtype) -> None:
+def test_embedding_scale_is_rounded_as_transformers_does(dim: int, dtype: torch.dtype) -> None:
+    """The scale is the dtype's, the product float32's: rounded to the dtype it is transformers' own."""
     spec = replace(SPEC, dim=dim, embedding_scale=dim**0.5)
     embedding = embedding_of(spec, dtype)
     reference = Gemma3TextScaledWordEmbedding(50, dim, padding_idx=0, embed_scale=dim**0.5).to(dtype)
     with torch.no_grad():
         reference.weight.copy_(embedding.weight)
-        assert torch.equal(embedding(IDS, SPAN), reference(IDS))
+        assert torch.equal(embedding(IDS, SPAN).to(dtype), reference(IDS))
 
 
 def test_learned_positions_are_added_at_each_token_s_own_position() -> None:
