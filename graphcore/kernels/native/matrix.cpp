@@ -87,8 +87,15 @@ struct Block {
 
 inline void store_narrow(int target, f32x16 values, uint8_t* row, int column) {
     if (target == F32) return store(row + 4 * column, values);
+#if defined(__AVX512BF16__)
+    constexpr int SUBNORMAL = 0x20;  // the instruction takes them for zero: MXFP4's smallest scales are some
+    if (target == BF16 && !_mm512_fpclass_ps_mask((__m512)values, SUBNORMAL)) {
+        _mm256_storeu_si256((__m256i*)(row + 2 * column), (__m256i)_mm512_cvtneps_pbh((__m512)values));
+        return;
+    }
+#endif
 #if defined(__AVX512F__)
-    if (target == BF16) {  // not vcvtneps2bf16, which takes subnormals for zero: MXFP4's smallest scales are some
+    if (target == BF16) {
         const u32x16 bits = (u32x16)values, high = bits >> 16;
         const u32x16 rounded = (bits + 0x7fffu + (high & 1)) >> 16;
         const u32x16 kept = (bits & 0x7fffffffu) > 0x7f800000u ? high | 0x40u : rounded;  // NaN stays NaN

@@ -22,7 +22,12 @@ struct Matrix {
 };
 
 constexpr size_t I2_S_TAIL_NBYTES = 64;  // after i2_s's codes, for its scale; as in graphcore/kernels/packed.py
+// Tokens that share a widened block. Registers of fewer bits hold fewer sums, and the compiler takes a minute over more.
+#if defined(__AVX512F__)
 constexpr int TOKEN_TILE = 8;
+#else
+constexpr int TOKEN_TILE = 2;
+#endif
 
 // Multiplies the sixteen rows of one group with tokens first .. first + tokens - 1 (at most TOKEN_TILE of them).
 using Multiply = void (*)(const uint8_t* group, int columns, const Activations& x, int first, int tokens, f32x16* totals);

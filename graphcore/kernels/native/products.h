@@ -118,7 +118,9 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
     f32x16 sums[TOKENS] = {};
     for (int chunk = 0; chunk < num_chunks(columns); chunk++) {
         const Stretch<F> here(group, columns, chunk);
+#if defined(__AVX512F__)  // else it takes the compiler a minute
 #pragma GCC unroll 8
+#endif
         for (int within = 0; within < CHUNK_BLOCKS; within++) {
             if (within >= here.blocks) break;
             if (TOKENS == 1) prefetch_block<F>(here.meta, within);
