@@ -143,21 +143,15 @@ void graphcore_linear(int threads, const Matrix* matrix, const uint8_t* x, int t
 // Attention of a chunk of one sequence, and its keys and values into the cache.
 void graphcore_attend_chunk(int threads, const Chunk* chunk) {
     const Chunk& a = *chunk;
-    const size_t entries = size_t(a.kv_heads) * a.tokens * a.head_dim, width = format_nbytes(a.cache_format);
-    const auto entries_memory = scratch(2 * entries * width);
-    const size_t floats = (chunk_floats(a) + LANES - 1) / LANES * LANES;
+    Seen seen(a);
+    const auto seen_memory = scratch(seen.nbytes(a));
+    seen.place(a, seen_memory.get());
+    const size_t floats = (tile_floats(a, seen) + LANES - 1) / LANES * LANES;
     const auto work = scratch(threads * floats * 4);
     on_threads(threads, [&](int thread, int size) {
-        auto* mine = (float*)work.get() + thread * floats;
-        auto* keys = (uint8_t*)entries_memory.get();
-        const auto meet = [] {
+        attend_chunk(a, seen, thread, size, (float*)work.get() + thread * floats, [] {
 #pragma omp barrier
-        };
-        switch (a.cache_format) {
-            case F32: return attend_chunk(a, (float*)keys, (float*)keys + entries, thread, size, mine, meet);
-            case F16: return attend_chunk(a, (Fp16*)keys, (Fp16*)keys + entries, thread, size, mine, meet);
-            default: return attend_chunk(a, (Bf16*)keys, (Bf16*)keys + entries, thread, size, mine, meet);
-        }
+        });
     });
 }
 

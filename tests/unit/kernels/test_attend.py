@@ -1,14 +1,21 @@
-"""Both implementations of attention over a static cache, against a loop over positions in float64."""
+"""All implementations of attention over a static cache, against a loop over positions in float64."""
 
 import pytest
 import torch
 from attend_cases import SENTINEL, Implementation, Sequences, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_matrices import native_kernels
+from torch import Tensor
 
 from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 
-IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": attend}
+
+def native_attend(*arguments: Tensor | int | float | None) -> Tensor:
+    return sliced_attend(*arguments, library=native_kernels())  # type: ignore[arg-type]  # the op's own
+
+
+IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": attend, "native": native_attend}
 # float32: a softmax of scores up to 10, then a sum of values up to 4
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
