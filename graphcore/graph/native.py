@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
+from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix
 from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
@@ -35,7 +36,7 @@ ACTIVATION_NAMES = {
     "relu": "relu",
     "relu2": "relu2",
 }
-NO_NORM = native.Norm()
+NO_NORM = instructions.Norm()
 AnyNorm = RMSNorm | LayerNorm
 
 
@@ -93,7 +94,7 @@ class Recorder:
 
     def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
         embedding = self.decoder.embed_tokens
-        arguments = native.Embed()
+        arguments = instructions.Embed()
         if embedding.packing is None:
             arguments.table = program.dense(embedding.weight)
         else:
@@ -118,9 +119,9 @@ class Recorder:
         best = program.buffer(program.threads)
         best_index = torch.zeros(program.threads, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)
-        program.add(native.Choose(program.address(state.logits), vocab, *pointers))
+        program.add(instructions.Choose(program.address(state.logits), vocab, *pointers))
         inputs = (state.chosen, state.token_ids, state.span.starts)
-        program.add(native.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))
+        program.add(instructions.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))
 
 
 @dataclass
@@ -153,7 +154,7 @@ class BlockRecorder:
         projections = ((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v))
         matrices = [matrix_of(program, linear, buffer) for linear, buffer in projections]
         native.linear(program, self.x, matrices, rounding_of(attention.q_proj), norm_of(program, norm))
-        arguments = native.Attend()
+        arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
         arguments.q_norm, arguments.k_norm = norm_of(program, attention.q_norm), norm_of(program, attention.k_norm)
         arguments.rope, arguments.sinks = program.address(rope), program.address(attention.sinks)
@@ -191,7 +192,9 @@ class BlockRecorder:
         weights = program.buffer(moe.top_k)
         picks = program.address(chosen, torch.int32)
         program.needs(row_floats=router.outputs + 32)
-        program.add(native.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights)))
+        program.add(
+            instructions.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights))
+        )
         gate, up, down = (
             first_expert(program, part) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
         )
@@ -203,7 +206,7 @@ class BlockRecorder:
         out, x = program.address(hidden), program.address(self.x)
         program.needs(columns=gate.columns)
         program.add(
-            native.ExpertsUp(
+            instructions.ExpertsUp(
                 x,
                 norm_of(program, norm),
                 rounding,
@@ -219,7 +222,7 @@ class BlockRecorder:
         )
         program.needs(rows=moe.top_k, columns=down.columns)
         shares = program.address(weights)
-        program.add(native.ExpertsDown(out, rounding, down, biases[2], picks, shares, x, moe.top_k))
+        program.add(instructions.ExpertsDown(out, rounding, down, biases[2], picks, shares, x, moe.top_k))
 
     def _add(self, linear: Linear, x: Tensor, norm: AnyNorm | None, norm_after: AnyNorm | None) -> None:
         """Append residual += linear(norm(x)), its product normalised where there is a norm after it."""
@@ -232,7 +235,9 @@ class BlockRecorder:
         y = program.buffer(dim)
         native.linear(program, x, [matrix_of(program, linear, y)], rounding_of(linear), before)
         program.needs(row_floats=dim)
-        program.add(native.AddNorm(program.address(y), norm_of(program, norm_after), program.address(self.x), dim))
+        program.add(
+            instructions.AddNorm(program.address(y), norm_of(program, norm_after), program.address(self.x), dim)
+        )
 
 
 def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
@@ -263,7 +268,7 @@ def rounding_of(linear: Linear) -> int:
     return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
 
 
-def norm_of(program: native.NativeProgram, norm: AnyNorm | None) -> native.Norm:
+def norm_of(program: native.NativeProgram, norm: AnyNorm | None) -> instructions.Norm:
     """Return a module's normalisation as the kernels take it."""
     if norm is None:
         return NO_NORM

@@ -1,6 +1,6 @@
 """A decode step as a list of native instructions over fixed buffers, and the team of threads that carries it out.
 
-The structures mirror native/step.h field by field. A program keeps every tensor alive that its instructions point to.
+A program keeps every tensor alive that its instructions point to.
 """
 
 import ctypes
@@ -12,153 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from graphcore.kernels.instructions import ACTIVATIONS, NORM_KINDS, STORES, Instruction, Linear, Norm
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packed import DTYPE_NUMBERS
 
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
-STORES = {"put": 0, "add": 1, "gated": 2}
-NORM_KINDS = {"rms": 1, "layer": 2}
 ALIGNMENT = 64
-
-
-class Norm(ctypes.Structure):
-    """A normalisation; all zero is none."""
-
-    _fields_ = (("kind", INT), ("eps", FLOAT), ("weight", POINTER), ("bias", POINTER))
-
-
-class Embed(ctypes.Structure):
-    """x = row of a table * scale (+ row of a position table)."""
-
-    KIND = 0
-    _fields_ = (
-        ("table", Matrix),
-        ("positions", Matrix),
-        ("token_id", POINTER),
-        ("position", POINTER),
-        ("x", POINTER),
-        ("scale", FLOAT),
-    )
-
-
-class Linear(ctypes.Structure):
-    """Up to three matrices times one normalised vector."""
-
-    KIND = 1
-    _fields_ = (
-        ("x", POINTER),
-        ("norm", Norm),
-        ("rounding", INT),
-        ("num_matrices", INT),
-        ("matrices", Matrix * 3),
-        ("biases", POINTER * 3),
-        ("outs", POINTER * 3),
-        ("store", INT),
-        ("activation", INT),
-    )
-
-
-class Attend(ctypes.Structure):
-    """Norms, rotation, cache write and softmax of one token."""
-
-    KIND = 2
-    _fields_ = (
-        ("q", POINTER),
-        ("k", POINTER),
-        ("v", POINTER),
-        ("q_norm", Norm),
-        ("k_norm", Norm),
-        ("rope", POINTER),
-        ("sinks", POINTER),
-        ("position", POINTER),
-        ("k_cache", POINTER),
-        ("v_cache", POINTER),
-        ("out", POINTER),
-        ("heads", INT),
-        ("kv_heads", INT),
-        ("head_dim", INT),
-        ("slots", INT),
-        ("window", INT),
-        ("cache_format", INT),
-        ("scale", FLOAT),
-    )
-
-
-class AddNorm(ctypes.Structure):
-    """x += norm(y)."""
-
-    KIND = 3
-    _fields_ = (("y", POINTER), ("norm", Norm), ("x", POINTER), ("dim", INT))
-
-
-class Choose(ctypes.Structure):
-    """Each thread's largest logit."""
-
-    KIND = 4
-    _fields_ = (("logits", POINTER), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
-
-
-class Advance(ctypes.Structure):
-    """The largest of all becomes the next input."""
-
-    KIND = 5
-    _fields_ = (
-        ("best", POINTER),
-        ("best_index", POINTER),
-        ("chosen", POINTER),
-        ("token_id", POINTER),
-        ("position", POINTER),
-    )
-
-
-class Route(ctypes.Structure):
-    """The experts of one token and their shares."""
-
-    KIND = 6
-    _fields_ = (("logits", POINTER), ("experts", INT), ("used", INT), ("chosen", POINTER), ("weights", POINTER))
-
-
-class ExpertsUp(ctypes.Structure):
-    """The chosen experts' gate and up projections and their activation."""
-
-    KIND = 7
-    _fields_ = (
-        ("x", POINTER),
-        ("norm", Norm),
-        ("rounding", INT),
-        ("gate", Matrix),
-        ("up", Matrix),
-        ("gate_bias", POINTER),
-        ("up_bias", POINTER),
-        ("chosen", POINTER),
-        ("hidden", POINTER),
-        ("used", INT),
-        ("limit", FLOAT),
-        ("alpha", FLOAT),
-    )
-
-
-class ExpertsDown(ctypes.Structure):
-    """The chosen experts' down projections, weighted and added to the residual stream."""
-
-    KIND = 8
-    _fields_ = (
-        ("hidden", POINTER),
-        ("rounding", INT),
-        ("down", Matrix),
-        ("bias", POINTER),
-        ("chosen", POINTER),
-        ("weights", POINTER),
-        ("x", POINTER),
-        ("used", INT),
-    )
-
-
-class Instruction(ctypes.Structure):
-    """One entry of a program."""
-
-    _fields_ = (("kind", INT), ("arguments", POINTER))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 
+from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packed import FORMAT_NUMBERS
@@ -10,15 +11,15 @@ from graphcore.tasks.operation import Operation, OperationName
 
 FORMAT_NAMES = {number: name for name, number in FORMAT_NUMBERS.items()}
 KINDS = {
-    native.Embed: "embed",
-    native.Linear: "linear",
-    native.Attend: "attend",
-    native.AddNorm: "add_norm",
-    native.Choose: "argmax",
-    native.Advance: "advance",
-    native.Route: "route",
-    native.ExpertsUp: "experts_up",
-    native.ExpertsDown: "experts_down",
+    instructions.Embed: "embed",
+    instructions.Linear: "linear",
+    instructions.Attend: "attend",
+    instructions.AddNorm: "add_norm",
+    instructions.Choose: "argmax",
+    instructions.Advance: "advance",
+    instructions.Route: "route",
+    instructions.ExpertsUp: "experts_up",
+    instructions.ExpertsDown: "experts_down",
 }
 
 
@@ -40,26 +41,26 @@ def name_of(arguments: ctypes.Structure, logits: int) -> OperationName:
     """Return what an instruction is called: kind, shape ("outputs x inputs" of each matrix) and weight format."""
     kind = KINDS[type(arguments)]
     match arguments:
-        case native.Linear():
+        case instructions.Linear():
             matrices = [arguments.matrices[index] for index in range(arguments.num_matrices)]
             return OperationName("head" if arguments.outs[0] == logits else kind, *_described(matrices))
-        case native.Embed():
+        case instructions.Embed():
             return OperationName(kind, *_described([arguments.table]))
-        case native.Attend():
+        case instructions.Attend():
             window = f", window {arguments.window}" if arguments.window else ""
             shape = f"{arguments.heads} heads, {arguments.kv_heads} kv, {arguments.head_dim}{window}"
             return OperationName(kind, shape, FORMAT_NAMES[arguments.cache_format])
-        case native.ExpertsUp():
+        case instructions.ExpertsUp():
             shape, name = _described([arguments.gate, arguments.up])
             return OperationName(kind, f"{arguments.used} of ({shape})", name)
-        case native.ExpertsDown():
+        case instructions.ExpertsDown():
             shape, name = _described([arguments.down])
             return OperationName(kind, f"{arguments.used} of ({shape})", name)
-        case native.AddNorm():
+        case instructions.AddNorm():
             return OperationName(kind, str(arguments.dim), "f32")
-        case native.Choose():
+        case instructions.Choose():
             return OperationName(kind, str(arguments.vocab), "f32")
-        case native.Route():
+        case instructions.Route():
             return OperationName(kind, f"{arguments.used} of {arguments.experts}", "f32")
     return OperationName(kind, "", "")
 
@@ -78,13 +79,13 @@ def weight_nbytes(arguments: ctypes.Structure, library: str) -> int:
         return int(functions.graphcore_packed_nbytes(matrix.format, matrix.rows, matrix.columns))
 
     match arguments:
-        case native.Linear():
+        case instructions.Linear():
             return sum(nbytes(arguments.matrices[index]) for index in range(arguments.num_matrices))
-        case native.Embed():
+        case instructions.Embed():
             tables = [matrix for matrix in (arguments.table, arguments.positions) if matrix.bytes]
             return sum(nbytes(matrix) // matrix.rows for matrix in tables)
-        case native.ExpertsUp():
+        case instructions.ExpertsUp():
             return int(arguments.used) * (nbytes(arguments.gate) + nbytes(arguments.up))
-        case native.ExpertsDown():
+        case instructions.ExpertsDown():
             return int(arguments.used) * nbytes(arguments.down)
     return 0

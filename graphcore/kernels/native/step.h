@@ -4,7 +4,7 @@
 //
 // The whole team walks the list together, with a barrier after each instruction. What every thread needs of an
 // instruction's input (the norm, the rounding to eight bits) each thread computes for itself: that is cheaper than another
-// barrier. Activations are float32 throughout. The structs are mirrored in graphcore/kernels/native_step.py.
+// barrier. Activations are float32 throughout. The structs are mirrored in graphcore/kernels/instructions.py.
 #pragma once
 
 #include "matrix.h"

@@ -273,7 +273,8 @@ def test_two_threads_that_decode_at_once_do_not_disturb_each_other() -> None:
 
 SLEEPER = """
 import sys, time, torch
-from graphcore.kernels.native_step import Choose, NativeProgram
+from graphcore.kernels.instructions import Choose
+from graphcore.kernels.native_step import NativeProgram
 program = NativeProgram(sys.argv[1], 3)
 best, index = program.buffer(3), torch.zeros(3, dtype=torch.int64)
 logits = torch.arange(64.0)

@@ -9,7 +9,8 @@ import pytest
 
 from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
-from graphcore.kernels import library, native_step
+from graphcore.kernels import instructions as native_instructions
+from graphcore.kernels import library
 
 build = library.build_library.__wrapped__  # without the process's own memory of what it has built
 SOURCES = library.SOURCES
@@ -87,7 +88,7 @@ def test_structures_lie_in_memory_as_the_kernels_read_them(tmp_path: Path) -> No
     compiler = find_cpp_compiler()
     if compiler is None:
         pytest.skip("no C++ compiler works here")
-    mirrored = (library.Matrix, native_step.Norm, native_step.Instruction, *instructions())
+    mirrored = (library.Matrix, native_instructions.Norm, native_instructions.Instruction, *instructions())
     lines = [f'#include "{SOURCES / "step.h"}"', "#include <cstddef>"]
     for one in mirrored:
         theirs = f"graphcore::{one.__name__}"
@@ -130,9 +131,9 @@ def test_numbers_of_formats_and_choices_are_those_of_the_sources() -> None:
     ]
     assert list(FORMAT_NUMBERS.items()) == [(name, number) for number, name in enumerate(names)]
     for enum, ours in (
-        ("NormKind", {"none": 0, **native_step.NORM_KINDS}),
-        ("Activation", {**native_step.ACTIVATIONS, "clamped_swiglu": 6}),
-        ("Store", native_step.STORES),
+        ("NormKind", {"none": 0, **native_instructions.NORM_KINDS}),
+        ("Activation", {**native_instructions.ACTIVATIONS, "clamped_swiglu": 6}),
+        ("Store", native_instructions.STORES),
     ):
         theirs = step.split(f"enum class {enum} : int32_t {{")[1].split("}")[0]
         found = {name.strip().lower(): int(number) for name, number in (part.split("=") for part in theirs.split(","))}
