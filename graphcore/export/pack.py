@@ -23,7 +23,7 @@ from graphcore.export.gguf_form import Member, gguf_members, gguf_shape, unfolde
 from graphcore.export.metadata import Metadata, metadata_of
 from graphcore.export.model_fields import rope_divisors
 from graphcore.quant import FORMATS
-from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, choose_format
+from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
 from graphcore.quant.packing_error import packing_error
 from graphcore.weights.plan import gib
 
@@ -97,11 +97,23 @@ class Packer:
     def _entry(self, name: str, members: tuple[Member, ...]) -> TensorEntry:
         shape = self.model.checkpoint.tensors[name].shape if self.is_gguf else gguf_shape(members, self._shapes)
         chosen = choose_format(members[0].name, shape, self.asked, self.is_tied)
+        if self.asked == STORED and self._stays_packed(members):
+            return TensorEntry(name, shape, self._encoding_of(members[0].name))
         return TensorEntry(name, shape, chosen or self._unpacked_encoding(members[0].name, shape))
+
+    def _encoding_of(self, name: str) -> str:
+        return self.model.checkpoint.tensors[self._sources[name].name].encoding
+
+    def _stays_packed(self, members: tuple[Member, ...]) -> bool:
+        """Return whether a packed tensor of another container is, but for the order of its rows, the file's."""
+        name = members[0].name
+        is_packed = self._encoding_of(name) in FORMATS and FORMATS[self._encoding_of(name)].block_elements > 1
+        moves_rows = all(fold.works_packed for fold in self._sources[name].folds)
+        return not self.is_gguf and is_packed and moves_rows and len(members) == 1 and not members[0].folds
 
     def _unpacked_encoding(self, name: str, shape: tuple[int, ...]) -> str:
         """Return what a tensor that is not packed is written as: as stored, where llama.cpp takes that."""
-        stored = self.model.checkpoint.tensors[self._sources[name].name].encoding
+        stored = self._encoding_of(name)
         if self.is_gguf:
             return stored
         if len(shape) < 2 or any(part in name for part in NEVER_PACKED):
@@ -148,12 +160,24 @@ class Packer:
         checkpoint = self.model.checkpoint
         if self.is_gguf and checkpoint.tensors[entry.name].encoding == entry.encoding:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
+        if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
+            return self._moved_rows(self._members[entry.name][0].name), 0.0
         try:
             dense = self._dense(entry.name)
             raw = FORMATS[entry.encoding].quantize(dense)
         except CheckpointError as error:
             raise type(error)(f"{checkpoint.source}: tensor '{entry.name}': {error}") from error
         return raw, packing_error(dense, raw, FORMATS[entry.encoding], entry.shape)
+
+    def _moved_rows(self, name: str) -> torch.Tensor:
+        """Return the bytes of a packed tensor, its rows in the decoder's order: [nbytes] uint8."""
+        source = self._sources[name]
+        info = self.model.checkpoint.tensors[source.name]
+        one = FORMATS[info.encoding]
+        rows, scale = one.split_rows(self.model.checkpoint.read(source.name), info.shape)
+        for fold in source.folds:
+            rows, scale = fold.apply_packed(rows, scale)
+        return one.join_rows(rows, scale)
 
     def _dense(self, name: str) -> torch.Tensor:
         """Return the dense tensor in GGUF's form."""
