@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import platform
 import shutil
 import subprocess
@@ -66,8 +67,12 @@ def cpu_name() -> str:
 
 @functools.cache
 def find_cpp_compiler() -> str | None:
-    """Return the C++ compiler that Inductor would run, if one is there and works; it is asked to build a line."""
-    for name in ("g++", "clang++", "c++"):
+    """Return the C++ compiler that Inductor would run, if one is there and works; it is asked to build a line.
+
+    Inductor takes the one that CXX names, so a CXX that does not work is no compiler, whatever else there is.
+    """
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else ("g++", "clang++", "c++"):
         path = shutil.which(name)
         if path is None:
             continue

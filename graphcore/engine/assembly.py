@@ -21,11 +21,12 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
+from graphcore.quant.choice import STORED
 from graphcore.quant.packing import KernelPacking
 from graphcore.streaming.policy import Resident
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
-from graphcore.weights.packed_weights import PackingPolicy, WeightPacker
+from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
 from graphcore.weights.plan import Plan, free_nbytes
 
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
@@ -145,6 +146,11 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         if settings.graph.kind == "captured":
             raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
         choices = replace(choices, graph="compiled", notes=(*choices.notes, f"decode runs compiled: {obstacle}"))
+    packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
+    if settings.quant.format != STORED and packed:
+        asked = settings.quant.format
+        note = f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are"
+        choices = replace(choices, notes=(*choices.notes, note))
     if settings.quant.activations == "int8" and not rounds_activations(decoder):
         note = "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
         choices = replace(choices, notes=(*choices.notes, note))

@@ -41,19 +41,42 @@ def build_library(folder: Path, target: Sequence[str] | None = None) -> Path | N
         target: flags that choose the processor; None is this one.
 
     Raises:
-        GraphError: the compiler refuses the sources; the message has its first words.
+        GraphError: the compiler refuses the sources, or the folder cannot be written to; the message says what.
     """
     compiler = find_cpp_compiler()
     if compiler is None:
         return None
     flags = (*FLAGS, *(native_flags() if target is None else target))
     path = folder / f"kernels-{_fingerprint(compiler, flags)}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _compile(compiler, flags, Path(scratch))
-            (Path(scratch) / "kernels.so").replace(path)  # another process may build the same: the last one wins
+    try:
+        if not _is_whole(path):
+            _build(compiler, flags, path)
+    except OSError as error:
+        raise GraphError(
+            f"graphcore's kernels cannot be kept in {folder}: {error.strerror}; set cache_dir to a folder that can be "
+            "written to"
+        ) from error
     return path
+
+
+def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
+    """Build the library at `path`, and what it hashes to beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / "kernels.so"
+        _compile(compiler, flags, Path(scratch))
+        digest = Path(scratch) / "digest"
+        digest.write_text(sha256(built.read_bytes()).hexdigest(), encoding="ascii")
+        built.replace(path)  # another process may build the same: the last one wins
+        digest.replace(path.with_suffix(".sha256"))
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the library is there as it was built: loading one that was cut short would end the process."""
+    digest = path.with_suffix(".sha256")
+    if not path.exists() or not digest.exists():
+        return False
+    return sha256(path.read_bytes()).hexdigest() == digest.read_text(encoding="ascii")
 
 
 def _fingerprint(compiler: str, flags: Sequence[str]) -> str:

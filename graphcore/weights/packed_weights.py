@@ -99,8 +99,13 @@ class WeightPacker:
         return choose_packing(chosen, shape[-2], shape[-1], self.policy.library)
 
     def _is_stored_packed(self, name: str) -> bool:
-        encoding = self.checkpoint.tensors[self.sources[name].name].encoding
-        return encoding in FORMATS and FORMATS[encoding].block_elements > 1
+        return is_stored_packed(self.checkpoint, self.sources[name])
+
+
+def is_stored_packed(checkpoint: Checkpoint, source: TensorSource) -> bool:
+    """Return whether the stored tensor is in a format of blocks."""
+    encoding = checkpoint.tensors[source.name].encoding
+    return encoding in FORMATS and FORMATS[encoding].block_elements > 1
 
 
 def packing_of(module: nn.Module, name: str) -> Packing | None:

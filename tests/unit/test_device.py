@@ -102,9 +102,21 @@ def test_a_compiler_counts_only_if_it_works(
     scripts: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", compilers(tmp_path, **scripts))
+    monkeypatch.delenv("CXX", raising=False)
     find_cpp_compiler.cache_clear()
     try:
         found = find_cpp_compiler()
     finally:
         find_cpp_compiler.cache_clear()
     assert found == (expected and str(tmp_path / expected))
+
+
+def test_a_compiler_that_cxx_names_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor runs that one and no other."""
+    monkeypatch.setenv("PATH", compilers(tmp_path, gxx="exit 0"))
+    monkeypatch.setenv("CXX", "/bin/false")
+    find_cpp_compiler.cache_clear()
+    try:
+        assert find_cpp_compiler() is None
+    finally:
+        find_cpp_compiler.cache_clear()

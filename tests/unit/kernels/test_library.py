@@ -41,7 +41,7 @@ def built(tmp_path: Path) -> Path:
 def test_what_is_built_can_be_called_and_nothing_else_is_left(built: Path) -> None:
     path = build(built)
     assert ctypes.CDLL(str(path)).answer() == 42
-    assert list(built.iterdir()) == [path]
+    assert set(built.iterdir()) == {path, path.with_suffix(".sha256")}
 
 
 @pytest.mark.usefixtures("write_source")
@@ -77,6 +77,21 @@ def test_a_compiler_error_is_one_line_that_says_who_and_what(built: Path, write_
 
 
 @pytest.mark.usefixtures("write_source")
+@pytest.mark.usefixtures("write_source")
+def test_a_library_that_was_cut_short_is_built_again(built: Path) -> None:
+    path = build(built)
+    path.write_bytes(path.read_bytes()[:1000])
+    assert build(built) == path
+    assert ctypes.CDLL(str(path)).answer() == 42
+
+
+@pytest.mark.usefixtures("write_source", "built")
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    with pytest.raises(GraphError, match=r"cannot be kept in .*file.*set cache_dir"):
+        build(tmp_path / "file" / "kernels")
+
+
 def test_without_a_compiler_there_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_cpp_compiler", lambda: None)
     assert build(tmp_path / "kernels") is None
