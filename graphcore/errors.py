@@ -39,3 +39,7 @@ class GraphError(GraphcoreError, RuntimeError):
 
 class ResidencyError(GraphcoreError, RuntimeError):
     """A weight does not lie where it was planned to lie."""
+
+
+class StreamingError(GraphcoreError, RuntimeError):
+    """Weights cannot be moved any more: a thread that moved them has died, or the engine that they belong to is closed."""
