@@ -42,4 +42,4 @@ class ResidencyError(GraphcoreError, RuntimeError):
 
 
 class StreamingError(GraphcoreError, RuntimeError):
-    """Weights cannot be moved any more: a thread that moved them has died, or the engine that they belong to is closed."""
+    """Weights cannot be moved any more: a thread that moved them has died, or their engine is closed."""
