@@ -148,7 +148,7 @@ def _add_legend(figure: Any) -> None:
         "resident group": RESIDENT,
         "stall: waiting for a group": STALL,
     }
-    handles = [Patch(color=colour, label=label) for label, colour in meanings.items()]
+    handles: list[Any] = [Patch(color=colour, label=label) for label, colour in meanings.items()]
     handles.append(Line2D([], [], **BORDER, label="next pass begins"))
     figure.legend(handles=handles, loc="outside lower right", ncols=len(handles), fontsize=9, frameon=False)
 

@@ -86,6 +86,11 @@ def test_a_first_pass_begins_with_its_first_copy() -> None:
     assert (window.begin, window.end, window.borders, window.num_passes) == (2, 6, (2,), 1)
 
 
+def test_two_steps_of_one_group_are_of_one_pass() -> None:
+    steps = [Event("compute", group, at, at + 1) for at, group in enumerate((0, 1, 1, 2, 0, 1, 1, 2))]
+    assert last_passes(steps).borders == (0, 4)
+
+
 def test_streamed_groups_have_colours_and_resident_ones_are_grey() -> None:
     colours = colours_of(ring_events(1, 6, frozenset({1, 2, 4})))
     assert [colours[group] for group in range(6)] == [RESIDENT, *PALETTE[:2], RESIDENT, PALETTE[2], RESIDENT]
