@@ -170,6 +170,9 @@ def test_a_cache_that_forgets_before_the_next_token_has_no_hits() -> None:
     plan = plan_of(MIXTURE, wishes("auto", ALL_BUT_EXPERTS + 599))
     assert plan.experts is not None
     assert (plan.experts.num_slots, plan.experts.uniform_hit_rate) == (5, 0.0)  # a token goes through 6
+    enough = plan_of(MIXTURE, wishes("auto", ALL_BUT_EXPERTS + 600))
+    assert enough.experts is not None
+    assert (enough.experts.num_slots, enough.experts.uniform_hit_rate) == (6, 6 / 24)
 
 
 def test_all_experts_stay_where_all_fits_unless_fewer_were_asked_for() -> None:
