@@ -16,9 +16,11 @@ void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
         if (F::META_NBYTES && within == 0) store(to - VECTOR_NBYTES, u8x64{});  // what pads the scales to whole vectors
         block.scales(meta);
         for (int b = 0; b < BLOCKS; b++, to += Codes<F::BITS>::NBYTES) {
-            u8x64 quads[QUADS];
-            block.codes(b, quads);
-            Codes<F::BITS>::pack(quads, to);
+            for (int from = 0; from < VECTOR_NBYTES; from += NATIVE_NBYTES) {
+                Bytes quads[QUADS];
+                block.codes(b, from, quads);
+                Codes<F::BITS>::pack(quads, to + from);
+            }
         }
     }
 }

@@ -2,7 +2,8 @@
 //
 //     Stored<F> block{rows}        the same stored block of sixteen rows, its codes' bytes turned into words
 //     block.scales(meta)           writes the sixteen rows' scales, as formats.h finds them
-//     block.codes(b, quads)        the codes of its columns 32b .. 32b + 31, in the quads of codes.h
+//     block.codes(b, from, quads)  the codes of its columns 32b .. 32b + 31, in the quads of codes.h; a vector of this
+//                                  processor may hold only some rows: those from byte `from` of a quad on
 //
 // A word holds four neighbouring bytes of each row, and formats keep neighbouring columns in neighbouring bytes: taking
 // words apart by their bits gives quads, for all rows at once. The layouts are ggml's (ggml/src/ggml-common.h);
@@ -21,34 +22,34 @@ struct Stored;
 
 // Words first .. first + 3 hold columns 0 .. 15 in their low nibbles and 16 .. 31 in the high ones.
 template <int NBYTES>
-inline void low_high_halves(const Words<NBYTES>& words, int first, u8x64 quads[QUADS]) {
+inline void low_high_halves(const Words<NBYTES>& words, int first, int from, Bytes quads[QUADS]) {
     for (int j = 0; j < 4; j++) {
-        quads[j] = words[first + j] & splat_byte(15);
-        quads[j + 4] = shift_right(words[first + j], 4, 15);
+        quads[j] = words.at(first + j, from) & 15;
+        quads[j + 4] = shift_right(words.at(first + j, from), 4, 15);
     }
 }
 
 // Block b has bits shift .. shift + 3 of eight words: even blocks the low nibbles, odd ones the high.
-inline void nibble_chunks(const Words<128>& words, int block, u8x64 quads[QUADS]) {
-    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words[8 * (block / 2) + j], 4 * (block % 2), 0, 15);
+inline void nibble_chunks(const Words<128>& words, int block, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 2) + j, from), 4 * (block % 2), 0, 15);
 }
 
 // Four blocks share eight words, two bits each.
-inline void two_bit_planes(const Words<64>& words, int block, u8x64 quads[QUADS]) {
-    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words[8 * (block / 4) + j], 2 * (block % 4), 0, 3);
+inline void two_bit_planes(const Words<64>& words, int block, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 4) + j, from), 2 * (block % 4), 0, 3);
 }
 
 // Eight blocks share eight words, one bit each, which is bit `to` of the code.
-inline void add_bit_planes(const Words<32>& words, int block, int to, u8x64 quads[QUADS]) {
-    for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(words[j], block, to, uint8_t(1 << to));
+inline void add_bit_planes(const Words<32>& words, int block, int to, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(words.at(j, from), block, to, uint8_t(1 << to));
 }
 
 // Bit j of a row's word belongs to column j, as bit `to` of the code.
-inline void add_bits(u32x16 words, int to, u8x64 quads[QUADS]) {
+inline void add_bits(Fours words, int to, Bytes quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) {
-        const u32x16 four = (words >> (4 * j)) & 15u;          // 0000dcba
-        const u32x16 pairs = (four | four << 14) & 0x00030003u;  // dc and ba, sixteen bits apart
-        quads[j] |= (u8x64)(((pairs | pairs << 7) & 0x01010101u) << to);
+        const Fours four = (words >> (4 * j)) & 15u;            // 0000dcba
+        const Fours pairs = (four | four << 14) & 0x00030003u;  // dc and ba, sixteen bits apart
+        quads[j] |= (Bytes)(((pairs | pairs << 7) & 0x01010101u) << to);
     }
 }
 
@@ -83,7 +84,7 @@ struct StoredNibbles {
     void scales(uint8_t* meta) const {
         for (int i = 0; i < HALVES; i++) put_halves(rows.at(2 * i), meta + 32 * i);
     }
-    void codes(int, u8x64 quads[QUADS]) const { low_high_halves(words, 0, quads); }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
 };
 
 template <> struct Stored<Q4_0> : StoredNibbles<1> {};
@@ -94,14 +95,15 @@ template <> struct Stored<Iq4Nl> : StoredNibbles<1> {};
 template <int HALVES>
 struct StoredFiveBits {
     Rows rows;
+    Words<4> fifths{rows.at(2 * HALVES)};
     Words<16> words{rows.at(2 * HALVES + 4)};
 
     void scales(uint8_t* meta) const {
         for (int i = 0; i < HALVES; i++) put_halves(rows.at(2 * i), meta + 32 * i);
     }
-    void codes(int, u8x64 quads[QUADS]) const {
-        low_high_halves(words, 0, quads);
-        add_bits(words_of(rows.at(2 * HALVES)), 4, quads);
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        low_high_halves(words, 0, from, quads);
+        add_bits((Fours)fifths.at(0, from), 4, quads);
     }
 };
 
@@ -114,8 +116,8 @@ struct Stored<Q8_0> {
     Words<32> words{rows.at(2)};
 
     void scales(uint8_t* meta) const { put_halves(rows, meta); }
-    void codes(int, u8x64 quads[QUADS]) const {
-        for (int j = 0; j < QUADS; j++) quads[j] = words[j] ^ splat_byte(0x80);
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = words.at(j, from) ^ 0x80;
     }
 };
 
@@ -127,7 +129,7 @@ struct Stored<Mxfp4> {
     void scales(uint8_t* meta) const {
         for (int lane = 0; lane < LANES; lane++) meta[lane] = *rows[lane];
     }
-    void codes(int, u8x64 quads[QUADS]) const { low_high_halves(words, 0, quads); }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
 };
 
 // Parts of 16 columns, each in 8 bytes: columns 0 .. 7 in the low nibbles.
@@ -137,8 +139,8 @@ struct Stored<Nvfp4> {
     Words<32> words{rows.at(4)};
 
     void scales(uint8_t* meta) const { put_columns(Columns(rows), 0, 4, meta); }
-    void codes(int block, u8x64 quads[QUADS]) const {
-        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words[4 * block + j / 4 * 2 + j % 2], j % 4 / 2 * 4, 0, 15);
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(4 * block + j / 4 * 2 + j % 2, from), j % 4 / 2 * 4, 0, 15);
     }
 };
 
@@ -158,7 +160,7 @@ struct Stored<Iq4Xs> {
             store(meta + 32 + 16 * part, (low | high << 4) - 32);
         }
     }
-    void codes(int block, u8x64 quads[QUADS]) const { low_high_halves(words, 4 * block, quads); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { low_high_halves(words, 4 * block, from, quads); }
 };
 
 template <>
@@ -167,7 +169,7 @@ struct Stored<Q4_K> {
     Words<128> words{rows.at(16)};
 
     void scales(uint8_t* meta) const { six_bit_scales(rows, meta); }
-    void codes(int block, u8x64 quads[QUADS]) const { nibble_chunks(words, block, quads); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { nibble_chunks(words, block, from, quads); }
 };
 
 template <>
@@ -177,9 +179,9 @@ struct Stored<Q5_K> {
     Words<128> words{rows.at(48)};
 
     void scales(uint8_t* meta) const { six_bit_scales(rows, meta); }
-    void codes(int block, u8x64 quads[QUADS]) const {
-        nibble_chunks(words, block, quads);
-        add_bit_planes(high, block, 4, quads);
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        nibble_chunks(words, block, from, quads);
+        add_bit_planes(high, block, 4, from, quads);
     }
 };
 
@@ -193,10 +195,10 @@ struct Stored<Q6_K> {
         put_halves(rows.at(208), meta);
         put_columns(Columns(rows.at(192)), 0, 16, meta + 32);
     }
-    void codes(int block, u8x64 quads[QUADS]) const {
+    void codes(int block, int from, Bytes quads[QUADS]) const {
         const int half = block / 4, s = block % 4;
         for (int j = 0; j < QUADS; j++)
-            quads[j] = bits_at(low[16 * half + 8 * (s % 2) + j], s / 2 * 4, 0, 15) | bits_at(high[8 * half + j], 2 * s, 4, 0x30);
+            quads[j] = bits_at(low.at(16 * half + 8 * (s % 2) + j, from), s / 2 * 4, 0, 15) | bits_at(high.at(8 * half + j, from), 2 * s, 4, 0x30);
     }
 };
 
@@ -215,9 +217,9 @@ struct Stored<Q3_K> {
             store(meta + 32 + 16 * part, (low | upper << 4) - 32);
         }
     }
-    void codes(int block, u8x64 quads[QUADS]) const {
-        two_bit_planes(words, block, quads);
-        add_bit_planes(high, block, 2, quads);
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        two_bit_planes(words, block, from, quads);
+        add_bit_planes(high, block, 2, from, quads);
     }
 };
 
@@ -231,7 +233,7 @@ struct Stored<Q2_K> {
         put_halves(rows.at(82), meta + 32);
         put_columns(Columns(rows), 0, 16, meta + 64);
     }
-    void codes(int block, u8x64 quads[QUADS]) const { two_bit_planes(words, block, quads); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
 };
 
 // ---- one and two bits
@@ -242,7 +244,7 @@ struct Stored<Tq2_0> {
     Words<64> words{rows};
 
     void scales(uint8_t* meta) const { put_halves(rows.at(64), meta); }
-    void codes(int block, u8x64 quads[QUADS]) const { two_bit_planes(words, block, quads); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
 };
 
 // A byte holds four neighbouring columns: a quad is one byte of each row.
@@ -252,11 +254,11 @@ struct Stored<Q2_0> {
     Words<16> words{rows.at(2)};
 
     void scales(uint8_t* meta) const { put_halves(rows, meta); }
-    void codes(int block, u8x64 quads[QUADS]) const {
+    void codes(int block, int from, Bytes quads[QUADS]) const {
         for (int j = 0; j < QUADS; j++) {
-            const u32x16 four = ((u32x16)words[2 * block + j / 4] >> (8 * (j % 4))) & 0xffu;  // ddccbbaa
-            const u32x16 pairs = (four | four << 12) & 0x000f000fu;
-            quads[j] = (u8x64)((pairs | pairs << 6) & 0x03030303u);
+            const Fours four = ((Fours)words.at(2 * block + j / 4, from) >> (8 * (j % 4))) & 0xffu;  // ddccbbaa
+            const Fours pairs = (four | four << 12) & 0x000f000fu;
+            quads[j] = (Bytes)((pairs | pairs << 6) & 0x03030303u);
         }
     }
 };
@@ -267,9 +269,9 @@ struct Stored<Q1_0> {
     Words<16> words{rows.at(2)};
 
     void scales(uint8_t* meta) const { put_halves(rows, meta); }
-    void codes(int block, u8x64 quads[QUADS]) const {
-        for (int j = 0; j < QUADS; j++) quads[j] = u8x64{};
-        add_bits((u32x16)words[block], 0, quads);
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = Bytes{};
+        add_bits((Fours)words.at(block, from), 0, quads);
     }
 };
 
@@ -280,8 +282,8 @@ struct Stored<I2_S> {
     Words<32> words{rows};
 
     void scales(uint8_t*) const {}
-    void codes(int block, u8x64 quads[QUADS]) const {
-        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words[j], 6 - 2 * block, 0, 3);
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(j, from), 6 - 2 * block, 0, 3);
     }
 };
 
