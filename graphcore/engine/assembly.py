@@ -10,7 +10,7 @@ import torch
 from graphcore.arch.registry import architecture_of
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
-from graphcore.engine.model import Model, Progress
+from graphcore.engine.model import Model
 from graphcore.engine.runner import Runner
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.builder import GraphBuilder
@@ -21,6 +21,7 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
+from graphcore.progress import Progress
 from graphcore.quant.choice import STORED
 from graphcore.quant.packing import KernelPacking
 from graphcore.streaming.policy import Resident
@@ -184,7 +185,7 @@ def build_runner(settings: Settings, model: Model, parts: Assembly, on_progress:
 
     def report(name: str) -> None:
         compiled.append(name)
-        on_progress(f"compile {name}", len(compiled), 0)
+        on_progress(f"compile {name}", None, len(compiled), 0)
 
     groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
     builder = GraphBuilder(

@@ -1,6 +1,6 @@
 """From a checkpoint's bytes to a bound decoder: read, fold, pack or cast, copy to its offset; one tensor at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
+from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.quant.packing_error import packing_error
@@ -18,8 +19,6 @@ from graphcore.weights.matching import HEAD, SCALE
 from graphcore.weights.packed_weights import TERNARY, is_tied, packing_of
 from graphcore.weights.residency import check_resident
 from graphcore.weights.slots import Slot, bind
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Loader:
 
         Args:
             decoder: on the meta device.
-            on_progress: called with "load", groups done and groups in all.
+            on_progress: called with "load", the group that is there now, bytes done and bytes in all.
 
         Returns:
             The bytes of all slots.
@@ -109,13 +108,15 @@ class Loader:
         layouts = [self.layout(prefix, module) for prefix, module in groups]
         whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
         slots = whole.split(layouts)
+        done = 0
         for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
             for name, view in slot.views(layout).items():
                 packing = packing_of(module, name)
                 full = prefix + name
                 view.copy_(self.dense(full, view.dtype) if packing is None else self.packed(full, packing))
                 bind(module, name, view)
-            on_progress("load", index + 1, len(groups))
+            done += layout.nbytes
+            on_progress("load", index, done, whole.raw.nbytes)
         if self.is_tied:
             bind(decoder.head, HEAD, decoder.embed_tokens.weight)
         check_resident(decoder, whole, layouts, device)

@@ -105,10 +105,10 @@ def sized(settings: Settings, task: BenchSettings) -> Settings:
 
 def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> Record:
     """Return prefill and decode, each timed after one run that is not."""
-    context.console.progress("bench prefill", 0, 0)
+    context.console.progress("bench prefill", None, 0, 0)
     work.prefill()
     prefill = time_repeats(work.prefill, repeats, engine.runner.device)
-    context.console.progress("bench decode", 0, 0)
+    context.console.progress("bench decode", None, 0, 0)
     work.decode()
     decode = time_repeats(work.decode, repeats, engine.runner.device)
     nbytes = work.weight_nbytes()
