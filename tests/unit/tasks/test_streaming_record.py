@@ -13,7 +13,10 @@ EVENTS = (
 )
 
 
-def report_of(device: TierMemory = TierMemory(), host: TierMemory = TierMemory()) -> StreamingReport:
+UNKNOWN = TierMemory()
+
+
+def report_of(device: TierMemory = UNKNOWN, host: TierMemory = UNKNOWN) -> StreamingReport:
     return report_streaming(EVENTS, Measured(0, 4, 2, 3, raw_link=2e9, device=device, host=host))
 
 
