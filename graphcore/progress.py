@@ -4,7 +4,7 @@ stage            group                     done, total
 "wait"           None                      0, 1: another process is fetching the same
 "download"       None                      bytes, or parts where a package is fetched in parts
 "join"           None                      bytes of the part that is being copied
-"load"           the one that is there     bytes of weights
+"load"           the part that is there    bytes of weights; parts are the embedding, each layer, the head
 "compile ..."    None                      graphs so far, 0: how many there will be is not known
 "prefill"        see below                 tokens of the longest prompt
 "generate"       see below                 new tokens of each sequence; total is max_new_tokens, a run may end before

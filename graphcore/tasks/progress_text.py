@@ -58,7 +58,8 @@ class ProgressText:
         self._stage, self._done, self._total = stage, done, total
         now, position = self._clock(), float(done)
         if stage in TOKEN_STAGES and self._moved_before[-1]:
-            of_pass = 0 if group is None else self._moved_before[group]
+            # groups that nothing was said about move nothing
+            of_pass = 0 if group is None else self._moved_before[min(group, len(self._moved_before) - 1)]
             self._nbytes.add(now, self._passes * self._moved_before[-1] + of_pass)
             position += of_pass / self._moved_before[-1] if stage == "generate" else 0.0
         elif counts_bytes(stage, total):
