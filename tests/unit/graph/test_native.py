@@ -25,7 +25,7 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native import Recorder, obstacle_of
+from graphcore.graph.native import NativeStep, Recorder, obstacle_of
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.native_step import NativeProgram
@@ -241,8 +241,12 @@ def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed
             )
     state = StepState.empty(1, 1, CPU)
     builder = builder_of(spec, "captured", decoder=decoders[1])
-    recorder = Recorder(builder.decoder, builder.caches, builder.tables, native_kernels(), fetches_experts=True)
-    program = recorder.record(state, is_greedy=False)
+    heads = list(zip(builder.head_rows, builder.head_parts, strict=True))
+    where = (builder.layer_groups, heads, builder.caches, builder.tables, native_kernels())
+    recorder = Recorder(builder.decoder, *where, fetches_experts=True)
+    (step,) = recorder.record(state, is_greedy=False)
+    assert isinstance(step, NativeStep)
+    program = step.program
     assert list(recorder.choices) == [0, 2]
 
     def replay() -> None:
