@@ -57,7 +57,8 @@ class Streamed:
         try:
             self.filler.wait(ticket)
         except BaseException:
-            self.reset([ticket])
+            self._ahead.appendleft(ticket)
+            self.reset()
             raise
         self._computing_since = time.perf_counter()
         if self._computing_since - began > 0:
@@ -72,10 +73,10 @@ class Streamed:
             self.timeline.add(Event("compute", group, self._computing_since, time.perf_counter()))
             self._leave()
 
-    def reset(self, more: Sequence[Ticket] = ()) -> None:
+    def reset(self) -> None:
         """Forget what has been read ahead; no thread is at it any more when this returns."""
         self._leave()
-        self.filler.cancel([*self._ahead, *more])
+        self.filler.cancel(self._ahead)
         self._ahead.clear()
         self._last_of_slot.clear()
 
