@@ -102,7 +102,11 @@ def test_jobs_that_share_a_buffer_never_wait_for_a_slot_with_it(make: Make) -> N
     ("raised", "kind", "said"),
     [
         (CheckpointError("model.safetensors: it shrank"), CheckpointError, "^model.safetensors: it shrank$"),
-        (OSError(errno.EIO, "Input/output error"), StreamingError, "group 7 could not be read: OSError: .*Input/output"),
+        (
+            OSError(errno.EIO, "Input/output error"),
+            StreamingError,
+            "group 7 could not be read: OSError: .*Input/output",
+        ),
         (SystemExit(3), StreamingError, "^weights of group 7 could not be read: SystemExit: 3$"),
         (MemoryError("no room"), StreamingError, "group 7 could not be read: MemoryError: no room"),
         (KeyboardInterrupt(), StreamingError, "group 7 could not be read: KeyboardInterrupt"),
@@ -143,7 +147,6 @@ def test_a_file_that_changed_is_found_after_the_last_byte_of_a_group(make: Make)
     source.change = CheckpointError("it was written to")
     with pytest.raises(CheckpointError, match="it was written to"):
         filler.wait(filler.begin(2, file_jobs([piece(0, 9), piece(500_000, 9)]), None))
-
 
 
 class Deadly(FakeSource):
