@@ -2,7 +2,7 @@
 
 Legend: O rows (output features), I columns (input features), T tokens.
 
-Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it). The bytes are about
+Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it; stored.h reads the file's). The bytes are about
 as many as the file's; rows are padded to a multiple of sixteen.
 
     rounding    x is                                  relative RMS error of x @ W.T
