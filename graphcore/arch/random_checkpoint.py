@@ -9,6 +9,7 @@ import torch
 from graphcore.arch.architecture import split_layer
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, with_i2_s_tail
+from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
@@ -46,8 +47,13 @@ class RandomCheckpoint(Checkpoint):
             {name: _info(name, shape, _encoding_of(spec, name, shape)) for name, shape in names.items()}
         )
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return the tensor: bf16, or uint8 [nbytes] of a packed format."""
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return nothing: no file has the tensor."""
+        self.find(name)
+        return ()
+
+    def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensor, drawn anew: bf16, or uint8 [nbytes] of a packed format."""
         info = self.find(name)
         shape = info.shape
         if name.endswith("norm.weight"):

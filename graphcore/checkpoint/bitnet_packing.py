@@ -11,6 +11,7 @@ Source: transformers, integrations/bitnet.py (`unpack_weights`, `BitLinear`, `Au
 """
 
 import re
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -20,6 +21,7 @@ from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, i2_s_nbytes, pack_i2_s
 from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError
 
@@ -45,6 +47,7 @@ class TernaryCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, scaling: TernaryScaling) -> None:
         self.source = stored.source
         self.layout = stored.layout
+        self.files = stored.files
         self.stored = stored
         self.scaling = scaling
         names = {name for name, info in stored.tensors.items() if self._is_ternary(info)}
@@ -58,17 +61,29 @@ class TernaryCheckpoint(Checkpoint):
             }
         )
 
-    def read(self, name: str) -> Tensor:
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return the bytes of what is stored; for a ternary weight its scale's after them, if it has one."""
+        self.find(name)
+        return tuple(span for stored in self._stored_names(name) for span in self.stored.spans(stored))
+
+    def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return one tensor: i2_s bytes for a ternary one, else what is stored."""
+        self.find(name)
+        count = len(self.stored.spans(name))
+        weight = self.stored.assemble(name, parts[:count])
         if name not in self.ternary:
-            return self.stored.read(name)
-        weight = self.stored.read(name)
-        codes, scale = (
-            _ternarized(weight) if self.scaling == "online" else (self._codes(name, weight), self._scale(name))
-        )
+            return weight
+        if self.scaling == "online":
+            codes, scale = _ternarized(weight)
+        else:
+            codes, scale = self._codes(name, weight), self._scale(name, parts[count:])
         if self.tensors[name].encoding == ENCODING:
             return pack_i2_s(codes, scale)
         return (codes.float() - 1.0) * scale
+
+    def _stored_names(self, name: str) -> tuple[str, ...]:
+        has_scale = name in self.ternary and self.scaling != "online"
+        return (name, name + SCALE_SUFFIX) if has_scale else (name,)
 
     def _is_ternary(self, info: TensorInfo) -> bool:
         if len(info.shape) != 2 or PROJECTION.search(info.name) is None:
@@ -105,9 +120,9 @@ class TernaryCheckpoint(Checkpoint):
             )
         return codes
 
-    def _scale(self, name: str) -> Tensor:
+    def _scale(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return what a stored weight's ternary values are multiplied by: [1] float32."""
-        scale = self.stored.read(name + SCALE_SUFFIX)
+        scale = self.stored.assemble(name + SCALE_SUFFIX, parts)
         if scale.numel() != 1 or not scale.is_floating_point() or not scale.isfinite().all() or not scale.all():
             raise CheckpointError(
                 f"{self.source}: tensor {quoted(name + SCALE_SUFFIX)} must hold one number other than zero, found "

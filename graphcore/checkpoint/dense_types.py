@@ -1,6 +1,6 @@
-"""The element types that are stored as they are, one value after the other, little-endian."""
+"""The element types that are stored as they are, one value after the other, little-endian; and back to tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -25,3 +25,19 @@ DENSE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 """By `TensorInfo.encoding`; an encoding that is not here is packed."""
+
+
+def as_stored(raw: torch.Tensor, encoding: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return a stored tensor's bytes as what they mean: dense in dtype and shape, packed as they are.
+
+    The result shares memory with `raw`, unless that lies where values of the dtype cannot.
+
+    Args:
+        raw: uint8 [nbytes], contiguous.
+    """
+    if encoding not in DENSE_DTYPES:
+        return raw
+    dtype = DENSE_DTYPES[encoding]
+    if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype).reshape(tuple(shape))

@@ -13,7 +13,9 @@ from typing import BinaryIO
 
 import torch
 
+from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.span import Span
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, GraphcoreError
 
 
@@ -43,15 +45,21 @@ def is_folder(path: Path) -> bool:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file in bytes.
+    """Return the size of a regular file in bytes; raises as `file_identity` does."""
+    return file_identity(path).size
+
+
+def file_identity(path: Path) -> FileIdentity:
+    """Return which regular file lies at `path` now.
 
     Raises:
+        CheckpointNotFoundError: nothing is there.
         CheckpointError: it is a folder, a pipe or a device, on which a read could wait for ever.
     """
     status = _status(path)
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path}: is not a regular file; name a checkpoint file or its folder")
-    return status.st_size
+    return FileIdentity.of(status)
 
 
 def _status(path: Path) -> os.stat_result:
@@ -84,23 +92,34 @@ def read_front(path: Path, nbytes: int) -> bytes:
         return stream.read(nbytes)
 
 
-def read_span(path: Path, offset: int, nbytes: int, tensor: str) -> torch.Tensor:
-    """Return `nbytes` from `offset` of a file as uint8 [nbytes], in memory of its own.
+def read_span(span: Span, identity: FileIdentity, tensor: str) -> torch.Tensor:
+    """Return the bytes of a span as uint8 [nbytes], in memory of its own.
+
+    Args:
+        identity: of the span's file, from when its header was read.
+        tensor: what the bytes are of, for messages.
 
     Raises:
-        CheckpointError: the file ends before the span does.
+        CheckpointNotFoundError: the file is gone.
+        CheckpointError: the file ends before the span does, or is another one by now.
     """
-    span = torch.empty(nbytes, dtype=torch.uint8)
-    space = span.numpy().data
+    raw = torch.empty(span.nbytes, dtype=torch.uint8)
+    space = raw.numpy().data
     done = 0
-    with explained(path), path.open("rb", buffering=0) as stream:
-        stream.seek(offset)
-        while done < nbytes:
+    with explained(span.file), span.file.open("rb", buffering=0) as stream:
+        stream.seek(span.offset)
+        while done < span.nbytes:
             count = stream.readinto(space[done:])
             if not count:
                 raise CheckpointError(
-                    f"{path}: tensor {quoted(tensor)} needs bytes {offset} to {offset + nbytes}, "
-                    f"the file now ends at {offset + done}; it shrank since it was opened, fetch it again"
+                    f"{span.file}: tensor {quoted(tensor)} needs bytes {span.offset} to {span.end}, "
+                    f"the file now ends at {span.offset + done}; it shrank since it was opened, fetch it again"
                 )
             done += count
-    return span
+        # After the read: what was written before or during it has its time by now.
+        change = identity.change_to(FileIdentity.of(os.fstat(stream.fileno())))
+    if change:
+        raise CheckpointError(
+            f"{span.file}: changed since it was opened, found at tensor {quoted(tensor)}: {change}; open it again"
+        )
+    return raw

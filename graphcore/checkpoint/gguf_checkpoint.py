@@ -1,18 +1,18 @@
 """A GGUF checkpoint: one file, or the parts of a split one, with the metadata that stands in for config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.file_bytes import read_span
+from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.gguf_placement import place_tensors
 from graphcore.checkpoint.gguf_reader import MetadataValue
 from graphcore.checkpoint.gguf_split import read_split_headers
 from graphcore.checkpoint.quoted import quoted
+from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError
 
@@ -49,19 +49,21 @@ class GGUFCheckpoint(Checkpoint):
             _check_disjoint(tensors, placed)
             tensors.update(placed)
         self.tensors = MappingProxyType(tensors)
+        self.files = MappingProxyType({header.path: header.identity for header in headers})
 
     def forget_arrays(self) -> None:
         """Drop the metadata's arrays, a vocabulary among them, which take 37 MB where it has 262144 tokens."""
         self.metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, tuple)}
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU, in memory of its own: dense in its stored dtype and shape, packed as uint8."""
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return the one run of bytes that the tensor is."""
+        return (self.find(name).span(),)
+
+    def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensor that its bytes are: dense in its stored dtype and shape, packed as uint8."""
+        (raw,) = parts
         info = self.find(name)
-        assert info.file is not None, f"{name}: a GGUF tensor without a file"
-        raw = read_span(info.file, info.offset, info.nbytes, name)
-        if info.encoding not in DENSE_DTYPES:
-            return raw
-        return raw.view(DENSE_DTYPES[info.encoding]).reshape(info.shape)
+        return as_stored(raw, info.encoding, info.shape)
 
 
 def _check_disjoint(tensors: Mapping[str, TensorInfo], placed: Mapping[str, TensorInfo]) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.file_bytes import file_identity, opened
+from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.file_kind import FileKind, kind_of, refusal
 from graphcore.checkpoint.gguf_reader import GGUFReader, MetadataValue
 from graphcore.checkpoint.quoted import quoted
@@ -40,7 +41,7 @@ class GGUFHeader:
 
     Attributes:
         path: of the file.
-        size: of the file, in bytes.
+        identity: of the file, from before it was read.
         metadata: by key; arrays are tuples.
         kinds: by key, the value's type, or an array's and its elements'; numbered as in `gguf_reader`.
         tensors: in file order.
@@ -49,7 +50,7 @@ class GGUFHeader:
     """
 
     path: Path
-    size: int
+    identity: FileIdentity
     metadata: Mapping[str, MetadataValue]
     kinds: Mapping[str, tuple[int, ...]]
     tensors: tuple[GGUFTensor, ...]
@@ -68,9 +69,9 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     kind = kind_of(path)
     if kind is not FileKind.GGUF:
         raise refusal(path, kind)
-    size = file_size(path)
+    identity = file_identity(path)
     with opened(path) as stream:
-        reader = GGUFReader(stream, size, str(path))
+        reader = GGUFReader(stream, identity.size, str(path))
         reader.take(4, "the magic")
         _check_version(path, reader.unsigned(4, "the version"))
         num_tensors = reader.count("tensors", MIN_TENSOR)
@@ -79,7 +80,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     alignment = _alignment(path, metadata)
     data_start = -(-reader.position // alignment) * alignment
     return GGUFHeader(
-        path, size, MappingProxyType(metadata), MappingProxyType(reader.kinds), tensors, alignment, data_start
+        path, identity, MappingProxyType(metadata), MappingProxyType(reader.kinds), tensors, alignment, data_start
     )
 
 

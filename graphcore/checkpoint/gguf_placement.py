@@ -46,9 +46,10 @@ def _place(header: GGUFHeader, tensor: GGUFTensor, architecture: str) -> TensorI
     if tensor.offset % header.alignment:
         raise CheckpointError(f"{where} starts at {tensor.offset}, no multiple of the alignment {header.alignment}")
     offset, nbytes = header.data_start + tensor.offset, kind.nbytes(tensor.shape)
-    if offset + nbytes > header.size:
+    size = header.identity.size
+    if offset + nbytes > size:
         raise CheckpointError(
-            f"{where} ({kind.name}, shape {tensor.shape}) ends at byte {offset + nbytes}, the file at {header.size}; "
+            f"{where} ({kind.name}, shape {tensor.shape}) ends at byte {offset + nbytes}, the file at {size}; "
             "it is cut off, fetch it again"
         )
     return TensorInfo(tensor.name, tensor.shape, kind.name, header.path, offset, nbytes)

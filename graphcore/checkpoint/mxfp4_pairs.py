@@ -8,7 +8,7 @@ Codes and exponents mean the same in both, so nothing is computed and nothing lo
 X_blocks. Source: transformers, integrations/mxfp4.py, `convert_moe_packed_tensors`; ggml, `dequantize_row_mxfp4`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import torch
 
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError
 
@@ -36,16 +37,21 @@ class Mxfp4PairsCheckpoint(SafetensorsCheckpoint):
         self._stored = self.tensors
         self.tensors = MappingProxyType(joined(self._stored, self.source))
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU: uint8 [nbytes] in ggml's order for a pair, as it is stored otherwise."""
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return the bytes of a pair's blocks, then of its scales; one run for what is no pair."""
         if self.find(name).encoding != "mxfp4":
-            return super().read(name)
-        scales = self.read_stored(_scales_of(name))
-        return ggml_bytes(self.read_stored(name), scales)
+            return super().spans(name)
+        return self._stored[name].span(), self._stored[_scales_of(name)].span()
 
-    def read_stored(self, name: str) -> torch.Tensor:
-        """Return one tensor of the files, without joining it."""
-        return self.read_tensor(self._stored[name])
+    def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return one tensor: uint8 [nbytes] in ggml's order for a pair, as it is stored otherwise."""
+        if self.find(name).encoding != "mxfp4":
+            return super().assemble(name, parts)
+        blocks, scales = parts
+        return ggml_bytes(
+            blocks.view(self._stored[name].shape),
+            scales.view(self._stored[_scales_of(name)].shape),
+        )
 
 
 def has_pairs(tensors: Mapping[str, TensorInfo]) -> bool:

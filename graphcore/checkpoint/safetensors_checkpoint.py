@@ -1,20 +1,19 @@
 """A Hugging Face checkpoint: one .safetensors file, or an index and its shards."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.file_bytes import explained, file_names, is_folder
+from graphcore.checkpoint.dense_types import as_stored
+from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import PICKLE_SUFFIXES, pickle_folder_refusal
-from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import read_indexed_headers
-from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.checkpoint.span import Span
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -42,26 +41,22 @@ class SafetensorsCheckpoint(Checkpoint):
         self.layout = "hf"
         weights = _weights_file(Path(path))
         self.folder = weights.parent
-        indexed = weights.name == INDEX_NAME
-        self.tensors = MappingProxyType(read_indexed_headers(weights) if indexed else read_safetensors_header(weights))
+        if weights.name == INDEX_NAME:
+            tensors, files = read_indexed_headers(weights)
+        else:
+            tensors, identity = read_safetensors_header(weights)
+            files = {weights: identity}
+        self.tensors, self.files = MappingProxyType(tensors), MappingProxyType(files)
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU, in the stored dtype and shape, in memory of its own."""
-        return self.read_tensor(self.find(name))
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return the one run of bytes that the tensor is."""
+        return (self.find(name).span(),)
 
-    def read_tensor(self, info: TensorInfo) -> torch.Tensor:
-        """Return the tensor of a header's entry; see `read`."""
-        name = info.name
-        assert info.file is not None, f"{name}: a safetensors tensor without a file"
-        try:
-            with explained(info.file), safe_open(info.file, framework="pt") as stored:
-                # The library returns a view of a mapping of the file: it would die with the file, hence the copy.
-                tensor: torch.Tensor = stored.get_tensor(name).clone()
-        except (SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{info.file}: tensor {quoted(name)} cannot be read: {quoted(str(error))}") from error
-        if tensor.shape != info.shape or tensor.dtype != DENSE_DTYPES[info.encoding]:
-            raise CheckpointError(f"{info.file}: tensor {quoted(name)} changed since it was opened; open it again")
-        return tensor
+    def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the tensor that its bytes are, in the stored dtype and shape."""
+        (raw,) = parts
+        info = self.find(name)
+        return as_stored(raw, info.encoding, info.shape)
 
 
 def load_tensors(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.file_bytes import file_identity, opened
+from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.file_kind import MAX_SAFETENSORS_HEADER, FileKind, kind_of, refusal
 from graphcore.checkpoint.json_object import parse_json_object
 from graphcore.checkpoint.quoted import quoted
@@ -24,8 +25,8 @@ MAX_DIMS = 16  # no model has more than 5; torch itself stops at 64
 DTYPE_NAMES = tuple(name.upper() for name in DENSE_DTYPES)
 
 
-def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
-    """Return what the file holds, in the order of its bytes.
+def read_safetensors_header(path: Path) -> tuple[dict[str, TensorInfo], FileIdentity]:
+    """Return what the file holds, in the order of its bytes, and which file that is.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
@@ -35,15 +36,15 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
     kind = kind_of(path)
     if kind is not FileKind.SAFETENSORS:
         raise refusal(path, kind)
-    size = file_size(path)
-    raw = _header_bytes(path, size)
+    identity = file_identity(path)
+    raw = _header_bytes(path, identity.size)
     header = parse_json_object(raw, f"{path}: safetensors header")
     _check_metadata(header.pop("__metadata__", {}), path)
     start = 8 + len(raw)
     infos = [_tensor_info(path, name, entry, start) for name, entry in header.items()]
     infos.sort(key=lambda info: (info.offset, info.nbytes))
-    _check_tiling(infos, path, start, size)
-    return {info.name: info for info in infos}
+    _check_tiling(infos, path, start, identity.size)
+    return {info.name: info for info in infos}, identity
 
 
 def _header_bytes(path: Path, size: int) -> bytes:

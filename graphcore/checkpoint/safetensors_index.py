@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from graphcore.checkpoint.file_bytes import file_size, opened
+from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.json_object import parse_json_object
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
@@ -16,8 +17,8 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError
 MAX_INDEX = 100_000_000  # bytes; the largest published index has about 10 MB
 
 
-def read_indexed_headers(index: Path) -> dict[str, TensorInfo]:
-    """Return what all shards hold together, shard by shard in the order of their names.
+def read_indexed_headers(index: Path) -> tuple[dict[str, TensorInfo], dict[Path, FileIdentity]]:
+    """Return what all shards hold together, shard by shard in the order of their names, and which files they are.
 
     Raises:
         CheckpointNotFoundError: a shard is missing.
@@ -26,8 +27,10 @@ def read_indexed_headers(index: Path) -> dict[str, TensorInfo]:
     weight_map = _read_weight_map(index)
     shards = _shard_paths(index, weight_map)
     tensors: dict[str, TensorInfo] = {}
+    files: dict[Path, FileIdentity] = {}
     for shard, path in shards.items():
-        for name, info in read_safetensors_header(path).items():
+        infos, files[path] = read_safetensors_header(path)
+        for name, info in infos.items():
             _check_place(index, name, shard, weight_map, tensors)
             tensors[name] = info
     missing = [name for name in weight_map if name not in tensors]
@@ -36,7 +39,7 @@ def read_indexed_headers(index: Path) -> dict[str, TensorInfo]:
             f"{index}: maps tensor {quoted(missing[0])} to {weight_map[missing[0]]}, which does not hold it "
             f"({len(missing)} such tensors); index and shards are of different versions, fetch both again"
         )
-    return tensors
+    return tensors, files
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:

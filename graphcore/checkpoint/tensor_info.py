@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphcore.checkpoint.span import Span
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -24,3 +26,8 @@ class TensorInfo:
     file: Path | None
     offset: int
     nbytes: int
+
+    def span(self) -> Span:
+        """Return the tensor's bytes as a run of its file's."""
+        assert self.file is not None, f"{self.name}: a tensor without a file has no span"
+        return Span(self.file, self.offset, self.nbytes)

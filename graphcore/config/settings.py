@@ -51,9 +51,20 @@ class QuantSettings:
 
 @dataclass
 class StreamingSettings:
-    """conf/streaming/*: which weights move, and when."""
+    """conf/streaming/*: which weights move, and when.
+
+    Sizes are "auto" or what `byte_sizes.parse_nbytes` reads; prefetch is "auto" or a number.
+    """
 
     policy: str = MISSING
+    layer_group_size: int = MISSING
+    memory_budget: Any = MISSING
+    host_memory_budget: Any = MISSING
+    pinned_memory: bool = MISSING
+    prefetch: Any = MISSING
+    mode: str = MISSING
+    source: str = MISSING
+    expert_cache: Any = MISSING
 
 
 @dataclass
@@ -101,4 +112,5 @@ class Settings:
     seed: int = MISSING
     cache_dir: str = MISSING
     progress: bool = MISSING
+    trace: bool = MISSING
     debug: bool = MISSING

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from graphcore.config.settings import SamplingSettings, Settings
+from graphcore.config.validate_streaming import check_streaming
 from graphcore.errors import ConfigError
 
 THREADS_PER_CPU = 4
@@ -23,8 +24,7 @@ def check(settings: Settings) -> None:
     _check_sizes(settings)
     check_sampling(settings.sampling)
     _check_prompts(settings)
-    if settings.streaming.policy != "off":
-        raise ConfigError(f"streaming={settings.streaming.policy} is not available yet; use streaming=off")
+    check_streaming(settings)
 
 
 def _check_choices(settings: Settings) -> None:
@@ -35,7 +35,6 @@ def _check_choices(settings: Settings) -> None:
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
-        ("streaming.policy", settings.streaming.policy, ("auto", "on", "off")),
     )
     for key, value, allowed in choices:
         if value not in allowed:

@@ -16,7 +16,7 @@ from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.step import BlocksStep, Step
+from graphcore.graph.step import BlocksStep, HeadStep, Step
 from graphcore.nn.span import Span
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
@@ -62,7 +62,8 @@ class Runner:
         """Return the program of a phase, built and compiled at its first use.
 
         Args:
-            phase: "decode", "prefill", or "token": decode's steps, one by one even where decode is captured.
+            phase: "decode", "prefill", "token" (decode's steps, one by one even where decode is captured), or "score"
+                and "score_one" (the head after every token, of which there are several or one).
             width: rows.
             is_greedy: a decode program that feeds itself.
         """
@@ -72,6 +73,8 @@ class Runner:
                 "decode": lambda: self.builder.decode(width, is_greedy),
                 "prefill": lambda: self.builder.prefill(width),
                 "token": lambda: self.builder.token(width),
+                "score": lambda: self.builder.score(width, is_one_token=False),
+                "score_one": lambda: self.builder.score(width, is_one_token=True),
             }
             self._programs[key] = build[phase]()
         return self._programs[key]
@@ -121,23 +124,27 @@ class Runner:
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
         self.claim()
-        head, width = self.builder.decoder.head, self.width(len(rows))
         parts: list[Tensor] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
-            state, steps = chunk.program.state, chunk.program.steps
-            run_program(Program(state, steps[:-1]), self.policy)
-            project = self.builder.head_of_all(width) if chunk.tokens > 1 else self.builder.head_of_one(width)
-            parts.append(project(head, state.hidden)[: len(rows)].cpu())
+            run_program(without_head(chunk.program), self.policy)
+            parts.append(self.project(chunk.program.state.hidden)[: len(rows)].cpu())
         return torch.cat(parts, dim=1)
+
+    @torch.inference_mode()
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states after the last block: [B, T, D] to [B, T, V] float32; B is a width."""
+        program = self.program("score_one" if hidden.shape[1] == 1 else "score", len(hidden))
+        program.state.hidden = hidden
+        run_program(program, self.policy)
+        return program.state.logits
 
     @torch.inference_mode()
     def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
         self.claim()
         for chunk in self._chunks([token_ids], [0], "token"):
-            state, steps = chunk.program.state, chunk.program.steps
-            run_program(Program(state, steps[:-1]), self.policy)
-            yield state.hidden
+            run_program(without_head(chunk.program), self.policy)
+            yield chunk.program.state.hidden
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -145,7 +152,7 @@ class Runner:
         self.claim()
         layers: list[list[Tensor]] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
-            state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
+            state, (embed, *blocks) = chunk.program.state, without_head(chunk.program).steps
             seen: list[Tensor] = []
             for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
                 run_program(Program(state, [step]), self.policy)
@@ -161,7 +168,7 @@ class Runner:
         parts: list[Tensor] = []
         done = 0
         for chunk in self._chunks([[0] * length] * num_rows, [0] * num_rows, "token"):
-            state, (embed, *blocks, _) = chunk.program.state, chunk.program.steps
+            state, (embed, *blocks) = chunk.program.state, without_head(chunk.program).steps
             run_program(Program(state, [embed]), self.policy)
             state.hidden[:num_rows] = hidden[:, done : done + chunk.tokens]
             run_program(Program(state, blocks), self.policy)
@@ -214,6 +221,11 @@ def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence
         device = state.token_ids.device
         state.token_ids = token_ids.to(device)
         state.span = Span(begins.to(device), counts.to(device))
+
+
+def without_head(program: Program) -> Program:
+    """Return the program up to the last block."""
+    return Program(program.state, [step for step in program.steps if not isinstance(step, HeadStep)])
 
 
 def single_blocks(step: Step) -> list[BlocksStep]:

@@ -27,7 +27,7 @@ def warm_up(runner: Runner, path: str) -> CompileReport:
     with torch.inference_mode(), measure_compile() as report:
         runner.program(path, 1)
         if path == "prefill":
-            runner.builder.head_of_all(1)
+            runner.program("score", 1)
     return report
 
 
@@ -63,17 +63,10 @@ def _prefill_losses(runner: Runner, token_ids: Sequence[int], first: int) -> lis
         for at in range(start, end, most):
             upto = min(at + most, end)
             pieces.append(
-                cross_entropy(_logits(runner, hidden[:, at - done : upto - done]), targets[at:upto], reduction="none")
+                cross_entropy(runner.project(hidden[:, at - done : upto - done])[0], targets[at:upto], reduction="none")
             )
         done = end
     return pieces
-
-
-def _logits(runner: Runner, hidden: Tensor) -> Tensor:
-    """Return the logits [t, V] of hidden states [1, t, D]."""
-    builder = runner.builder
-    project = builder.head_of_all(1) if hidden.shape[1] > 1 else builder.head_of_one(1)
-    return project(builder.decoder.head, hidden)[0]
 
 
 def _decode_losses(runner: Runner, token_ids: Sequence[int], first: int) -> list[Tensor]:

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.compile import compile_cache, compile_whole, mark_length
-from graphcore.graph.native import NativeStep, Recorder
+from graphcore.graph.native import Recorder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -44,6 +44,8 @@ class GraphBuilder:
         caches: one per layer, for the largest batch.
         cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
         library: file of the C++ kernels, which captured decode steps on the CPU run on; None captures CUDA graphs.
+        head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
+        streamed: groups whose weights move; a captured program is cut at them.
     """
 
     decoder: Decoder
@@ -56,9 +58,14 @@ class GraphBuilder:
     cache_dir: Path | None = None
     library: Path | None = None
     functions: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
+    head_parts: Sequence[Head] = ()
+    streamed: Collection[int] = ()
     tables: tuple[Tensor, ...] = field(init=False)
+    head_rows: Sequence[range] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.head_rows = self.decoder.head_rows()
+        self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self.head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
@@ -72,7 +79,7 @@ class GraphBuilder:
         program = self._program(batch, "decode")
         steps = list(program.steps)
         if is_greedy:
-            steps.append(GreedyStep(steps[-1].group, program.state))
+            steps.append(GreedyStep(0, program.state))
         if self.kind == "captured" and self.library is None:
             return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
@@ -81,8 +88,9 @@ class GraphBuilder:
         """Return one sequence's decode step as a native program."""
         state = StepState.empty(1, 1, self.device)
         caches = [cache.rows(1) for cache in self.caches]
-        recorder = Recorder(self.decoder, caches, self.tables, str(library))
-        return Program(state, [NativeStep(0, recorder.record(state, is_greedy))])
+        heads = list(zip(self.head_rows, self.head_parts, strict=True))
+        recorder = Recorder(self.decoder, self.layer_groups, heads, caches, self.tables, str(library), self.streamed)
+        return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int) -> Program:
         """Return the steps of a decode program one by one, never captured, for who looks between them."""
@@ -92,22 +100,18 @@ class GraphBuilder:
         """Return the program that runs a chunk of at least two tokens; its state takes new inputs for each."""
         return self._program(batch, "prefill")
 
-    def head_of_all(self, batch: int) -> HeadFunction:
-        """Return the head as a function of a whole chunk, [B, T, D] to [B, T, V]."""
-        if self.kind == "eager":
-            return Head.forward
-        key = ("head_of_all", batch, "prefill")
-        if key not in self.functions:
-            self.functions[key] = self._compile_head(batch, WARMUP_TOKENS, "head_of_all")
-        return self.functions[key]
+    def score(self, batch: int, is_one_token: bool) -> Program:
+        """Return the program from hidden states, [B, T, D] in its state, to the logits after every token, [B, T, V].
 
-    def head_of_one(self, batch: int) -> HeadFunction:
-        """Return the head as a function of one token's hidden states, [B, 1, D] to [B, 1, V]."""
-        run = self._head_function(batch)
-        return lambda head, hidden: run(head, hidden[:, 0])[:, None]
+        Args:
+            is_one_token: T is 1; else at least 2.
+        """
+        state = self._state(batch)
+        tokens = None if is_one_token else WARMUP_TOKENS
+        return Program(state, self._head_steps(state, tokens, takes_all=True))
 
     def _program(self, batch: int, phase: str) -> Program:
-        state = StepState.empty(batch, 1, self.device)
+        state = self._state(batch)
         ropes = self.decoder.rope_index()
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
         for group, layers in enumerate(self.layer_groups, start=1):
@@ -121,9 +125,21 @@ class GraphBuilder:
                 for index in layers
             ]
             steps.append(BlocksStep(group, state, bound))
-        head = self.decoder.head
-        steps.append(HeadStep(len(self.layer_groups) + 1, state, head, self._head_function(batch)))
-        return Program(state, steps)
+        return Program(state, [*steps, *self._head_steps(state, None)])
+
+    def _state(self, batch: int) -> StepState:
+        state = StepState.empty(batch, 1, self.device)
+        state.logits = torch.zeros(batch, self.decoder.spec.vocab, device=self.device)
+        return state
+
+    def _head_steps(self, state: StepState, tokens: int | None, takes_all: bool = False) -> list[Step]:
+        """Return a step for each part of the head; `tokens` as for `_head_function`."""
+        first = len(self.layer_groups) + 1
+        batch = len(state.token_ids)
+        return [
+            HeadStep(first + index, state, head, rows, self._head_function(head, batch, tokens), takes_all)
+            for index, (rows, head) in enumerate(zip(self.head_rows, self.head_parts, strict=True))
+        ]
 
     def _block(self, index: int) -> Block:
         block = self.decoder.layers[index]
@@ -160,15 +176,19 @@ class GraphBuilder:
             run(self._block(index), state.hidden, rope, state.span, cache.k, cache.v)
         return run
 
-    def _head_function(self, batch: int) -> HeadFunction:
+    def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
+        """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""
         if self.kind == "eager":
             return Head.forward
-        key = ("head", batch, "decode")
+        rows = head.lm_head.outputs
+        name = "head" if tokens is None else "head_of_all"
+        key = (f"{name}_{rows}", batch, "decode")
         if key not in self.functions:
-            self.functions[key] = self._compile_head(batch, None, "head")
+            is_usual = rows == self.head_parts[0].lm_head.outputs
+            self.functions[key] = self._compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
         return self.functions[key]
 
-    def _compile_head(self, batch: int, tokens: int | None, name: str) -> HeadFunction:
+    def _compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
         self.on_compile(f"{name}_{batch}")
         run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
         shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
@@ -176,5 +196,5 @@ class GraphBuilder:
         if tokens is not None:
             mark_length(hidden)
         with compile_cache(self.cache_dir):
-            run(self.decoder.head, hidden)
+            run(head, hidden)
         return run

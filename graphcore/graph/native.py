@@ -7,20 +7,21 @@ It computes in float32 what the blocks compute in the compute dtype; a module th
 nothing is left out in silence. One sequence; wider batches run compiled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
+from graphcore.graph.step import Step
 from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix
 from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
 from graphcore.nn.attention import Attention
 from graphcore.nn.block import Block
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder, Embedding, Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
@@ -42,14 +43,21 @@ AnyNorm = RMSNorm | LayerNorm
 
 @dataclass
 class NativeStep:
-    """A program as a step."""
+    """Consecutive instructions of a program as a step.
+
+    Attributes:
+        begin: index of the first instruction.
+        count: of instructions.
+    """
 
     group: int
     program: native.NativeProgram
+    begin: int
+    count: int
 
     def replay(self) -> None:
-        """Run the program once."""
-        self.program.run()
+        """Run the instructions once."""
+        self.program.run(self.begin, self.count)
 
 
 def obstacle_of(decoder: Decoder) -> str | None:
@@ -65,32 +73,86 @@ def obstacle_of(decoder: Decoder) -> str | None:
 
 
 @dataclass
+class GatherStep:
+    """The token's embedding row, from wherever the embedding gets it, into a native program's residual stream."""
+
+    group: int
+    state: StepState
+    embedding: Embedding
+    x: Tensor
+
+    def replay(self) -> None:
+        """Fill `x`."""
+        self.x.copy_(self.embedding(self.state.token_ids, self.state.span).view(-1))
+
+
+@dataclass
 class Recorder:
     """Records decode programs of one decoder.
 
     Attributes:
+        groups: the layers of each layer group; group 0 is the embedding, those after the last one parts of the head.
+        heads: parts of the head, each with its rows of the vocabulary.
         caches: one per layer, [1, K, S, E].
         tables: rope tables, [P, 2, E/2].
+        streamed: groups whose weights move. The others between two of them become one step.
     """
 
     decoder: Decoder
+    groups: Sequence[range]
+    heads: Sequence[tuple[range, Head]]
     caches: Sequence[LayerCache]
     tables: Sequence[Tensor]
     library: str
+    streamed: Collection[int] = ()
 
-    def record(self, state: StepState, is_greedy: bool) -> native.NativeProgram:
-        """Return the program of a whole decode step over the state's inputs; fills `logits`, and if greedy `chosen`."""
+    def record(self, state: StepState, is_greedy: bool) -> list[Step]:
+        """Return the steps of a whole decode step over the state's inputs; fill `logits`, and if greedy `chosen`."""
         program = native.NativeProgram(self.library, torch.get_num_threads())
-        spec = self.decoder.spec
-        x = program.buffer(spec.dim)
-        self._embed(program, state, x)
-        rope_index = self.decoder.rope_index()
-        for index, block in enumerate(self.decoder.layers):
-            assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
-            rope = None if rope_index[index] is None else self.tables[rope_index[index] or 0]
-            BlockRecorder(program, x, state).record(block, rope, self.caches[index])
-        self._head(program, state, x, is_greedy)
-        return program
+        x = program.buffer(self.decoder.spec.dim)
+        ends: list[tuple[int, int]] = []  # group, and how many instructions there are after it
+        if not self.decoder.embed_tokens.is_gathered:
+            self._embed(program, state, x)
+            ends.append((0, len(program.arguments)))
+        for group, layers in enumerate(self.groups, start=1):
+            for index in layers:
+                self._block(program, state, x, index)
+            ends.append((group, len(program.arguments)))
+        state.logits = program.buffer(self.decoder.spec.vocab).view(1, -1)
+        for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
+            matrices = [matrix_of(program, head.lm_head, state.logits[0, rows.start : rows.stop])]
+            native.linear(program, x, matrices, rounding_of(head.lm_head), norm_of(program, head.norm))
+            ends.append((group, len(program.arguments)))
+        if is_greedy:
+            self._choose(program, state)
+            ends.append((0, len(program.arguments)))
+        steps = self._steps(program, ends)
+        gather = GatherStep(0, state, self.decoder.embed_tokens, x)
+        return [gather, *steps] if self.decoder.embed_tokens.is_gathered else steps
+
+    def _heads(self) -> Sequence[tuple[range, Head]]:
+        """Return the head's parts; whole where none of them moves, because the kernels' rows do not see each other."""
+        first = len(self.groups) + 1
+        if any(group >= first for group in self.streamed):
+            return self.heads
+        return [(range(self.decoder.spec.vocab), self.decoder.head)]
+
+    def _steps(self, program: native.NativeProgram, ends: Sequence[tuple[int, int]]) -> list[Step]:
+        """Return one step for each streamed group and one for all between two of them."""
+        steps: list[Step] = []
+        begin = 0
+        for index, (group, end) in enumerate(ends):
+            is_last = index + 1 == len(ends)
+            if is_last or group in self.streamed or ends[index + 1][0] in self.streamed:
+                steps.append(NativeStep(group, program, begin, end - begin))
+                begin = end
+        return steps
+
+    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> None:
+        block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
+        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
+        rope = None if rope_index is None else self.tables[rope_index]
+        BlockRecorder(program, x, state).record(block, rope, self.caches[index])
 
     def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
         embedding = self.decoder.embed_tokens
@@ -109,17 +171,12 @@ class Recorder:
         program.needs(row_floats=self.decoder.spec.dim + 32)
         program.add(arguments)
 
-    def _head(self, program: native.NativeProgram, state: StepState, x: Tensor, is_greedy: bool) -> None:
-        head, vocab = self.decoder.head, self.decoder.spec.vocab
-        state.logits = program.buffer(vocab).view(1, vocab)
-        matrices = [matrix_of(program, head.lm_head, state.logits.view(-1))]
-        native.linear(program, x, matrices, rounding_of(head.lm_head), norm_of(program, head.norm))
-        if not is_greedy:
-            return
+    def _choose(self, program: native.NativeProgram, state: StepState) -> None:
+        """Append the choice of the likeliest token, which becomes the next input."""
         best = program.buffer(program.threads)
         best_index = torch.zeros(program.threads, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)
-        program.add(instructions.Choose(program.address(state.logits), vocab, *pointers))
+        program.add(instructions.Choose(program.address(state.logits), self.decoder.spec.vocab, *pointers))
         inputs = (state.chosen, state.token_ids, state.span.starts)
         program.add(instructions.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))
 

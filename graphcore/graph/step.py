@@ -79,19 +79,35 @@ class BlocksStep:
 
 @dataclass
 class HeadStep:
-    """The logits after each sequence's last real token."""
+    """The logits of some tokens of the vocabulary, after each sequence's last real token or after every token.
+
+    Attributes:
+        head: of those rows.
+        rows: of the vocabulary.
+        takes_all: of the logits after every token, [B, T, V].
+    """
 
     group: int
     state: StepState
     head: Head
+    rows: range
     run: HeadFunction
+    takes_all: bool = False
 
     def replay(self) -> None:
-        """Fill `logits`."""
+        """Fill the rows' columns of `logits`; the first part of all tokens' makes room for them."""
         state = self.state
+        if self.takes_all:
+            if self.rows.start == 0:
+                state.logits = state.logits.new_empty(*state.hidden.shape[:2], state.logits.shape[-1])
+            state.logits[:, :, self.rows.start : self.rows.stop] = self._of_all(state.hidden)
+            return
         last = (state.span.counts - 1).clamp(min=0)
         rows = torch.arange(len(last), device=last.device)
-        state.logits = self.run(self.head, state.hidden[rows, last])
+        state.logits[:, self.rows.start : self.rows.stop] = self.run(self.head, state.hidden[rows, last])
+
+    def _of_all(self, hidden: Tensor) -> Tensor:
+        return self.run(self.head, hidden[:, 0])[:, None] if hidden.shape[1] == 1 else self.run(self.head, hidden)
 
 
 @dataclass

@@ -130,7 +130,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "team": (pointer, [number]),
         "team_free": (None, [pointer]),
         "packed_nbytes": (size, [number, number, number]),
-        "pack": (None, [number, number, number, number, pointer, pointer]),
+        "pack": (None, [number, number, number, number, pointer, size, pointer]),
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),

@@ -85,22 +85,58 @@ class PackedForm:
         """Format number, rows and columns, as the library takes them."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
 
-    def pack(self, raw: Tensor, scale: float = 1.0) -> Tensor:
+    def pack(self, raw: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
         """Return the packed matrix.
 
         Args:
-            raw: [O, row bytes] uint8, contiguous, as the file has the rows.
+            raw: [O, row bytes] uint8, as the file has the rows.
             scale: of the whole tensor (i2_s).
+            threads: None is as many as torch has.
 
         Returns:
             [nbytes] uint8.
         """
-        packed = torch.zeros(self.nbytes, dtype=torch.uint8)
-        library = open_library(self.library)
-        library.graphcore_pack(torch.get_num_threads(), *self.numbers, raw.data_ptr(), packed.data_ptr())
-        if self.format == "i2_s":
-            packed[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
+        packed = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.pack_rows(raw, packed, threads=threads)
+        self.write_scale(packed, scale)
         return packed
+
+    def pack_rows(self, raw: Tensor, out: Tensor, begin: int = 0, *, threads: int | None = None) -> None:
+        """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
+
+        Ranges may be written at the same time by several threads, each with `threads=1`.
+
+        Args:
+            raw: [R, row bytes] uint8 at any address, as the file has the rows; they may lie apart, but not their bytes.
+            out: [nbytes] uint8, the whole matrix's buffer.
+            begin: a multiple of sixteen; so is the end, if it is not the matrix's.
+            threads: None is as many as torch has.
+        """
+        end = begin + len(raw)
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
+        assert raw.stride(1) == 1, f"strides {raw.stride()}, a row is one run"
+        assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
+        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+        open_library(self.library).graphcore_pack(
+            torch.get_num_threads() if threads is None else threads,
+            FORMAT_NUMBERS[self.format],
+            len(raw),
+            self.columns,
+            raw.data_ptr(),
+            raw.stride(0),
+            out.data_ptr() + self.offset(begin),
+        )
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the scale of the whole tensor behind the rows, where the format has one (i2_s)."""
+        if self.format == "i2_s":
+            out[-TAIL_NBYTES:] = 0
+            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
+
+    def offset(self, row: int) -> int:
+        """Return where the bytes of a row's group begin."""
+        return int(open_library(self.library).graphcore_packed_nbytes(FORMAT_NUMBERS[self.format], row, self.columns))
 
     def unpack(self, packed: Tensor, dtype: torch.dtype, begin: int = 0, end: int | None = None) -> Tensor:
         """Return rows begin .. end - 1, dense: [nbytes] uint8 -> [rows, I] dtype; bit-exact with the format.
@@ -113,7 +149,7 @@ class PackedForm:
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked for {begin}"
         matrix = self.matrix(packed)
         matrix.rows = (self.rows if end is None else end) - begin
-        matrix.bytes += open_library(self.library).graphcore_packed_nbytes(self.numbers[0], begin, self.columns)
+        matrix.bytes += self.offset(begin)
         dense = torch.empty(matrix.rows, self.columns, dtype=dtype)
         library = open_library(self.library)
         library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -11,15 +11,21 @@ from torch import Tensor, nn
 
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.linear import Linear
-from graphcore.nn.norm import build_norm
+from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant.packing import Packing
 
+PART_ROWS = 16  # rows that packed matrices keep together
+
 
 class Embedding(nn.Module):
-    """Token rows, scaled, plus learned positions where the model has them."""
+    """Token rows, scaled, plus learned positions where the model has them.
+
+    Attributes:
+        gather: makes rows of token ids [B, T], [B, T, D], where the table is not in memory; else None.
+    """
 
     weight: Tensor
     positions: Tensor | None
@@ -28,12 +34,18 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
         self.packing = None
+        self.gather: Callable[[Tensor], Tensor] | None = None
         # transformers rounds the scale to the weight's dtype; in bf16 sqrt(1152) is 34, not 33.94
         self.scale = torch.tensor(spec.embedding_scale, dtype=dtype, device="cpu").item()
         self.register_buffer("weight", torch.empty(spec.vocab, spec.dim, dtype=dtype))
         self.register_buffer(
             "positions", torch.empty(spec.positions, spec.dim, dtype=dtype) if spec.positions else None
         )
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether rows are fetched as they are needed."""
+        return self.gather is not None
 
     def pack(self, packing: Packing) -> None:
         """Hold the rows packed from now on, their bytes still to come."""
@@ -42,7 +54,9 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: Tensor, span: Span) -> Tensor:
         """Return the residual stream [B, T, D], float32, of `token_ids` [B, T] int64."""
-        if self.packing is None:
+        if self.gather is not None:
+            rows = self.gather(token_ids).to(RESIDUAL_DTYPE)
+        elif self.packing is None:
             rows = nn.functional.embedding(token_ids, self.weight).to(RESIDUAL_DTYPE)
         else:
             rows = self.packing.gather(token_ids, self.weight, RESIDUAL_DTYPE)
@@ -56,11 +70,15 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Final norm and the projection to logits."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(self, norm: RMSNorm | LayerNorm, lm_head: Linear, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.norm = build_norm(spec.norm, spec.dim)
-        self.lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
+        self.norm = norm
+        self.lm_head = lm_head
+
+    def part(self, rows: range) -> "Head":
+        """Return the head of some tokens of the vocabulary; its weight is a view of this one's."""
+        return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [..., V] float32 of the residual stream `x` [..., D].
@@ -79,7 +97,7 @@ class Decoder(nn.Module):
         self.spec = spec
         self.embed_tokens = Embedding(spec, dtype)
         self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
-        self.head = Head(spec, dtype)
+        self.head = Head(build_norm(spec.norm, spec.dim), Linear(spec.dim, spec.vocab, bias=False, dtype=dtype), dtype)
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield what moves together, in order of use, with the prefix of its weights' names."""
@@ -87,6 +105,18 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers):
             yield f"layers.{index}.", block
         yield "", self.head
+
+    def head_rows(self) -> list[range]:
+        """Return the parts of the vocabulary that the head computes one after another, in order.
+
+        A part has at most as many bytes as the largest layer has in matrices, so that it fits where a layer does. The
+        parts follow from the model alone: a product of other rows at a time may differ in its last bits.
+        """
+        lm_head = self.head.lm_head
+        most = max(matrix_nbytes(layer) for layer in self.layers)
+        if lm_head.packing is not None and not lm_head.packing.can_split:
+            return [range(lm_head.outputs)]
+        return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_kernels(self, library: Path | None) -> None:
         """Have attention run on the C++ kernels of that library; None is without.
@@ -108,3 +138,26 @@ class Decoder(nn.Module):
         """Return, for each block, which of the rope tables it reads; None where it has no rotation."""
         ropes = self.spec.ropes
         return tuple(ropes.index(b.attention.rope) if b.attention.rope else None for b in self.spec.blocks)
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Return whether a weight of a layer group is a matrix or several, not a vector or a table of positions."""
+    return (tensor.ndim > 1 or tensor.dtype is torch.uint8) and not name.endswith("positions")
+
+
+def matrix_nbytes(group: nn.Module) -> int:
+    """Return the bytes of a layer group's matrices, experts left out: they move one by one."""
+    return sum(
+        tensor.nbytes for name, tensor in group.named_buffers() if is_matrix(name, tensor) and ".experts." not in name
+    )
+
+
+def equal_parts(rows: int, most: int) -> list[range]:
+    """Return consecutive parts of at most `most` rows, in multiples of sixteen; all equal where that takes few more."""
+    step = max(PART_ROWS, most // PART_ROWS * PART_ROWS)
+    if step >= rows:
+        return [range(rows)]
+    fewest = -(-rows // step)
+    even = (rows // count for count in range(fewest, 2 * fewest) if rows % (PART_ROWS * count) == 0)
+    step = next(even, step)
+    return [range(begin, min(begin + step, rows)) for begin in range(0, rows, step)]

@@ -38,7 +38,7 @@ class Linear(nn.Module):
         self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype, int8_order: Int8Order | None = None
     ) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.inputs, self.outputs = inputs, outputs
         self.dtype = dtype
         self.packing = None
         self.rounding = "float"
@@ -57,6 +57,25 @@ class Linear(nn.Module):
         """Have the packed weight hold its own scale from now on: one for each block, which no number replaces."""
         self.weight_scale = None
         self.int8_order = "online"
+
+    def part(self, begin: int, end: int) -> "Linear":
+        """Return the projection to output features begin .. end - 1; its weight is a view of this one's.
+
+        Args:
+            begin: a multiple of sixteen where the weight is packed.
+        """
+        assert self.bias is None, "heads have none"
+        assert self.weight_scale is None, "heads have none"
+        whole = (begin, end) == (0, self.outputs)
+        with torch.device("meta"):
+            part = Linear(self.inputs, end - begin, bias=False, dtype=self.dtype, int8_order=self.int8_order)
+        part.rounding = self.rounding
+        if self.packing is None or whole:
+            part.packing, part.weight = self.packing, self.weight[begin:end] if self.packing is None else self.weight
+        else:
+            part.packing, start = self.packing.part(begin, end)
+            part.weight = self.weight[start : start + part.packing.nbytes]
+        return part
 
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
         """Return `x` as this projection reads it; projections of the same input may share what one has prepared."""

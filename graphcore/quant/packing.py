@@ -8,13 +8,21 @@ Legend: O rows (output features), I columns (input features), W bytes of a store
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm, packed_linear, packed_matrix, packed_rows
+from graphcore.kernels.packed import (
+    FORMAT_NUMBERS,
+    GROUP_ROWS,
+    PackedForm,
+    packed_linear,
+    packed_matrix,
+    packed_rows,
+)
 from graphcore.quant.format import Format
 from graphcore.quant.registry import FORMATS
 
@@ -47,6 +55,42 @@ class Packing(ABC):
         Returns:
             [nbytes] uint8.
         """
+
+    @abstractmethod
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
+
+        Args:
+            raw_rows: [R, W] uint8 at any address, rows as the file has them; they may lie apart, but not their bytes.
+            begin: a multiple of GROUP_ROWS; so is the end, if it is not the matrix's.
+            out: [nbytes] uint8, the whole matrix's buffer.
+            threads: that the kernels' packing may take; None is as many as torch has.
+        """
+
+    @abstractmethod
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the scale of the whole tensor to its place, where the format has one (i2_s): `pack_rows` does not."""
+
+    @abstractmethod
+    def offset(self, row: int) -> int:
+        """Return where a row's bytes begin in the whole; `row` is a multiple of GROUP_ROWS."""
+
+    @property
+    def can_split(self) -> bool:
+        """Whether some of the rows are a matrix of their own: not where a scale of all of them lies behind the last."""
+        return self.format != "i2_s"
+
+    def part(self, begin: int, end: int) -> tuple[Self, int]:
+        """Return rows begin .. end - 1 as a matrix of their own, and where its bytes begin in the whole.
+
+        Args:
+            begin: a multiple of GROUP_ROWS.
+            end: any row; where it is within a group of the kernels' form, the part's bytes end with that group.
+        """
+        assert self.can_split, f"{self.format} has its scale behind the last row"
+        assert begin < end <= self.rows, f"rows {begin} .. {end} of {self.rows}"
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        return replace(self, rows=end - begin), self.offset(begin)
 
     @abstractmethod
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,6 +129,18 @@ class KernelPacking(Packing):
         """Return the matrix in the kernels' form."""
         return self.form.pack(raw_rows.contiguous(), scale)
 
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write some rows in the kernels' form."""
+        self.form.pack_rows(raw_rows, out, begin, threads=threads)
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the tensor's scale behind the rows."""
+        self.form.write_scale(out, scale)
+
+    def offset(self, row: int) -> int:
+        """Return where the bytes of a row's group begin."""
+        return self.form.offset(row)
+
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix."""
         return packed_matrix(packed, self.form, dtype)
@@ -110,6 +166,20 @@ class StoredPacking(Packing):
     def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
         """Return the rows one after another, as a file would have them."""
         return FORMATS[self.format].join_rows(raw_rows, scale)
+
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Copy some rows."""
+        out[self.offset(begin) : self.offset(begin + len(raw_rows))].view(raw_rows.shape).copy_(raw_rows)
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the tensor's scale behind the rows."""
+        if not self.can_split:
+            out[self.offset(self.rows) :] = FORMATS[self.format].join_rows(out[:0], scale).to(out.device)
+
+    def offset(self, row: int) -> int:
+        """Return where a row's bytes begin."""
+        one = FORMATS[self.format]
+        return row * (self.columns // one.block_elements * one.block_nbytes)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix."""

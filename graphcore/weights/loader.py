@@ -52,9 +52,12 @@ class Loader:
         Raises:
             CheckpointError: the file changed under us, or holds values that are no weights.
         """
+        return self.dense_of(name, self.checkpoint.read(self.sources[name].name), dtype)
+
+    def dense_of(self, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight `name` as `dense` does; `stored` is what the checkpoint's `read` gives."""
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
-        stored = self.checkpoint.read(source.name)
         if name.endswith(SCALE) and info.encoding == TERNARY:
             peak = FORMATS[TERNARY].split_rows(stored, info.shape)[1]  # without unpacking it
             stored = torch.tensor([peak])
@@ -75,54 +78,22 @@ class Loader:
         Raises:
             CheckpointError: the file changed under us, or has values that the format cannot hold.
         """
+        return self.packed_of(name, self.checkpoint.read(self.sources[name].name), packing)
+
+    def packed_of(self, name: str, stored: Tensor, packing: Packing) -> Tensor:
+        """Return the weight `name` as `packed` does; `stored` is what the checkpoint's `read` gives."""
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
         one = FORMATS[packing.format]
         if info.encoding == packing.format:
-            rows, scale = one.split_rows(self.checkpoint.read(source.name), info.shape)
+            rows, scale = one.split_rows(stored, info.shape)
             for fold in source.folds:
                 rows, scale = fold.apply_packed(rows, scale)
         else:
-            dense = self.dense(name, torch.float32)
+            dense = self.dense_of(name, stored, torch.float32)
             raw = one.quantize(dense)
             self.errors[name] = packing_error(dense, raw, one, dense.shape)
             rows, scale = one.split_rows(raw, dense.shape)
         if rows.dim() == 2:
             return packing.pack(rows, scale)
         return torch.stack([packing.pack(expert, scale) for expert in rows])
-
-    def load(self, decoder: Decoder, device: torch.device, on_progress: Progress) -> int:
-        """Give every group of the decoder a slot, fill it and bind the group's buffers to it, once.
-
-        Args:
-            decoder: on the meta device.
-            on_progress: called with "load", groups done and groups in all.
-
-        Returns:
-            The bytes of all slots.
-
-        Raises:
-            CheckpointError: the file changed under us, or holds values that are no weights.
-            ResidencyError: a weight did not come to lie where it was planned to.
-        """
-        groups = list(decoder.groups())
-        layouts = [self.layout(prefix, module) for prefix, module in groups]
-        whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
-        slots = whole.split(layouts)
-        for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
-            for name, view in slot.views(layout).items():
-                packing = packing_of(module, name)
-                full = prefix + name
-                view.copy_(self.dense(full, view.dtype) if packing is None else self.packed(full, packing))
-                bind(module, name, view)
-            on_progress("load", index + 1, len(groups))
-        if self.is_tied:
-            bind(decoder.head, HEAD, decoder.embed_tokens.weight)
-        check_resident(decoder, whole, layouts, device)
-        return whole.raw.nbytes
-
-    def layout(self, prefix: str, module: torch.nn.Module) -> Layout:
-        """Return the layout of a group; a tied head has no bytes of its own."""
-        return layout_of(
-            (name, tensor) for name, tensor in module.named_buffers() if not (self.is_tied and prefix + name == HEAD)
-        )

@@ -63,19 +63,19 @@ void graphcore_team_free(void* team) { delete static_cast<Team*>(team); }
 
 size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matrix_nbytes(format, rows, columns); }
 
-// Rows as the file has them, [rows, raw row bytes], to the kernels' form.
-void graphcore_pack(int threads, int format, int rows, int columns, const uint8_t* raw, uint8_t* packed) {
+// Rows as the file has them, [rows, raw row bytes] and `stride` bytes apart, to the kernels' form; the last group's
+// missing rows are zeros.
+void graphcore_pack(int threads, int format, int rows, int columns, const uint8_t* raw, size_t stride, uint8_t* packed) {
     const FormatOps& ops = format_ops(format);
     const size_t row_nbytes = size_t(columns / ops.raw_columns) * ops.raw_nbytes, group_nbytes = ops.group_nbytes(columns);
-    const auto zeros = scratch(row_nbytes);
-    std::memset(zeros.get(), 0, row_nbytes);
+    const std::unique_ptr<void, FreeDeleter> zeros(rows % LANES ? std::calloc(row_nbytes, 1) : nullptr);
     on_threads(threads, [&](int thread, int size) {
         const Range groups = share(num_groups(rows), thread, size);
         for (int group = groups.begin; group < groups.end; group++) {
             const uint8_t* lanes[LANES];
             for (int lane = 0; lane < LANES; lane++) {
                 const int row = group * LANES + lane;
-                lanes[lane] = row < rows ? raw + row * row_nbytes : static_cast<const uint8_t*>(zeros.get());
+                lanes[lane] = row < rows ? raw + row * stride : static_cast<const uint8_t*>(zeros.get());
             }
             ops.pack_group(lanes, columns, packed + group * group_nbytes);
         }

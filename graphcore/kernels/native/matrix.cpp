@@ -13,6 +13,7 @@ void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
         const Stretch<F> here(group, columns, first / CHUNK_BLOCKS);
         auto* meta = const_cast<uint8_t*>(here.meta_of(first % CHUNK_BLOCKS));
         auto* to = const_cast<uint8_t*>(here.codes_of(first % CHUNK_BLOCKS));
+        if (first % CHUNK_BLOCKS == 0) std::memset(meta, 0, meta_nbytes<F>(here.blocks));  // what pads it, above all
         for (int lane = 0; lane < LANES; lane++)
             F::read(rows[lane] + size_t(stored) * F::RAW_NBYTES, lane, meta, codes[lane]);
         for (int block = 0; block < F::COLUMNS / BLOCK_COLUMNS; block++) {

@@ -11,21 +11,15 @@ from graphcore.checkpoint.config import parse_model_config
 from graphcore.checkpoint.sources.source import parse_source
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
-from graphcore.errors import ConfigError
 from graphcore.tasks.job import task_of
 from graphcore.tasks.registry import TASKS
 
 OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
-NOT_YET = {("streaming", "on"), ("streaming", "auto")}
 YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    if (group, option) in NOT_YET:
-        with pytest.raises(ConfigError, match=f"streaming={option} is not available yet"):
-            compose_settings([f"{group}={option}"])
-        return
     settings = compose_settings([f"{group}={option}"])
     chosen = vars(settings).get(group)
     if isinstance(chosen, dict):
@@ -62,7 +56,7 @@ def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
 def test_every_key_has_a_comment(path: Path) -> None:
     lines = (conf_dir() / path).read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
-    if path.parts[0] in ("dtype", "graph", "quant", "streaming", "experiment"):
+    if path.parts[0] in ("dtype", "graph", "quant", "experiment"):
         return  # one choice, which the first line explains
     blocks = {"defaults:", "hydra:"}
     is_inside = False

@@ -31,8 +31,6 @@ REFUSED = [
     ("stop=['']", "stop holds an empty string"),
     ("quant.format=q5", "quant.format=q5 is not one of stored, q4_0"),
     ("quant.activations=int4", "quant.activations=int4 is not one of auto, float, int8"),
-    ("streaming=on", "streaming=on is not available yet"),
-    ("streaming=auto", "streaming=auto is not available yet"),
 ]
 ALLOWED = [
     "max_new_tokens=1 batch_size=1 context_length=1 prefill_chunk=2 threads=1 seed=0",

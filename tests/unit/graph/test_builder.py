@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids
+from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids, scored
 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.nn.spec import MLPSpec
@@ -87,7 +87,7 @@ def test_compiling_leaves_the_caches_as_they_were() -> None:
         cache.v.fill_(4.0)
     builder.prefill(2)
     builder.decode(2, is_greedy=True)
-    builder.head_of_all(2)
+    builder.score(2, is_one_token=False)
     assert all((cache.k == 3.0).all() and (cache.v == 4.0).all() for cache in builder.caches)
 
 
@@ -109,18 +109,16 @@ def test_heads_of_all_tokens_and_of_one_are_compiled_once_each() -> None:
     names: list[str] = []
     builder = builder_of(model_of(FULL), "compiled", names=names)
     hidden = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
-    head = builder.decoder.head
-    expected = head(hidden)
+    expected = builder.decoder.head(hidden)
     for _ in range(2):
-        assert (builder.head_of_all(2)(head, hidden) - expected).abs().max() < ROUNDING
-        assert (builder.head_of_one(2)(head, hidden[:, 3:4]) - expected[:, 3:4]).abs().max() < ROUNDING
+        assert (scored(builder, hidden) - expected).abs().max() < ROUNDING
+        assert (scored(builder, hidden[:, 3:4]) - expected[:, 3:4]).abs().max() < ROUNDING
     assert names == ["head_of_all_2", "head_2"]
 
 
 def test_head_of_all_compiles_for_any_length(compiled: GraphBuilder) -> None:
-    head = compiled.decoder.head
-    run = compiled.head_of_all(2)
+    compiled.score(2, is_one_token=False)
     with torch.compiler.set_stance("fail_on_recompile"):
         for tokens in (2, 3, 64, 128, 199):
             hidden = torch.randn(2, tokens, 32, generator=torch.Generator().manual_seed(tokens))
-            assert (run(head, hidden) - head(hidden)).abs().max() < ROUNDING
+            assert (scored(compiled, hidden) - compiled.decoder.head(hidden)).abs().max() < ROUNDING

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_graph import CPU, FULL, SLIDING, VOCAB, builder_of, feed, model_of, random_ids
+from tiny_graph import CPU, FULL, SLIDING, VOCAB, builder_of, feed, model_of, random_ids, scored
 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.state import StepState
@@ -27,11 +27,11 @@ def test_a_program_is_embedding_then_each_group_then_head_and_each_step_knows_it
     assert [len(step.blocks) for step in steps if isinstance(step, BlocksStep)] == [2, 1]
 
 
-def test_a_greedy_decode_ends_with_the_choice_in_the_head_s_group() -> None:
+def test_a_greedy_decode_ends_with_the_choice_which_reads_no_weights_that_move() -> None:
     builder = eager()
     plain, greedy = builder.decode(2, is_greedy=False), builder.decode(2, is_greedy=True)
     assert [type(step) for step in greedy.steps] == [*(type(step) for step in plain.steps), GreedyStep]
-    assert greedy.steps[-1].group == plain.steps[-1].group
+    assert greedy.steps[-1].group == 0
 
 
 def test_a_pass_is_the_modules_one_after_the_other_each_with_its_own_rope_and_cache() -> None:
@@ -51,7 +51,8 @@ def test_eager_functions_are_the_modules_own() -> None:
     builder = eager()
     runs = {bound.run for step in builder.prefill(2).steps if isinstance(step, BlocksStep) for bound in step.blocks}
     assert runs == {Block.forward}
-    assert builder.head_of_all(2) is Head.forward
+    heads = [step.run for step in builder.score(2, is_one_token=False).steps if isinstance(step, HeadStep)]
+    assert heads == [Head.forward]
     assert builder.functions == {}
 
 
@@ -137,7 +138,7 @@ def test_head_reads_each_row_s_last_real_token() -> None:
     rows = [random_ids(6)[:6], random_ids(3)[:3]]
     logits = feed(program, rows, [0, 0])
     hidden = program.state.hidden
-    expected = builder.head_of_all(2)(builder.decoder.head, hidden)
+    expected = builder.decoder.head(hidden)
     assert (logits - torch.stack((expected[0, 5], expected[1, 2]))).abs().max() < EXACT
     assert logits.shape == (2, VOCAB)
 
@@ -145,8 +146,7 @@ def test_head_reads_each_row_s_last_real_token() -> None:
 def test_head_of_one_token_is_the_head_of_all_of_it() -> None:
     builder = eager()
     hidden = torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0))
-    head = builder.decoder.head
-    assert torch.equal(builder.head_of_one(2)(head, hidden), builder.head_of_all(2)(head, hidden))
+    assert torch.equal(scored(builder, hidden), builder.decoder.head(hidden))
 
 
 def test_an_empty_state_has_zero_inputs_of_its_batch() -> None:

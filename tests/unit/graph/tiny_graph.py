@@ -71,5 +71,14 @@ def feed(program: Program, rows: Sequence[Sequence[int]], starts: Sequence[int])
     return program.state.logits.clone()
 
 
+def scored(builder: GraphBuilder, hidden: Tensor) -> Tensor:
+    """Return the logits [B, T, V] of hidden states [B, T, D]."""
+    program = builder.score(len(hidden), is_one_token=hidden.shape[1] == 1)
+    program.state.hidden = hidden
+    for step in program.steps:
+        step.replay()
+    return program.state.logits
+
+
 def random_ids(*shape: int, seed: int = 0) -> list[list[int]]:
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]

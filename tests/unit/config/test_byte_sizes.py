@@ -1,0 +1,52 @@
+"""Sizes in words: the units' powers are those of IEC 80000-13 (GiB) and of the SI (GB)."""
+
+import pytest
+
+from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.errors import ConfigError
+
+SIZES = [
+    ("auto", None),
+    (0, 0),
+    (1024, 1024),
+    ("4096", 4096),
+    (1e9, 1_000_000_000),
+    ("14GiB", 15_032_385_536),
+    ("600MB", 600_000_000),
+    ("1.5 GB", 1_500_000_000),
+    ("1.5gib", 1_610_612_736),
+    (".5 KiB", 512),
+    ("2.kB", 2000),
+    ("0.3GB", 300_000_000),
+    ("1TB", 1_000_000_000_000),
+    ("1TiB", 1_099_511_627_776),
+    ("3B", 3),
+    ("1.0001KiB", 1024),
+    (" 7 MiB ", 7_340_032),
+]
+
+
+@pytest.mark.parametrize(("written", "nbytes"), SIZES)
+def test_a_size_is_its_bytes(written: object, nbytes: int | None) -> None:
+    assert parse_nbytes("budget", written) == nbytes
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "GiB", "-1GB", "1,5GB", "1e3MB", "0x10", "1 2", "half", None, True, False, -3, 1.5, "1.5", float("nan"), [1]],
+)
+def test_what_is_no_size_is_refused_with_its_key(written: object) -> None:
+    with pytest.raises(ConfigError, match=r"^budget=.* is no size; write auto, whole bytes, or a number with a unit"):
+        parse_nbytes("budget", written)
+
+
+@pytest.mark.parametrize("written", ["5G", "5Gb/s", "5 gigabytes", "5PiB", "5m"])
+def test_an_unknown_unit_is_named(written: str) -> None:
+    with pytest.raises(ConfigError, match=r"budget=5.*(has the unknown unit '\w+'; known: B, kB|is no size)"):
+        parse_nbytes("budget", written)
+
+
+@pytest.mark.parametrize("written", [1, 14, "14", 1023])
+def test_a_few_bytes_without_a_unit_are_taken_for_a_forgotten_unit(written: object) -> None:
+    with pytest.raises(ConfigError, match=rf"budget={written} would be {written} bytes; write the unit, such as"):
+        parse_nbytes("budget", written)
