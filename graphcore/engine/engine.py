@@ -20,11 +20,12 @@ from graphcore.engine.assembly import Assembly, build_runner, prepare
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
-from graphcore.engine.prefix import reusable_prefix
-from graphcore.engine.runner import Runner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
+from graphcore.engine.teacher_forced import teacher_forced
+from graphcore.engine.token_runner import TokenRunner
+from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.tokenizer.tokenizer import Tokenizer
@@ -45,13 +46,20 @@ class Engine:
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(self, settings: Settings, model: Model, parts: Assembly, runner: Runner, plan: Plan) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model | TransformersModel,
+        parts: Assembly | TransformersParts,
+        runner: TokenRunner,
+        plan: Plan,
+    ) -> None:
         self.settings = settings
         self.choices = parts.choices
         self.loader = parts.loader
         self.plan = plan
         self._model = model
-        self._runner: Runner | None = runner
+        self._runner: TokenRunner | None = runner
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
     @classmethod
@@ -89,6 +97,8 @@ class Engine:
         report = on_progress or _ignore
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        if settings.model.fallback is not None:
+            return cls(settings, *load_transformers(settings, report))
         model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
         parts = prepare(settings, model)
         with torch.inference_mode():
@@ -122,7 +132,7 @@ class Engine:
         return self._model.tokenizer is not None
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> TokenRunner:
         """What runs the programs.
 
         Raises:
@@ -139,7 +149,7 @@ class Engine:
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
             "device": str(self.choices.device),
-            "compiled_graphs": len(self.runner.builder.functions),
+            "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
         }
@@ -169,29 +179,29 @@ class Engine:
         self.close()
 
     def logits(
-        self, token_ids: Tensor | Sequence[Sequence[int]], output_hidden_states: bool = False
-    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        self,
+        token_ids: Tensor | Sequence[Sequence[int]],
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> Tensor | tuple[Tensor, *tuple[tuple[Tensor, ...], ...]]:
         """Return teacher-forced logits, without sampling.
 
         Args:
             token_ids: [B, T] int64; any B, run batch_size at a time.
             output_hidden_states: also return the residual stream after the embedding and after each block.
+            output_attentions: also return each layer's attention weights (model.attention=eager of the fallback only).
 
         Returns:
-            [B, T, V] float32 on the CPU; with hidden states a pair, the second of num_hidden_layers + 1 tensors
-            [B, T, D].
+            [B, T, V] float32 on the CPU; with more than that a tuple: logits, then num_hidden_layers + 1 hidden states
+            [B, T, D], then num_hidden_layers attention weights [B, H, T, T].
 
         Raises:
-            ConfigError: T is 0 or longer than the context or differs between rows, or an id is no token.
+            ConfigError: T is 0 or longer than the context or differs between rows, an id is no token, or what runs
+                never has attention weights.
         """
-        rows = equal_rows(token_ids, self._model.spec.vocab)
+        rows = equal_rows(token_ids, self.config.vocab_size)
         self._cached = []
-        waves = [rows[at : at + self.runner.batch_size] for at in range(0, len(rows), self.runner.batch_size)]
-        logits = torch.cat([self.runner.logits(wave) for wave in waves])
-        if not output_hidden_states:
-            return logits
-        layers = zip(*(self.runner.hidden_states(wave) for wave in waves), strict=True)
-        return logits, tuple(torch.cat(layer) for layer in layers)
+        return teacher_forced(self.runner, rows, output_hidden_states, output_attentions)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run hidden states through all blocks, at positions 0 .. T-1.
@@ -202,7 +212,7 @@ class Engine:
         Returns:
             [B, T, D] residual stream, before the final norm.
         """
-        check_hidden(hidden_states, self._model.spec.dim)
+        check_hidden(hidden_states, self.config.hidden_size)
         self._cached = []
         return torch.cat([self.runner.blocks(wave) for wave in torch.split(hidden_states, self.runner.batch_size)])
 
@@ -276,7 +286,7 @@ class Engine:
         requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stops) for ids in rows]
         cached = 0
         if reuse_cache and len(rows) == 1:
-            cached = reusable_prefix(self._cached, rows[0], self.runner.builder.caches)
+            cached = self.runner.reusable(self._cached, rows[0])
         self._cached = []
         return BatchRun(self.runner, requests, params, logprobs, cached)
 
@@ -298,7 +308,7 @@ class Engine:
         if prompt == "":
             raise ConfigError("the prompt is empty; give at least one character")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return token_row(ids, self._model.spec.vocab)
+        return token_row(ids, self.config.vocab_size)
 
 
 def _ignore(stage: str, done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from graphcore.arch.architecture import TensorSource
 from graphcore.arch.transformers_fallback import Skeleton
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
@@ -23,7 +24,7 @@ SHOWN = 4  # names of tensors in one message
 IGNORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", r"\.attn\.(masked_)?bias$")  # computed, stored by old files
 
 
-def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]:
+def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, TensorSource]:
     """Return the stored tensor of each weight; a tied weight without one of its own has that of its partner.
 
     Raises:
@@ -36,7 +37,7 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]
     for name in weights:
         known = [alias for alias in (name, *skeleton.aliases.get(name, ())) if alias in stored]
         if known:
-            sources[name] = stored[known[0]]
+            sources[name] = TensorSource(stored[known[0]])
     kind = f"{type(skeleton.model).__name__} ({skeleton.model.config.model_type})"
     missing = sorted(weights.keys() - sources.keys())
     if missing:
@@ -52,7 +53,7 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]
             "another architecture or have adapters that must be merged first"
         )
     for name, source in sources.items():
-        _check(checkpoint, source, name, weights[name])
+        _check(checkpoint, source.name, name, weights[name])
     return sources
 
 
@@ -91,9 +92,11 @@ def _check(checkpoint: Checkpoint, source: str, name: str, weight: Tensor) -> No
             f"{checkpoint.source}: Shape mismatch for {source}: expected {list(weight.shape)} for {name}, got "
             f"{list(info.shape)}; config and weights are of different models"
         )
-    dtype = DENSE_DTYPES.get(info.encoding, torch.uint8)
-    if dtype.is_floating_point != weight.is_floating_point():
-        raise CheckpointError(f"{checkpoint.source}: tensor '{source}' holds {info.encoding}, not what {name} holds")
+    if not (DENSE_DTYPES.get(info.encoding, torch.uint8).is_floating_point and weight.is_floating_point()):
+        raise UnsupportedError(
+            f"{checkpoint.source}: tensor '{source}' holds {info.encoding}, and model.fallback=transformers reads "
+            "dense floating-point weights only"
+        )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -124,9 +124,9 @@ def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
 
 def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
     """Return the engine's outputs of one teacher-forced pass."""
-    logits, layers = engine.logits([token_ids], output_hidden_states=True)
+    logits, *more = engine.logits([token_ids], output_hidden_states=True)
     assert isinstance(logits, Tensor), "logits come first"
-    return Outputs(tuple(layer[0].float() for layer in layers), logits[0])
+    return Outputs(tuple(layer[0].float() for layer in more[0]), logits[0])
 
 
 def open_reference(context: Context) -> Reference:

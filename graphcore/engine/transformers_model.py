@@ -1,0 +1,208 @@
+"""From a checkpoint to a transformers model that an engine can run: model.fallback=transformers.
+
+source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skeleton -> Loader -> groups -> runner
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphcore.arch.transformers_config import model_config_of
+from graphcore.arch.transformers_fallback import Skeleton, build_skeleton, read_transformers_config
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.open_checkpoint import open_checkpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.sources.fetch import fetch
+from graphcore.checkpoint.sources.source import RandomSource, parse_source
+from graphcore.config.settings import Settings
+from graphcore.device import DTYPES, resolve_device, resolve_dtype, return_freed_memory
+from graphcore.engine.assembly import DEFAULT_CONTEXT, Choices
+from graphcore.engine.model import Progress, read_tokenizer, stored_dtype
+from graphcore.engine.transformers_runner import TransformersRunner
+from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.quant.choice import STORED
+from graphcore.streaming.policy import Policy, Resident
+from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.weights.groups import Group, split_layers
+from graphcore.weights.loader import Loader
+from graphcore.weights.packed_weights import PackingPolicy
+from graphcore.weights.plan import Plan, free_nbytes
+from graphcore.weights.skeleton_groups import (
+    check_bound,
+    load_resident_skeleton,
+    resident_skeleton_layout,
+    skeleton_groups,
+)
+from graphcore.weights.skeleton_names import match_skeleton
+
+WITHOUT = "model.fallback=transformers"
+
+
+@dataclass(frozen=True)
+class TransformersModel:
+    """A checkpoint that transformers' classes understand.
+
+    Attributes:
+        config: what any model has; the rest stays in the class's own config.
+        tokenizer: None if the checkpoint has none.
+    """
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+
+
+@dataclass(frozen=True)
+class TransformersParts:
+    """What will run, before anything is allocated or read.
+
+    Attributes:
+        groups: of weights that can move.
+        layer_groups: layers of each group.
+    """
+
+    choices: Choices
+    skeleton: Skeleton
+    loader: Loader
+    groups: list[Group]
+    layer_groups: list[range]
+
+
+def load_transformers(
+    settings: Settings, on_progress: Progress
+) -> tuple[TransformersModel, TransformersParts, TransformersRunner, Plan]:
+    """Return a model whose weights are resident, its parts, its runner and the plan that it keeps to.
+
+    Raises:
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
+    """
+    model, parts = open_transformers(settings, on_progress)
+    plan = make_plan(model, parts)
+    plan.check_fits(free_nbytes(parts.choices.device))
+    load_resident_skeleton(parts.skeleton, parts.loader, parts.choices.device, on_progress)
+    runner = build_transformers_runner(model, parts, Resident())
+    return_freed_memory()
+    return model, parts, runner, plan
+
+
+def open_transformers(settings: Settings, on_progress: Progress) -> tuple[TransformersModel, TransformersParts]:
+    """Return the model that the settings name, fetched if need be, and what will run; no weight is read.
+
+    Raises:
+        ConfigError: a setting has no effect here, or the model or machine cannot do what was asked.
+        CheckpointError: there is no checkpoint, it is damaged, or names or shapes are wrong.
+        UnsupportedError: transformers has no such model, or it is not built as this needs it.
+    """
+    check_settings(settings)
+    cache_dir = Path(settings.cache_dir).expanduser()
+    source = parse_source(settings.model.checkpoint)
+    if isinstance(source, RandomSource):
+        raise ConfigError(f"{WITHOUT} needs a checkpoint, and random: makes weights of graphcore's own models only")
+    checkpoint = open_checkpoint(fetch(source, cache_dir, settings.model.expected_sha256, on_progress))
+    if not isinstance(checkpoint, SafetensorsCheckpoint):
+        raise UnsupportedError(f"{checkpoint.source}: {WITHOUT} reads Hugging Face folders with safetensors, not GGUF")
+    config = read_transformers_config(checkpoint.folder)
+    model = TransformersModel(
+        checkpoint, model_config_of(config, checkpoint.folder), read_tokenizer(checkpoint, cache_dir)
+    )
+    choices = choose(settings, model)
+    skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
+    loader = Loader(checkpoint, match_skeleton(skeleton, checkpoint))
+    group_size = settings.streaming.layer_group_size
+    groups = skeleton_groups(skeleton, loader, group_size)
+    return model, TransformersParts(choices, skeleton, loader, groups, split_layers(skeleton.num_layers, group_size))
+
+
+def check_settings(settings: Settings) -> None:
+    """Return if every setting has the effect here that it is asked for.
+
+    Raises:
+        ConfigError: one has not.
+    """
+    refused = (
+        ("graph", settings.graph.kind, ("auto", "eager"), "transformers' classes run as they are, uncompiled"),
+        ("quant", settings.quant.format, (STORED,), "transformers' classes multiply dense weights"),
+        ("quant.activations", settings.quant.activations, ("auto", "float"), "only packed weights round activations"),
+        ("kv_dtype", settings.kv_dtype, ("auto",), "transformers' caches have the compute dtype"),
+        ("model.num_hidden_layers", settings.model.num_hidden_layers, (None,), "all layers run"),
+    )
+    for key, value, allowed, reason in refused:
+        if value not in allowed:
+            raise ConfigError(f"{key}={value} is not possible with {WITHOUT}: {reason}; leave it out")
+
+
+def choose(settings: Settings, model: TransformersModel) -> Choices:
+    """Return what the settings come to for this model on this machine.
+
+    Raises:
+        ConfigError: the machine or the model cannot do what was asked.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype.name, stored_dtype(model.checkpoint, model.config), device)
+    if settings.model.attention == "flash_attention_2":
+        _check_flash(device, dtype)
+    longest = model.config.max_position_embeddings
+    context = settings.context_length or min(longest, DEFAULT_CONTEXT)
+    if context > longest:
+        raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
+    return Choices(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype,
+        graph="eager",
+        context=context,
+        batch_size=settings.batch_size,
+        prefill_chunk=min(settings.prefill_chunk, context),
+        packing=PackingPolicy(None, "float", STORED),
+        notes=(f"{model.config.model_type} runs through transformers' own classes, eager",),
+    )
+
+
+def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
+    if device.type != "cuda":
+        raise ConfigError(
+            f"model.attention=flash_attention_2 runs on CUDA devices only, and this is {device}; use sdpa or eager"
+        )
+    if dtype is torch.float32:
+        names = {value: name for name, value in DTYPES.items()}
+        raise ConfigError(
+            f"model.attention=flash_attention_2 computes in 16 bits, and dtype={names[dtype]}; use dtype=bf16 or sdpa"
+        )
+
+
+def make_plan(model: TransformersModel, parts: TransformersParts) -> Plan:
+    """Return the bytes that weights and caches will take; the caches', which grow, are counted at the full context."""
+    config, choices = model.config, parts.choices
+    moved = [group.layout.nbytes for group in parts.groups]
+    names = {place.name for group in parts.groups for place in group.places}
+    heads = config.num_key_value_heads * config.computed_head_dim
+    return Plan(
+        group_nbytes=[resident_skeleton_layout(parts.skeleton, parts.loader, names).nbytes, *moved],
+        kv_nbytes=2 * config.num_hidden_layers * heads * choices.context * choices.batch_size * choices.dtype.itemsize,
+        device=str(choices.device),
+    )
+
+
+def build_transformers_runner(model: TransformersModel, parts: TransformersParts, policy: Policy) -> TransformersRunner:
+    """Return the runner of a skeleton whose weights are bound.
+
+    Args:
+        policy: that its groups are acquired from.
+
+    Raises:
+        ResidencyError: a weight is bound to nothing.
+    """
+    check_bound(parts.skeleton.model)
+    choices = parts.choices
+    return TransformersRunner(
+        parts.skeleton,
+        parts.layer_groups,
+        policy,
+        choices.device,
+        choices.batch_size,
+        choices.prefill_chunk,
+        choices.context,
+        model.config.max_position_embeddings,
+    )
