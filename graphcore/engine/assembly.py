@@ -28,6 +28,7 @@ from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
 from graphcore.weights.plan import Plan, free_nbytes
+from graphcore.weights.residents import load_resident, resident_layout
 
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
 
@@ -178,7 +179,7 @@ def build_runner(settings: Settings, model: Model, parts: Assembly, on_progress:
     plan.check_fits(free_nbytes(choices.device))
     compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
     with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
-        loader.load(decoder, choices.device, on_progress)
+        load_resident(loader, decoder, choices.device, on_progress)
     caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
     compiled: list[str] = []
 
@@ -228,7 +229,7 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
 def make_plan(model: Model, choices: Choices, loader: Loader, decoder: Decoder) -> Plan:
     """Return the bytes that weights and caches will take."""
     return Plan(
-        group_nbytes=[loader.layout(prefix, module).nbytes for prefix, module in decoder.groups()],
+        group_nbytes=[resident_layout(loader, prefix, module).nbytes for prefix, module in decoder.groups()],
         kv_nbytes=cache_nbytes(model.spec, choices.batch_size, choices.context, choices.kv_dtype),
         device=str(choices.device),
     )

@@ -18,6 +18,7 @@ from graphcore.nn.spec import ModelSpec
 from graphcore.quant.packing import Packing
 
 PART_ROWS = 16  # rows that packed matrices keep together
+EXPERTS = ".experts."  # in the names of what is there once for each expert
 
 
 class Embedding(nn.Module):
@@ -113,7 +114,7 @@ class Decoder(nn.Module):
         parts follow from the model alone: a product of other rows at a time may differ in its last bits.
         """
         lm_head = self.head.lm_head
-        most = max(matrix_nbytes(layer) for layer in self.layers)
+        most = max(movable_nbytes(layer) for layer in self.layers)
         if lm_head.packing is not None and not lm_head.packing.can_split:
             return [range(lm_head.outputs)]
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
@@ -140,16 +141,18 @@ class Decoder(nn.Module):
         return tuple(ropes.index(b.attention.rope) if b.attention.rope else None for b in self.spec.blocks)
 
 
-def is_matrix(name: str, tensor: Tensor) -> bool:
-    """Return whether a weight of a layer group is a matrix or several, not a vector or a table of positions."""
-    return (tensor.ndim > 1 or tensor.dtype is torch.uint8) and not name.endswith("positions")
+def is_movable(name: str, tensor: Tensor) -> bool:
+    """Return whether a weight of a layer group is a matrix that can move with its group.
+
+    Vectors and tables of positions cannot, and experts move one by one.
+    """
+    is_matrix = tensor.ndim > 1 or tensor.dtype is torch.uint8
+    return is_matrix and EXPERTS not in name and not name.endswith("positions")
 
 
-def matrix_nbytes(group: nn.Module) -> int:
-    """Return the bytes of a layer group's matrices, experts left out: they move one by one."""
-    return sum(
-        tensor.nbytes for name, tensor in group.named_buffers() if is_matrix(name, tensor) and ".experts." not in name
-    )
+def movable_nbytes(group: nn.Module) -> int:
+    """Return the bytes of a layer group's matrices that can move with it."""
+    return sum(tensor.nbytes for name, tensor in group.named_buffers() if is_movable(name, tensor))
 
 
 def equal_parts(rows: int, most: int) -> list[range]:

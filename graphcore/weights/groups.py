@@ -8,16 +8,16 @@ Norm weights, biases, scales and tables of positions are less than a thousandth 
 programs copy them; they stay on the device whatever moves. So do the experts of a mixture, which move one by one.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from graphcore.nn.decoder import Decoder, Head, is_matrix
+from graphcore.nn.decoder import Decoder, Head, is_movable
+from graphcore.quant.packing import Packing
 from graphcore.weights.layout import Layout, layout_of
 from graphcore.weights.matching import HEAD
-from graphcore.weights.packed_weights import EXPERTS, packing_of
-from graphcore.quant.packing import Packing
+from graphcore.weights.packed_weights import packing_of
 
 
 @dataclass(frozen=True)
@@ -92,26 +92,6 @@ def _layer_group(decoder: Decoder, index: int, layers: range) -> Group:
 
 def _matrices(module: nn.Module, prefix: str) -> Iterator[Place]:
     for name, tensor in module.named_buffers():
-        if is_matrix(name, tensor) and EXPERTS not in name:
+        if is_movable(name, tensor):
             owner, _, leaf = name.rpartition(".")
             yield Place(prefix + name, module.get_submodule(owner), leaf, packing_of(module, name))
-
-
-def resident_places(decoder: Decoder, streamed: Collection[str], gathers: bool, is_tied: bool) -> list[Place]:
-    """Return every weight that has a place of its own for good, in order of use.
-
-    Args:
-        streamed: names of weights that move.
-        gathers: the embedding's table is not in memory.
-        is_tied: the head has no bytes of its own.
-    """
-    places = []
-    for prefix, group in decoder.groups():
-        for name, _ in group.named_buffers():
-            full = prefix + name
-            is_table = gathers and full == "embed_tokens.weight"
-            if full in streamed or is_table or (is_tied and full == HEAD):
-                continue
-            owner, _, leaf = name.rpartition(".")
-            places.append(Place(full, group.get_submodule(owner), leaf, packing_of(group, name)))
-    return places

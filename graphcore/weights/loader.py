@@ -1,6 +1,6 @@
-"""From a checkpoint's bytes to a bound decoder: read, fold, pack or cast, copy to its offset; one tensor at a time."""
+"""What becomes of a stored tensor: read, folded, and packed or unpacked and cast."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -9,22 +9,16 @@ from torch import Tensor
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.errors import CheckpointError
-from graphcore.nn.decoder import Decoder
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.quant.packing_error import packing_error
-from graphcore.weights.layout import Layout, layout_of
-from graphcore.weights.matching import HEAD, SCALE
-from graphcore.weights.packed_weights import TERNARY, is_tied, packing_of
-from graphcore.weights.residency import check_resident
-from graphcore.weights.slots import Slot, bind
-
-Progress = Callable[[str, int, int], None]
+from graphcore.weights.matching import SCALE
+from graphcore.weights.packed_weights import TERNARY, is_tied
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Fills layer groups' slots from a checkpoint.
+    """Makes a decoder's weights from a checkpoint.
 
     Attributes:
         sources: stored tensor and folds of each of the decoder's weights.

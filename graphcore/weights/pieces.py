@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
@@ -29,18 +28,15 @@ ROWS = 16  # rows that packed matrices keep together
 
 
 class Piece(Protocol):
-    """Part of a weight.
-
-    Attributes:
-        spans: the bytes it is made of.
-        weight: its name, for messages.
-    """
+    """Part of a weight."""
 
     @property
-    def spans(self) -> tuple[Span, ...]: ...
+    def spans(self) -> tuple[Span, ...]:
+        """The bytes that it is made of."""
 
     @property
-    def weight(self) -> str: ...
+    def weight(self) -> str:
+        """The weight's name, for messages."""
 
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Make the rows of the weight from the bytes of each span, uint8 at any address, and put them in their place.
@@ -136,7 +132,13 @@ def pieces_of(
     return [
         RowsPiece(
             weight,
-            (Span(span.file, span.offset + (first + begin) * row_nbytes, (min(begin + step, count) - begin) * row_nbytes),),
+            (
+                Span(
+                    span.file,
+                    span.offset + (first + begin) * row_nbytes,
+                    (min(begin + step, count) - begin) * row_nbytes,
+                ),
+            ),
             info,
             packing,
             out,

@@ -12,28 +12,155 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
+class ExpertPlan:
+    """The cache that experts are fetched into.
+
+    Attributes:
+        num_slots: experts that it holds.
+        slot_nbytes: of one.
+        num_experts: of all layers.
+        routed_nbytes: of the experts that one token goes through, all layers together.
+        is_large_enough: it holds what one token goes through; a smaller one has forgotten a layer's experts before the
+            next token comes to it.
+    """
+
+    num_slots: int
+    slot_nbytes: int
+    num_experts: int
+    routed_nbytes: int
+    is_large_enough: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        return self.num_slots * self.slot_nbytes
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every expert has a slot, so that none moves twice."""
+        return self.num_slots == self.num_experts
+
+    @property
+    def uniform_hit_rate(self) -> float:
+        """Share of the routed experts that are there, if all are routed equally often."""
+        return self.num_slots / self.num_experts if self.is_large_enough else 0.0
+
+
+@dataclass(frozen=True)
 class Plan:
     """Bytes on the device.
 
+    Groups are numbered in order of use: 0 is the embedding, 1 .. G are layer groups, and then come the head's slices.
+
     Attributes:
-        group_nbytes: weights of each group, in order of use.
+        group_nbytes: weights of the embedding, of each layer group and of the head; a tied head has none of its own.
+            Without streaming all of them; with it the matrices that may stream.
         kv_nbytes: static keys and values of all layers.
         device: where they lie.
+        policy: "off", "on" or "auto".
+        mode: "async" or "sync".
+        context: tokens of KV cache for each sequence; None if nobody asked the plan.
+        streamed: numbers of the groups that go through slots, in order of use; group `streamed[i]` has the slot
+            i % num_slots. Never 0: a streamed embedding is gathered.
+        is_embedding_resident: whether the table is on the device; else rows are gathered. A tied table stays or streams
+            with the head.
+        head_slices: bytes of the head's slices.
+        num_slots, slot_nbytes: slots, and the bytes of each; 0 where nothing streams.
+        always_nbytes: vectors, which never stream and which no group counts.
+        workspace_nbytes: what a step needs besides.
+        buffer_nbytes: what reads land in on their way to a slot.
+        experts: their cache; None where the model has none, or all stay.
+        resident_expert_nbytes: of experts that all stay.
+        read_nbytes: weights that one decode step of one sequence reads.
+        budget: bytes that the total keeps to; None if nobody asked the plan.
+        notes: a line for each choice that went as one might not expect.
     """
 
     group_nbytes: Sequence[int]
     kv_nbytes: int
     device: str
+    policy: str = "off"
+    mode: str = "async"
+    context: int | None = None
+    streamed: tuple[int, ...] = ()
+    is_embedding_resident: bool = True
+    head_slices: tuple[int, ...] = ()
+    num_slots: int = 0
+    slot_nbytes: int = 0
+    always_nbytes: int = 0
+    workspace_nbytes: int = 0
+    buffer_nbytes: int = 0
+    experts: ExpertPlan | None = None
+    resident_expert_nbytes: int = 0
+    read_nbytes: int = 0
+    budget: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_layer_groups(self) -> int:
+        """G."""
+        return len(self.group_nbytes) - 2
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether anything moves after the load."""
+        return bool(self.streamed) or self.experts is not None or not self.is_embedding_resident
+
+    @property
+    def is_head_resident(self) -> bool:
+        """Whether the head stays on the device."""
+        return not self.streamed or self.streamed[-1] <= self.num_layer_groups
+
+    def is_resident(self, group: int) -> bool:
+        """Return whether a group, by its number, stays on the device."""
+        return self.is_embedding_resident if group == 0 else group not in self.streamed
+
+    def nbytes_of(self, group: int) -> int:
+        """Return the bytes of a group, by its number; of a tied head's slice those that are read."""
+        first_slice = self.num_layer_groups + 1
+        return self.group_nbytes[group] if group < first_slice else self.head_slices[group - first_slice]
 
     @property
     def weight_nbytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(self.group_nbytes)
+        """Bytes of all weights that are held on the device at some time; all of the model's without streaming."""
+        experts = self.resident_expert_nbytes if self.experts is None else self.experts.nbytes
+        return self.resident_nbytes + self.slots_nbytes + self.always_nbytes + experts
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes of the groups that stay."""
+        *before, head = self.group_nbytes
+        away = set(self.streamed) if self.is_embedding_resident else {0, *self.streamed}
+        stay = sum(nbytes for group, nbytes in enumerate(before) if group not in away)
+        return stay + (head if self.is_head_resident else 0)
+
+    @property
+    def slots_nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.slot_nbytes
 
     @property
     def total_nbytes(self) -> int:
         """Bytes that must fit."""
-        return self.weight_nbytes + self.kv_nbytes
+        return self.weight_nbytes + self.kv_nbytes + self.workspace_nbytes + self.buffer_nbytes
+
+    @property
+    def streamed_nbytes(self) -> int:
+        """Bytes that go through slots for one token."""
+        return sum(self.nbytes_of(group) for group in self.streamed)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that move for one decode step, if none of its experts is there yet; embedding rows are not counted."""
+        moves = self.experts is not None and not self.experts.is_all
+        return self.streamed_nbytes + (self.experts.routed_nbytes if self.experts is not None and moves else 0)
+
+    @property
+    def expected_bytes_per_token(self) -> float:
+        """Bytes that move for one decode step, if all experts are routed equally often."""
+        if self.experts is None:
+            return float(self.streamed_nbytes)
+        return self.streamed_nbytes + self.experts.routed_nbytes * (1 - self.experts.uniform_hit_rate)
 
     def check_fits(self, free_nbytes: int) -> None:
         """Return if everything fits.
@@ -42,11 +169,22 @@ class Plan:
             PlanError: it does not; the message has both figures and what to change.
         """
         if self.total_nbytes > free_nbytes:
-            raise PlanError(
-                f"streaming=off needs {gib(self.total_nbytes)} on {self.device} (weights {gib(self.weight_nbytes)}, kv "
-                f"cache {gib(self.kv_nbytes)}), {gib(free_nbytes)} are free; use a smaller model, dtype or "
-                "context_length"
-            )
+            raise PlanError(f"{self.needs()}, {in_words(free_nbytes)} are free; {ADVICE}")
+
+    def needs(self) -> str:
+        """Return what the plan takes, in words."""
+        parts = (
+            ("weights", self.weight_nbytes - self.slots_nbytes),
+            ("slots", self.slots_nbytes),
+            ("kv cache", self.kv_nbytes),
+            ("workspace", self.workspace_nbytes),
+            ("read buffers", self.buffer_nbytes),
+        )
+        listed = ", ".join(f"{name} {in_words(nbytes)}" for name, nbytes in parts if nbytes)
+        return f"streaming={self.policy} needs {in_words(self.total_nbytes)} on {self.device} ({listed})"
+
+
+ADVICE = "use streaming=auto, or a smaller model, dtype or context_length"
 
 
 def free_nbytes(device: torch.device) -> int:
@@ -56,6 +194,20 @@ def free_nbytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def gib(nbytes: int) -> str:
+def physical_nbytes(device: torch.device) -> int:
+    """Return the memory that a device has, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return int(psutil.virtual_memory().total)
+
+
+def gib(nbytes: float) -> str:
     """Return the size in GiB, for people."""
     return f"{nbytes / GIB:.2f} GiB"
+
+
+def in_words(nbytes: float) -> str:
+    """Return the size for people who may have little of it: in GiB, MiB or bytes."""
+    if nbytes >= GIB // 10:
+        return gib(nbytes)
+    return f"{nbytes / (1 << 20):.2f} MiB" if nbytes >= 1 << 17 else f"{nbytes:.0f} bytes"

@@ -6,7 +6,7 @@ What runs reads addresses that were taken once (native programs, captured graphs
 else afterwards would leave them reading old bytes, which no result shows at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +20,16 @@ from graphcore.weights.slots import Slot
 ADVICE = "load the model again, and leave its buffers where the loader put them"
 
 
-def check_resident(decoder: Decoder, slot: Slot, layouts: Sequence[Layout], device: torch.device) -> None:
+def check_resident(
+    decoder: Decoder, slot: Slot, layouts: Sequence[Layout], device: torch.device, moved: Collection[str] = ()
+) -> None:
     """Return if all weights lie where the layouts say.
 
     Args:
         slot: the one allocation.
         layouts: of the decoder's groups, in order; they lie one after another in the slot.
         device: where the weights are to be.
+        moved: names of weights that have no place here.
 
     Raises:
         ResidencyError: a weight lies elsewhere; the message names it, its expected and its found place.
@@ -34,6 +37,8 @@ def check_resident(decoder: Decoder, slot: Slot, layouts: Sequence[Layout], devi
     expected = dict(_places(decoder, layouts))
     end = 0
     for name, tensor in _buffers(decoder):
+        if name in moved:
+            continue
         place = expected.pop(name, None)
         if place is None:
             _check_tied(decoder, name, tensor)

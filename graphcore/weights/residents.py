@@ -1,6 +1,6 @@
 """From a checkpoint to a decoder whose resident weights are in place: one allocation, filled piece by piece, bound."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from graphcore.weights.residency import check_resident
 from graphcore.weights.slots import Slot, bind
 
 Progress = Callable[[str, int, int], None]
+CPU = torch.device("cpu")
 
 
 def load_resident(
@@ -44,9 +45,14 @@ def load_resident(
     whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
     slots = whole.split(layouts)
     for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
-        for name, view in slot.views(layout).items():
+        # Pieces are written by this machine's processor: what lies elsewhere is made here and copied in one run.
+        made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
+        for name, view in made.views(layout).items():
             for piece in pieces_of(loader, prefix + name, packing_of(module, name), view):
                 fill_from_files(loader, piece)
+        if made is not slot:
+            slot.raw.copy_(made.raw)
+        for name, view in slot.views(layout).items():
             bind(module, name, view)
         on_progress("load", index + 1, len(groups))
     if loader.is_tied and HEAD not in moved:

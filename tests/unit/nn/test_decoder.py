@@ -7,7 +7,7 @@ import torch
 from plain_attention import fill
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from graphcore.nn.decoder import Decoder, Embedding, Head
+from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, ModelSpec, NormSpec, RopeSpec
@@ -64,13 +64,13 @@ def test_scaled_embedding_in_fp16_does_not_overflow() -> None:
 
 
 def test_head_is_the_final_norm_and_the_projection_in_float32() -> None:
-    head = Head(SPEC, torch.float32)
+    head = Decoder(SPEC, torch.float32).head
     fill(head)
     x = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(0))
     wide = x.double()
     normed = wide / torch.sqrt((wide**2).mean(-1, keepdim=True) + 1e-6) * head.norm.weight.double()
     assert (head(x).double() - normed @ head.lm_head.weight.double().T).abs().max() < 1e-5
-    assert Head(SPEC, torch.bfloat16)(x.bfloat16()).dtype == torch.float32
+    assert Decoder(SPEC, torch.bfloat16).head(x.bfloat16()).dtype == torch.float32
 
 
 def test_groups_are_embedding_layers_and_head_in_order_and_their_names_cover_every_buffer_once() -> None:

@@ -26,6 +26,7 @@ from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
+from graphcore.weights.residents import load_resident
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -42,7 +43,7 @@ def loaded(
     checkpoint, reported = FakeCheckpoint(tensors), []
     sources = match_weights(architecture_of(config), config, checkpoint, shapes_of(config), config.num_hidden_layers)
     decoder = meta_decoder(config, dtype)
-    nbytes = Loader(checkpoint, sources).load(decoder, CPU, lambda *event: reported.append(event))
+    nbytes = load_resident(Loader(checkpoint, sources), decoder, CPU, lambda *event: reported.append(event))
     return decoder, nbytes, reported
 
 

@@ -28,6 +28,7 @@ from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, formats_of, packing_of
+from graphcore.weights.residents import load_resident, resident_layout
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_attention_heads": 4}
@@ -67,7 +68,7 @@ def chosen(decoder: Decoder) -> dict[str, Packing | None]:
 
 
 def load(decoder: Decoder, loader: Loader) -> int:
-    return loader.load(decoder, CPU, lambda *_: None)
+    return load_resident(loader, decoder, CPU, lambda *_: None)
 
 
 def test_what_is_stored_packed_stays_as_it_is_stored_and_the_rest_stays_dense() -> None:
@@ -135,7 +136,7 @@ def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(library: b
             assert torch.equal(packing.unpack(buffer, torch.float32), expected), prefix + name
             error = ((expected - dense).double().norm() / dense.double().norm()).item()
             assert loader.errors[prefix + name] == pytest.approx(error, rel=1e-4)
-    assert nbytes == sum(loader.layout(prefix, group).nbytes for prefix, group in decoder.groups())
+    assert nbytes == sum(resident_layout(loader, prefix, group).nbytes for prefix, group in decoder.groups())
 
 
 def test_a_tied_head_multiplies_with_the_embedding_s_packed_bytes() -> None:
@@ -274,7 +275,7 @@ def test_loading_takes_the_packed_model_and_one_tensor(asked: str, library: bool
     checkpoint = with_packed(tensors, matrices)
     policy = PackingPolicy(Path(native_kernels()) if library else None, "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
-    packed = sum(loader.layout(prefix, group).nbytes for prefix, group in decoder.groups())
+    packed = sum(resident_layout(loader, prefix, group).nbytes for prefix, group in decoder.groups())
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
     peak = peak_nbytes(decoder, loader, tmp_path)
     assert packed < peak < packed + (2.5 if asked == "stored" else 4.5) * largest

@@ -15,6 +15,7 @@ from graphcore.weights.layout import Layout, Place
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.residency import check_resident
+from graphcore.weights.residents import load_resident, resident_layout
 from graphcore.weights.slots import Slot
 
 CPU = torch.device("cpu")
@@ -25,8 +26,8 @@ def loaded(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[Decoder, Sl
     checkpoint = FakeCheckpoint(tensors)
     sources = match_weights(architecture_of(config), config, checkpoint, shapes_of(config), config.num_hidden_layers)
     decoder, loader = meta_decoder(config), Loader(checkpoint, sources)
-    layouts = [loader.layout(prefix, module) for prefix, module in decoder.groups()]
-    nbytes = loader.load(decoder, CPU, lambda *_: None)
+    layouts = [resident_layout(loader, prefix, module) for prefix, module in decoder.groups()]
+    nbytes = load_resident(loader, decoder, CPU, lambda *_: None)
     memory = decoder.embed_tokens.weight.untyped_storage()
     begin = decoder.embed_tokens.weight.data_ptr() - memory.data_ptr()
     return decoder, Slot(torch.empty(0, dtype=torch.uint8).set_(memory)[begin : begin + nbytes]), layouts  # type: ignore[call-overload]
@@ -160,6 +161,6 @@ def test_a_weight_without_a_place_and_a_place_without_a_weight_are_refused() -> 
 
 
 def test_the_loader_checks_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.weights.loader.bind", lambda *_: None)
+    monkeypatch.setattr("graphcore.weights.residents.bind", lambda *_: None)
     with pytest.raises(ResidencyError, match=r"'embed_tokens.weight'.*meta"):
         llama()

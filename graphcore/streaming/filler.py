@@ -1,0 +1,218 @@
+"""Threads that fill slots: each takes a job, reads into a buffer of its own, waits for the slot, and writes.
+
+    jobs  1  read | write                              several reads are in flight, and reading goes on while
+          2  read       | write                        a slot is still in use: as many buffers ahead as there
+          3    read        | (slot in use) | write     are threads
+
+A ticket stands for one filling of one slot. Jobs are taken in the order in which their tickets were begun, so a thread
+that waits for a slot never keeps an earlier ticket from being done.
+"""
+
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.errors import GraphcoreError, StreamingError
+from graphcore.streaming.jobs import Job
+from graphcore.streaming.timeline import Event, Timeline
+
+LIVELINESS_SECONDS = 0.2  # between two looks whether the threads that are waited for still live
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One filling of a group's slot.
+
+    Attributes:
+        after: the filling of the same slot before this one, which must be released before it is overwritten.
+        unwritten: jobs whose pieces are not in the slot.
+        left: jobs that are not done.
+        busy: jobs that a thread is at.
+    """
+
+    group: int
+    after: "Ticket | None"
+    unwritten: int
+    left: int
+    busy: int = 0
+    is_released: bool = False
+    is_cancelled: bool = False
+    fault: BaseException | None = None
+
+    @property
+    def may_write(self) -> bool:
+        """Whether nobody reads the slot any more."""
+        return self.after is None or self.after.is_released
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.left == 0 or self.fault is not None
+
+
+@dataclass
+class Filler:
+    """The threads, and what they are to do.
+
+    Attributes:
+        files: open, by path; jobs read from them.
+        buffer_nbytes: of each thread's buffer; larger jobs share one buffer of `large_nbytes`.
+    """
+
+    files: Mapping[Path, ByteSource]
+    num_threads: int
+    buffer_nbytes: int
+    large_nbytes: int
+    timeline: Timeline
+    _queue: deque[tuple[Ticket, Job]] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _large_lock: threading.Lock = field(default_factory=threading.Lock)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._large = aligned_buffer(self.large_nbytes)
+        for number in range(self.num_threads):
+            name = f"graphcore-fill-{number}"
+            self._threads.append(threading.Thread(target=self._work, args=(number,), name=name, daemon=True))
+            self._threads[-1].start()
+
+    def begin(self, group: int, jobs: Sequence[Job], after: Ticket | None) -> Ticket:
+        """Start filling a group's slot; return at once.
+
+        Args:
+            after: whose release the slot waits for; None if it is free.
+        """
+        if self._is_closed:
+            raise StreamingError("this engine is closed and reads no more weights; load it again")
+        ticket = Ticket(group, after, len(jobs), len(jobs))
+        with self._changed:
+            self._queue.extend((ticket, job) for job in jobs)
+            self._changed.notify_all()
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the slot holds the group's bytes.
+
+        Raises:
+            CheckpointError: a file changed, or cannot be read.
+            StreamingError: a thread has died, or something that no file can be blamed for has failed.
+        """
+        with self._changed:
+            while not ticket.is_over:
+                self._changed.wait(LIVELINESS_SECONDS)
+                dead = [thread.name for thread in self._threads if not thread.is_alive()]
+                if dead and not ticket.is_over:
+                    raise StreamingError(f"thread {dead[0]}, which reads weights, has died; load the model again")
+        if isinstance(ticket.fault, GraphcoreError):
+            raise ticket.fault
+        if ticket.fault is not None:
+            what = f"{type(ticket.fault).__name__}: {ticket.fault}"
+            raise StreamingError(f"weights of group {ticket.group} could not be read: {what}") from ticket.fault
+
+    def release(self, ticket: Ticket) -> None:
+        """Say that nobody reads the ticket's slot any more."""
+        with self._changed:
+            ticket.is_released = True
+            self._changed.notify_all()
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Return when no thread is at these tickets' jobs any more; their slots hold nothing of use."""
+        with self._changed:
+            for ticket in tickets:
+                ticket.is_cancelled = ticket.is_released = True
+            self._queue = deque(item for item in self._queue if not item[0].is_cancelled)
+            self._changed.notify_all()
+            while any(ticket.busy for ticket in tickets) and any(thread.is_alive() for thread in self._threads):
+                self._changed.wait(LIVELINESS_SECONDS)
+
+    def close(self) -> None:
+        """End the threads and return when they have ended; nothing can be begun after."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        buffer = aligned_buffer(self.buffer_nbytes)
+        while (item := self._take()) is not None:
+            ticket, job = item
+            fault: BaseException | None = None
+            try:
+                self._do(ticket, job, buffer, number)
+            except BaseException as error:  # noqa: BLE001  # it belongs to whoever waits for the ticket
+                fault = error
+            self._end(ticket, fault)
+
+    def _take(self) -> tuple[Ticket, Job] | None:
+        """Return the next job, or None when there will be none."""
+        with self._changed:
+            while not self._queue and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            ticket, job = self._queue.popleft()
+            ticket.busy += 1
+            return ticket, job
+
+    def _do(self, ticket: Ticket, job: Job, buffer: Tensor, number: int) -> None:
+        if job.room <= buffer.nbytes:
+            self._fill(ticket, job, buffer, number)
+            return
+        with self._large_lock:
+            self._fill(ticket, job, self._large, number)
+
+    def _fill(self, ticket: Ticket, job: Job, buffer: Tensor, number: int) -> None:
+        began = time.perf_counter()
+        for read in job.reads:
+            self.files[read.file].read_into(buffer[read.at : read.at + read.nbytes], read.offset, read.nbytes)
+        read_at = time.perf_counter()
+        if job.reads:
+            self.timeline.add(Event("copy", ticket.group, began, read_at, job.nbytes, number))
+        if not self._await_slot(ticket):
+            return
+        began = time.perf_counter()
+        for piece, places in job.pieces:
+            parts = [buffer[at : at + span.nbytes] for at, span in zip(places, piece.spans, strict=True)]
+            piece.write(parts, 1)
+        nbytes = 0 if job.reads else job.nbytes
+        self.timeline.add(Event("copy", ticket.group, began, time.perf_counter(), nbytes, number))
+        if self._is_last(ticket):
+            for file in self.files.values():
+                file.check_unchanged()
+
+    def _await_slot(self, ticket: Ticket) -> bool:
+        """Return True when the slot may be written to, False if it never needs to be."""
+        with self._changed:
+            while not ticket.may_write and not ticket.is_cancelled and not self._is_closed:
+                self._changed.wait()
+            ticket.after = None  # or every ticket would keep all before it alive
+            return not ticket.is_cancelled and not self._is_closed
+
+    def _is_last(self, ticket: Ticket) -> bool:
+        """Count a job's pieces as written; return whether they were the last."""
+        with self._changed:
+            ticket.unwritten -= 1
+            return ticket.unwritten == 0
+
+    def _end(self, ticket: Ticket, fault: BaseException | None) -> None:
+        with self._changed:
+            ticket.busy -= 1
+            ticket.left -= 1
+            ticket.fault = ticket.fault or fault
+            self._changed.notify_all()
+
+
+def aligned_buffer(nbytes: int) -> Tensor:
+    """Return page-aligned memory, uint8, for reads past the page cache."""
+    return torch.frombuffer(mmap.mmap(-1, max(nbytes, mmap.PAGESIZE)), dtype=torch.uint8)

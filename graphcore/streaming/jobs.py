@@ -1,0 +1,119 @@
+"""What a thread does in one go: a few long reads into its buffer, and the pieces of weights that are made of them.
+
+file     ... |###piece###|###piece###| ...          pieces that touch are read together
+read        [--------------------------]            widened to multiples of 4096 bytes
+buffer      [--------------------------]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from graphcore.checkpoint.span import Span
+from graphcore.weights.pieces import PIECE_NBYTES, Piece, copy_bytes
+
+ALIGNMENT = 4096  # of reads past the page cache
+GAP = 64 << 10  # bytes nobody wants, that are read along rather than starting another read
+
+
+@dataclass(frozen=True)
+class Read:
+    """An aligned run of a file's bytes, and where in the buffer it goes."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Reads, and what is made of them.
+
+    Attributes:
+        pieces: each with the place of each of its spans in the buffer.
+        nbytes: of weights that it moves.
+        room: bytes of buffer that the reads take.
+    """
+
+    reads: tuple[Read, ...]
+    pieces: tuple[tuple[Piece, tuple[int, ...]], ...]
+    nbytes: int
+    room: int
+
+
+@dataclass(frozen=True)
+class CopyPiece:
+    """Bytes that lie in memory already, on their way to a slot.
+
+    Attributes:
+        source, out: uint8 of one size.
+    """
+
+    weight: str
+    source: Tensor
+    out: Tensor
+    spans: tuple[Span, ...] = ()
+
+    def write(self, _parts: Sequence[Tensor], _threads: int | None) -> None:
+        """Copy the bytes."""
+        copy_bytes(self.source, self.out)
+
+
+def file_jobs(pieces: Sequence[Piece]) -> list[Job]:
+    """Return the jobs that make pieces out of files, in the order of the files' bytes."""
+    single = sorted((piece for piece in pieces if len(piece.spans) == 1), key=lambda piece: piece.spans[0])
+    jobs: list[Job] = []
+    together: list[Piece] = []
+    for piece in single:
+        if together and not _joins(together, piece.spans[0]):
+            jobs.append(_job(together))
+            together = []
+        together.append(piece)
+    if together:
+        jobs.append(_job(together))
+    return jobs + [_job([piece]) for piece in pieces if len(piece.spans) != 1]
+
+
+def copy_jobs(weight: str, source: Tensor, out: Tensor) -> list[Job]:
+    """Return the jobs that copy a group's bytes from memory to its slot, a few megabytes each."""
+    return [
+        Job((), ((CopyPiece(weight, part, place), ()),), part.nbytes, 0)
+        for part, place in zip(source.split(PIECE_NBYTES), out.split(PIECE_NBYTES), strict=True)
+    ]
+
+
+def _joins(together: Sequence[Piece], span: Span) -> bool:
+    """Return whether a span is read along with pieces in the order of their bytes."""
+    first, last = together[0].spans[0], together[-1].spans[0]
+    return span.file == last.file and span.offset - last.end <= GAP and span.end - first.offset <= PIECE_NBYTES
+
+
+def _job(pieces: Sequence[Piece]) -> Job:
+    """Return the job of pieces that one read covers, or of one piece with a read for each of its spans."""
+    spans = [span for piece in pieces for span in piece.spans]
+    covers = [_cover(spans)] if len(pieces) > 1 else [_cover([span]) for span in spans]
+    reads: list[Read] = []
+    room = 0
+    for cover in covers:
+        reads.append(Read(cover.file, cover.offset, cover.nbytes, room))
+        room += cover.nbytes
+    placed = tuple((piece, tuple(_place(span, reads) for span in piece.spans)) for piece in pieces)
+    return Job(tuple(reads), placed, sum(span.nbytes for span in spans), room)
+
+
+def _cover(spans: Sequence[Span]) -> Span:
+    """Return the smallest aligned run around spans of one file."""
+    begin = min(span.offset for span in spans) // ALIGNMENT * ALIGNMENT
+    end = -(-max(span.end for span in spans) // ALIGNMENT) * ALIGNMENT
+    return Span(spans[0].file, begin, end - begin)
+
+
+def _place(span: Span, reads: Sequence[Read]) -> int:
+    """Return where in the buffer a span's first byte comes to lie."""
+    read = next(
+        read for read in reads if read.file == span.file and read.offset <= span.offset < read.offset + read.nbytes
+    )
+    return read.at + span.offset - read.offset

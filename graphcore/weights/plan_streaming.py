@@ -1,0 +1,231 @@
+"""The plan: sizes, wishes and a budget in, what lies where out. Pure functions; nothing is read or allocated.
+
+    budget >= resident groups + slots x the largest streamed group + expert cache + vectors
+              + KV cache + workspace + read buffers
+
+`off` keeps all, `on` keeps no matrix, and `auto` keeps what makes the fewest bytes move for a token: layer groups and
+head first, then experts, then the table, of which a token reads a row only.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from graphcore.errors import PlanError
+from graphcore.weights.arrangement import arrangements
+from graphcore.weights.plan import ADVICE, ExpertPlan, Plan, in_words
+from graphcore.weights.weight_sizes import ExpertSizes, WeightSizes
+
+LEAST_CONTEXT = 512  # tokens that a context is halved down to, where none was asked for
+AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # of free memory: a CPU's is shared with the rest of the system
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the settings ask for.
+
+    Attributes:
+        policy: "off", "on" or "auto".
+        budget: bytes; None leaves it to the free memory.
+        prefetch: groups that are read ahead; None is 1 where that fits, else 0.
+        mode: "async" or "sync".
+        expert_cache: bytes; None is what the budget leaves over.
+        context: tokens of KV cache for each sequence.
+        may_halve_context: nobody asked for that context, so it may be less.
+    """
+
+    policy: str
+    budget: int | None
+    prefetch: int | None
+    mode: str
+    expert_cache: int | None
+    context: int
+    may_halve_context: bool
+
+    @property
+    def prefetches(self) -> tuple[int, ...]:
+        """Numbers of groups to read ahead, the one that is tried first in front."""
+        if self.mode == "sync":
+            return (0,)
+        return (1, 0) if self.prefetch is None else (self.prefetch,)
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Contexts, the one that is tried first in front."""
+        contexts = [self.context]
+        while self.may_halve_context and contexts[-1] // 2 >= LEAST_CONTEXT:
+            contexts.append(contexts[-1] // 2)
+        return tuple(contexts)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the device holds besides weights.
+
+    Attributes:
+        kv_nbytes: keys and values of all layers and sequences, for a context in tokens.
+        workspace_nbytes: activations and scratch of the largest step.
+        buffer_nbytes: of reads on their way to a slot, if anything streams.
+    """
+
+    kv_nbytes: Callable[[int], int]
+    workspace_nbytes: int = 0
+    buffer_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory.
+
+    Attributes:
+        device: its name, "cpu" or "cuda:N".
+        free_nbytes: that can still be taken.
+        physical_nbytes: that it has.
+    """
+
+    device: str
+    free_nbytes: int
+    physical_nbytes: int
+
+
+def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Memory) -> Plan:
+    """Return the best plan within the budget.
+
+    Args:
+        sizes: of the weights.
+
+    Raises:
+        PlanError: no plan keeps to it; the message names the smallest budget that one keeps to.
+    """
+    budget = budget_of(wishes, memory)
+    tries = [(context, prefetch) for context in wishes.contexts for prefetch in wishes.prefetches]
+    tried: list[Plan] = []
+    for context, prefetch in tries:
+        plans = list(_plans(sizes, wishes, costs, memory.device, context, prefetch))
+        fitting = [plan for plan in plans if plan.total_nbytes <= budget]
+        if fitting:
+            grown = _with_more_experts(min(fitting, key=_badness), sizes, wishes, budget)
+            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes, memory)))
+        tried += plans
+    smallest = min(tried, key=lambda plan: plan.total_nbytes)
+    raise PlanError(_refusal(smallest, wishes, budget, memory))
+
+
+def budget_of(wishes: Wishes, memory: Memory) -> int:
+    """Return the bytes that the plan has to keep to: what was asked for, at most what is free.
+
+    Raises:
+        PlanError: more was asked for than the device has.
+    """
+    if wishes.budget is None:
+        # Without streaming nothing grows to fill what is there, so nothing has to be left.
+        share = 1.0 if wishes.policy == "off" else AUTO_SHARE[memory.device.partition(":")[0]]
+        return int(memory.free_nbytes * share)
+    if wishes.budget > memory.physical_nbytes:
+        raise PlanError(
+            f"streaming.memory_budget is {in_words(wishes.budget)}, but {memory.device} has "
+            f"{in_words(memory.physical_nbytes)} in all; ask for less, or leave it at auto"
+        )
+    return min(wishes.budget, memory.free_nbytes)
+
+
+def _plans(
+    sizes: WeightSizes, wishes: Wishes, costs: Costs, device: str, context: int, prefetch: int
+) -> Iterator[Plan]:
+    """Yield every plan of one context and depth of prefetch, with as few experts in their cache as may be."""
+    rest = Plan(
+        group_nbytes=(sizes.embedding, *sizes.groups, 0 if sizes.is_tied else sizes.head),
+        kv_nbytes=costs.kv_nbytes(context),
+        device=device,
+        policy=wishes.policy,
+        mode=wishes.mode,
+        context=context,
+        head_slices=sizes.head_slices,
+        always_nbytes=sizes.always,
+        workspace_nbytes=costs.workspace_nbytes,
+        read_nbytes=sizes.read_nbytes,
+    )
+    for arrangement in arrangements(wishes.policy, sizes):
+        units = arrangement.unit_nbytes(sizes)
+        plan = replace(
+            rest,
+            streamed=arrangement.streamed(sizes),
+            is_embedding_resident=not arrangement.is_embedding_gathered,
+            num_slots=min(prefetch + 1, len(units)),
+            slot_nbytes=max(units, default=0),
+        )
+        yield from _with_experts(plan, sizes.experts, wishes, costs.buffer_nbytes)
+
+
+def _with_experts(plan: Plan, experts: ExpertSizes | None, wishes: Wishes, buffer_nbytes: int) -> Iterator[Plan]:
+    """Yield the plan with what experts add: all of them resident if nothing streams, and the smallest cache."""
+    if experts is None:
+        yield replace(plan, buffer_nbytes=buffer_nbytes if plan.is_streaming else 0)
+        return
+    is_capped = wishes.expert_cache is not None and wishes.expert_cache < experts.total_nbytes
+    if wishes.policy == "off" or (not plan.is_streaming and not is_capped):
+        yield replace(plan, resident_expert_nbytes=experts.total_nbytes)
+    if wishes.policy != "off":
+        num_slots = max(experts.least, (wishes.expert_cache or 0) // experts.slot_nbytes)
+        yield replace(plan, experts=_expert_plan(experts, num_slots), buffer_nbytes=buffer_nbytes)
+
+
+def _badness(plan: Plan) -> tuple[int, bool, bool]:
+    """Return what is to be smallest: bytes for a token, then experts that move, then what the table takes or saves.
+
+    With a cache of experts the table stays out, so that the cache can have its bytes.
+    """
+    has_cache = plan.experts is not None
+    return plan.streamed_nbytes, has_cache, plan.is_embedding_resident == has_cache
+
+
+def _with_more_experts(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
+    """Return the plan with its cache of experts grown into the budget, and with the table if it still fits."""
+    if plan.experts is None or sizes.experts is None:
+        return plan
+    if wishes.expert_cache is None:
+        more = (budget - plan.total_nbytes) // plan.experts.slot_nbytes
+        plan = replace(plan, experts=_expert_plan(sizes.experts, plan.experts.num_slots + more))
+    may_keep_table = wishes.policy == "auto" and not sizes.is_tied
+    if may_keep_table and not plan.is_embedding_resident and plan.total_nbytes + sizes.embedding <= budget:
+        return replace(plan, is_embedding_resident=True)
+    return plan
+
+
+def _expert_plan(experts: ExpertSizes, num_slots: int) -> ExpertPlan:
+    """Return a cache of so many slots, or of one for each expert if those are fewer."""
+    return ExpertPlan(
+        num_slots=min(num_slots, experts.num_experts),
+        slot_nbytes=experts.slot_nbytes,
+        num_experts=experts.num_experts,
+        routed_nbytes=experts.routed * sum(experts.nbytes),
+        is_large_enough=num_slots >= experts.routed * len(experts.nbytes),
+    )
+
+
+def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes, memory: Memory) -> Iterator[str]:
+    if plan.context != wishes.context:
+        yield f"context_length={plan.context}, because {wishes.context} tokens of KV cache do not fit in the budget"
+    if wishes.budget is not None and wishes.budget > memory.free_nbytes:
+        yield (
+            f"streaming.memory_budget is {in_words(wishes.budget)}, but {in_words(memory.free_nbytes)} are free on "
+            f"{memory.device}, which is what the plan keeps to"
+        )
+    if wishes.policy == "auto" and not plan.is_streaming:
+        yield "streaming=auto: everything fits, so nothing streams"
+    if plan.streamed and plan.num_slots == 1 and wishes.prefetch is None and wishes.mode == "async":
+        yield "streaming.prefetch=auto: the budget has room for one slot, so nothing is read ahead"
+    if wishes.expert_cache is not None and sizes.experts is None:
+        yield "streaming.expert_cache has no effect: the model has no experts"
+
+
+def _refusal(smallest: Plan, wishes: Wishes, budget: int, memory: Memory) -> str:
+    """Return why no plan keeps to the budget, and what would."""
+    is_asked = wishes.budget is not None and wishes.budget <= memory.free_nbytes
+    has = f"the budget is {in_words(budget)}" if is_asked else f"{in_words(budget)} are free"
+    context = f"at context_length={smallest.context} "
+    if wishes.policy == "off":
+        return f"{smallest.needs()}, {has}; {ADVICE}; {smallest.total_nbytes} bytes would do {context}".rstrip()
+    return (
+        f"{smallest.needs()} at least, {has}; the smallest streaming.memory_budget that works {context}is "
+        f"{smallest.total_nbytes} bytes; a smaller layer_group_size, prefetch, context_length or batch_size needs less"
+    )
