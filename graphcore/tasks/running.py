@@ -4,6 +4,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
+from graphcore.engine.runner import Runner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
@@ -26,6 +27,20 @@ def load_engine(context: Context) -> Engine:
     for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)
     return engine
+
+
+def own_runner(engine: Engine, task: str) -> Runner:
+    """Return what runs graphcore's own programs.
+
+    Raises:
+        ConfigError: the engine runs a transformers model, which has none.
+    """
+    if not isinstance(engine.runner, Runner):
+        raise ConfigError(
+            f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
+            "task=generate, chat or plan"
+        )
+    return engine.runner
 
 
 def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:
