@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 GENERATION = "generation_config.json"
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 UNBOUNDED_CONTEXT = 1 << 20  # tokens, where positions are no table and no length is said (ALiBi)
 
 
@@ -51,6 +52,16 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys(ends)),
         dtype=values.text("dtype"),
     )
+
+
+def rotates_by_length(config: "PreTrainedConfig") -> bool:
+    """Return whether rotary frequencies depend on how long the longest sequence of a pass is.
+
+    Such a model is only itself if a prompt is run whole, and without longer neighbours.
+    """
+    stated = config.to_dict().get("rope_parameters") or {}
+    kinds = [stated, *stated.values()]
+    return any(isinstance(kind, Mapping) and kind.get("rope_type") in LENGTH_DEPENDENT for kind in kinds)
 
 
 def _size(values: Fields, names: Mapping[str, str], name: str) -> int:

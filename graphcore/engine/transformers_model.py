@@ -5,10 +5,11 @@ source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skelet
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from graphcore.arch.transformers_config import model_config_of
+from graphcore.arch.transformers_config import model_config_of, rotates_by_length
 from graphcore.arch.transformers_fallback import Skeleton, build_skeleton, read_transformers_config
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
@@ -36,6 +37,9 @@ from graphcore.weights.skeleton_groups import (
     skeleton_groups,
 )
 from graphcore.weights.skeleton_names import match_skeleton
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 WITHOUT = "model.fallback=transformers"
 
@@ -107,7 +111,7 @@ def open_transformers(settings: Settings, on_progress: Progress) -> tuple[Transf
     model = TransformersModel(
         checkpoint, model_config_of(config, checkpoint.folder), read_tokenizer(checkpoint, cache_dir)
     )
-    choices = choose(settings, model)
+    choices = choose(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
     loader = Loader(checkpoint, match_skeleton(skeleton, checkpoint))
     group_size = settings.streaming.layer_group_size
@@ -133,7 +137,7 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key}={value} is not possible with {WITHOUT}: {reason}; leave it out")
 
 
-def choose(settings: Settings, model: TransformersModel) -> Choices:
+def choose(settings: Settings, model: TransformersModel, config: "PreTrainedConfig") -> Choices:
     """Return what the settings come to for this model on this machine.
 
     Raises:
@@ -147,16 +151,20 @@ def choose(settings: Settings, model: TransformersModel) -> Choices:
     context = settings.context_length or min(longest, DEFAULT_CONTEXT)
     if context > longest:
         raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
+    notes = [f"{model.config.model_type} runs through transformers' own classes, eager"]
+    runs_whole = rotates_by_length(config)
+    if runs_whole:
+        notes.append("its rotary frequencies depend on a pass's longest row: prompts run whole, and one by one")
     return Choices(
         device=device,
         dtype=dtype,
         kv_dtype=dtype,
         graph="eager",
         context=context,
-        batch_size=settings.batch_size,
-        prefill_chunk=min(settings.prefill_chunk, context),
+        batch_size=1 if runs_whole else settings.batch_size,
+        prefill_chunk=context if runs_whole else min(settings.prefill_chunk, context),
         packing=PackingPolicy(None, "float", STORED),
-        notes=(f"{model.config.model_type} runs through transformers' own classes, eager",),
+        notes=tuple(notes),
     )
 
 
