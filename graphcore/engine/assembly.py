@@ -10,25 +10,18 @@ import torch
 from graphcore.arch.registry import architecture_of
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
-from graphcore.engine.model import Model, Progress
-from graphcore.engine.runner import Runner
+from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, GraphError
-from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.graph.native import obstacle_of
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import allocate_cache, cache_nbytes
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant.choice import STORED
 from graphcore.quant.packing import KernelPacking
-from graphcore.streaming.policy import Resident
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
-from graphcore.weights.plan import Plan, free_nbytes
-from graphcore.weights.residents import load_resident, resident_layout
 
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
 
@@ -167,41 +160,6 @@ def rounds_activations(decoder: Decoder) -> bool:
     )
 
 
-def build_runner(settings: Settings, model: Model, parts: Assembly, on_progress: Progress) -> tuple[Runner, Plan]:
-    """Return a runner with its weights loaded, and the plan that it keeps to.
-
-    Raises:
-        PlanError: it does not fit.
-        CheckpointError: bytes are wrong.
-    """
-    choices, decoder, loader = parts.choices, parts.decoder, parts.loader
-    plan = make_plan(model, choices, loader, decoder)
-    plan.check_fits(free_nbytes(choices.device))
-    compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
-    with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
-        load_resident(loader, decoder, choices.device, on_progress)
-    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
-    compiled: list[str] = []
-
-    def report(name: str) -> None:
-        compiled.append(name)
-        on_progress(f"compile {name}", len(compiled), 0)
-
-    groups = [range(index, index + 1) for index in range(len(model.spec.blocks))]
-    builder = GraphBuilder(
-        decoder,
-        choices.graph,
-        groups,
-        caches,
-        choices.context,
-        choices.device,
-        report,
-        compiled_dir,
-        choices.packing.library,
-    )
-    return Runner(builder, Resident(), choices.batch_size, choices.prefill_chunk), plan
-
-
 def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None = None) -> tuple[Decoder, Loader]:
     """Return the model's decoder on the meta device and the loader that knows its weights; no weight is read.
 
@@ -224,15 +182,6 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
         decoder.use_kernels(packing.library)
         WeightPacker(sources, model.checkpoint, packing).pack(decoder)
     return decoder, Loader(model.checkpoint, sources)
-
-
-def make_plan(model: Model, choices: Choices, loader: Loader, decoder: Decoder) -> Plan:
-    """Return the bytes that weights and caches will take."""
-    return Plan(
-        group_nbytes=[resident_layout(loader, prefix, module).nbytes for prefix, module in decoder.groups()],
-        kv_nbytes=cache_nbytes(model.spec, choices.batch_size, choices.context, choices.kv_dtype),
-        device=str(choices.device),
-    )
 
 
 def compile_cache_dir(cache_dir: Path, device: torch.device) -> Path:

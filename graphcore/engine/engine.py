@@ -16,10 +16,12 @@ from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import return_freed_memory
-from graphcore.engine.assembly import Assembly, build_runner, prepare
+from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.building import Running, build_running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.model import Model, Progress, open_model
+from graphcore.engine.planning import plan_run
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
@@ -51,7 +53,7 @@ class Engine:
         settings: Settings,
         model: Model | TransformersModel,
         parts: Assembly | TransformersParts,
-        runner: TokenRunner,
+        running: Running,
         plan: Plan,
     ) -> None:
         self.settings = settings
@@ -59,7 +61,8 @@ class Engine:
         self.loader = parts.loader
         self.plan = plan
         self._model = model
-        self._runner: TokenRunner | None = runner
+        self._runner: TokenRunner | None = running.runner
+        self._stream = running.stream
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
     @classmethod
@@ -102,11 +105,12 @@ class Engine:
         model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
         parts = prepare(settings, model)
         with torch.inference_mode():
-            runner, plan = build_runner(settings, model, parts, report)
+            parts, plan, tier = plan_run(settings, model, parts)
+            running = build_running(settings, model, parts, plan, tier, report)
         if isinstance(model.checkpoint, GGUFCheckpoint):
             model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
         return_freed_memory()
-        return cls(settings, model, parts, runner, plan)
+        return cls(settings, model, parts, running, plan)
 
     @property
     def config(self) -> ModelConfig:
@@ -168,6 +172,7 @@ class Engine:
         """Give weights and caches back; the engine cannot be used any more."""
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
+            self._stream.close()
         self._runner = None
 
     def __enter__(self) -> Self:

@@ -122,7 +122,7 @@ def pieces_of(
     info = loader.checkpoint.tensors[source.name]
     first = first_row(loader, source, info, packing)
     if first is None:
-        assert rows is None, f"{weight} cannot be cut into rows, as is known before it is planned to be"
+        assert rows is None, f"{weight} has no rows of its own in the file"
         return [TensorPiece(weight, loader.checkpoint.spans(source.name), loader, packing, out)]
     (span,) = loader.checkpoint.spans(source.name)
     row_nbytes = span.nbytes // info.shape[0]
@@ -164,6 +164,17 @@ def first_row(loader: Loader, source: TensorSource, info: TensorInfo, packing: P
         case (PickRows(start=start, step=1, axis=0),):
             return start
     return None
+
+
+def row_span(loader: Loader, weight: str, row: int) -> Span:
+    """Return where the stored bytes of a weight's row are; the weight is made row by row."""
+    source = loader.sources[weight]
+    info = loader.checkpoint.tensors[source.name]
+    first = first_row(loader, source, info, None)
+    assert first is not None, f"{weight} has no rows of its own in the file"
+    (span,) = loader.checkpoint.spans(source.name)
+    row_nbytes = span.nbytes // info.shape[0]
+    return Span(span.file, span.offset + (first + row) * row_nbytes, row_nbytes)
 
 
 def _num_rows(source: TensorSource, info: TensorInfo) -> int:

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from graphcore.nn.decoder import Decoder
+from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.weights.groups import split_layers
 from graphcore.weights.layout import aligned
-from graphcore.weights.packed_weights import packing_of
-
-SLICE_ROWS = 64  # rows of a slice of the head are a multiple: whole runs of every packing
 
 
 @dataclass(frozen=True)
@@ -95,58 +93,37 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSi
         is_tied: the head reads the embedding's bytes.
         layer_group_size: layers that move together; the last group may have fewer.
     """
-    layers = [matrix_nbytes(layer) for layer in decoder.layers]
+    layers = [movable_nbytes(layer) for layer in decoder.layers]
+    parts = [decoder.head.part(rows).lm_head.weight for rows in decoder.head_rows()]
     embedding = aligned(decoder.embed_tokens.weight.nbytes)
-    head = embedding if is_tied else matrix_nbytes(decoder.head)
-    vectors = sum(
-        aligned(tensor.nbytes)
-        for _, group in decoder.groups()
-        for name, tensor in group.named_buffers()
-        if not is_matrix(group, name, tensor)
-    )
     return WeightSizes(
         embedding=embedding,
-        head=head,
-        head_slices=head_slices(decoder.head.lm_head.weight.nbytes, decoder.spec.vocab, max(layers)),
+        head=embedding if is_tied else aligned(decoder.head.lm_head.weight.nbytes),
+        head_slices=tuple(aligned(part.nbytes) for part in parts),
         is_tied=is_tied,
-        groups=tuple(
-            sum(layers[begin : begin + layer_group_size]) for begin in range(0, len(layers), layer_group_size)
-        ),
-        always=vectors,
+        groups=tuple(sum(layers[group.start : group.stop]) for group in split_layers(len(layers), layer_group_size)),
+        always=sum(_vectors(decoder)),
         experts=_expert_sizes(decoder),
     )
 
 
-def matrix_nbytes(module: nn.Module) -> int:
-    """Return the bytes of a layer's or the head's matrices, experts left out."""
-    return sum(
-        aligned(tensor.nbytes)
-        for name, tensor in module.named_buffers()
-        if is_matrix(module, name, tensor) and not _is_of_experts(module, name)
-    )
+def movable_nbytes(layer: nn.Module) -> int:
+    """Return the bytes of a layer's matrices, experts left out, as they lie in a slot."""
+    return sum(aligned(tensor.nbytes) for name, tensor in layer.named_buffers() if is_movable(name, tensor))
 
 
-def is_matrix(group: nn.Module, name: str, tensor: Tensor) -> bool:
-    """Return whether the buffer `name` of a group is one of the weights that may stream: a projection or the table."""
-    is_weight = name.rpartition(".")[2] == "weight"
-    return packing_of(group, name) is not None or (is_weight and tensor.dim() >= 2)
+def _vectors(decoder: Decoder) -> Iterator[int]:
+    """Yield the bytes of every weight that never moves."""
+    for _, group in decoder.groups():
+        for name, tensor in group.named_buffers():
+            is_table = name in ("weight", "lm_head.weight")  # of the embedding and of the head
+            if not is_table and not is_movable(name, tensor) and not _is_experts_weight(group, name):
+                yield aligned(tensor.nbytes)
 
 
-def head_slices(nbytes: int, rows: int, most_nbytes: int) -> tuple[int, ...]:
-    """Return the bytes of the row slices that a head is computed in, resident or not.
-
-    Args:
-        nbytes: of the whole matrix.
-        rows: of it: the vocabulary.
-        most_nbytes: that a slice may have: a layer's; it has SLICE_ROWS rows at least.
-    """
-    row_nbytes = nbytes / rows
-    step = max(int(most_nbytes / row_nbytes) // SLICE_ROWS, 1) * SLICE_ROWS
-    return tuple(aligned(int(row_nbytes * min(step, rows - begin))) for begin in range(0, rows, step))
-
-
-def _is_of_experts(module: nn.Module, name: str) -> bool:
-    return isinstance(module.get_submodule(name.rpartition(".")[0]), ExpertLinear)
+def _is_experts_weight(module: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf == "weight" and isinstance(module.get_submodule(owner), ExpertLinear)
 
 
 def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:

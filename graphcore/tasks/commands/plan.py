@@ -8,8 +8,9 @@ import torch
 from omegaconf import MISSING
 
 from graphcore.device import find_cpp_compiler, resolve_device
-from graphcore.engine.assembly import Choices, choose_graph, make_plan, prepare
+from graphcore.engine.assembly import Choices, choose_graph, prepare
 from graphcore.engine.model import Model, open_model
+from graphcore.engine.planning import plan_run
 from graphcore.errors import PlanError
 from graphcore.tasks.running import group_note, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
@@ -29,11 +30,10 @@ def run(context: Context, _task: PlanSettings) -> Record:
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
     choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
-    parts = prepare(settings, model)
-    choices, decoder, loader = parts.choices, parts.decoder, parts.loader
+    parts, plan, _ = plan_run(settings, model, prepare(settings, model))
+    choices, decoder = parts.choices, parts.decoder
     for note in (*choices.notes, *group_note(settings, model.config.model_type)):
         console.note(note)
-    plan = make_plan(model, choices, loader, decoder)
     names = [prefix.rstrip(".") or "head" for prefix, _ in decoder.groups()]
     free = free_nbytes(choices.device)
     console.table(

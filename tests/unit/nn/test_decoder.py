@@ -7,7 +7,7 @@ import torch
 from plain_attention import fill
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder, Embedding, equal_parts
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, ModelSpec, NormSpec, RopeSpec
@@ -97,3 +97,31 @@ def test_layers_without_rotation_read_no_table() -> None:
     decoder = Decoder(replace(SPEC, blocks=(block_of(None), block_of(None))), torch.float32)
     assert decoder.rope_tables(10, torch.device("cpu")) == ()
     assert decoder.rope_index() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "sizes"),
+    [
+        (1000, 2000, [1000]),
+        (128256, 29000, [21376] * 6),  # five parts of a multiple of sixteen rows do not come out even, six do
+        (151936, 40000, [37984] * 4),
+        (50257, 12000, [12000] * 4 + [2257]),  # 29 x 1733: no even parts
+        (100, 1, [16] * 6 + [4]),  # a layer smaller than sixteen rows
+    ],
+)
+def test_parts_of_the_head_cover_its_rows_in_sixteens_and_are_equal_where_that_takes_few_more(
+    rows: int, most: int, sizes: list[int]
+) -> None:
+    parts = equal_parts(rows, most)
+    assert [len(part) for part in parts] == sizes
+    assert [row for part in parts for row in part] == list(range(rows))
+    assert all(part.start % 16 == 0 for part in parts)
+
+
+def test_a_part_of_the_head_gives_those_columns_of_the_logits() -> None:
+    head = Decoder(SPEC, torch.float32).head
+    fill(head)
+    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(0))
+    part = head.part(range(16, 32))
+    assert (part(x) - head(x)[:, 16:32]).abs().max() < 1e-6
+    assert part.lm_head.weight.data_ptr() == head.lm_head.weight[16:].data_ptr()

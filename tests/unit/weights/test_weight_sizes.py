@@ -8,7 +8,7 @@ from graphcore.checkpoint.config import parse_model_config
 from graphcore.config.compose import compose_settings
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.layout import layout_of
-from graphcore.weights.weight_sizes import ExpertSizes, WeightSizes, head_slices, sizes_of
+from graphcore.weights.weight_sizes import ExpertSizes, WeightSizes, sizes_of
 
 
 def decoder_of(model: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
@@ -66,21 +66,6 @@ def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
     assert sizes.groups == (attention,) * 24
     assert sizes.total_nbytes == pytest.approx(2 * 20.9e9, rel=0.01)
     assert sizes.read_nbytes == sum(sizes.groups) + sizes.head + sizes.always + 24 * 4 * 2 * 3 * 2880 * 2880
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "rows", "most", "slices"),
-    [
-        (256 * 1000, 1000, 256 * 640, [640, 360]),
-        (256 * 1000, 1000, 256 * 639, [576, 424]),  # 576 is the next multiple of 64 rows
-        (256 * 1000, 1000, 256 * 2000, [1000]),
-        (256 * 100, 100, 1, [64, 36]),  # a layer smaller than 64 rows
-    ],
-)
-def test_slices_of_the_head_are_whole_runs_of_rows_within_a_layer(
-    nbytes: int, rows: int, most: int, slices: list[int]
-) -> None:
-    assert head_slices(nbytes, rows, most) == tuple(256 * count for count in slices)
 
 
 def test_a_tied_head_counts_once() -> None:

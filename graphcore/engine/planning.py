@@ -1,0 +1,152 @@
+"""The plan of a run: what its settings and its model's sizes come to within the budget."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphcore.checkpoint.page_cache import cached_share
+from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.settings import Settings
+from graphcore.engine.assembly import Assembly
+from graphcore.engine.model import Model
+from graphcore.engine.weight_stream import BUFFER_NBYTES, THREADS
+from graphcore.errors import ConfigError, PlanError
+from graphcore.nn.kv_cache import cache_nbytes
+from graphcore.quant.choice import STORED
+from graphcore.weights.matching import EMBEDDING
+from graphcore.weights.pieces import PIECE_NBYTES, first_row
+from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
+from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
+from graphcore.weights.weight_sizes import sizes_of
+from graphcore.weights.workspace import workspace_nbytes
+
+CPU = torch.device("cpu")
+CACHED = 0.9  # share of the weights' pages that are in RAM, from which on they are read through the page cache
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where streamed weights wait.
+
+    Attributes:
+        kind: "disk", the checkpoint's files; or "host", a store in RAM.
+        is_direct: files are read past the page cache.
+        note: what is worth saying about it.
+    """
+
+    kind: str
+    is_direct: bool = False
+    note: str = ""
+
+
+def plan_run(settings: Settings, model: Model, parts: Assembly) -> tuple[Assembly, Plan, Tier]:
+    """Return the plan, where streamed weights wait, and the parts as the plan has changed them (a smaller context).
+
+    Raises:
+        PlanError: it does not fit, on the device or in RAM; the message has the smallest budget that works.
+        ConfigError: the weights cannot wait where they were asked to.
+    """
+    choices, streaming = parts.choices, settings.streaming
+    tier = choose_tier(settings, parts)
+    context = choices.context
+    plan = plan_streaming(
+        sizes_of(parts.decoder, parts.loader.is_tied, streaming.layer_group_size),
+        Wishes(
+            policy=streaming.policy,
+            budget=parse_nbytes("streaming.memory_budget", streaming.memory_budget),
+            prefetch=None if streaming.prefetch == "auto" else streaming.prefetch,
+            mode=streaming.mode,
+            expert_cache=parse_nbytes("streaming.expert_cache", streaming.expert_cache),
+            context=context,
+            may_halve_context=settings.context_length is None and streaming.policy != "off",
+        ),
+        Costs(
+            kv_nbytes=lambda tokens: cache_nbytes(model.spec, choices.batch_size, tokens, choices.kv_dtype),
+            workspace_nbytes=workspace_nbytes(model.spec, choices.batch_size, choices.prefill_chunk, choices.dtype)
+            if streaming.policy != "off"
+            else 0,
+            buffer_nbytes=buffer_nbytes(parts, tier),
+        ),
+        Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
+    )
+    if tier.kind == "host" and plan.is_streaming:
+        check_host(settings, parts, plan)
+    notes = (*choices.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
+    chunk = min(choices.prefill_chunk, plan.context or context)
+    changed = replace(choices, context=plan.context or context, prefill_chunk=chunk, notes=notes)
+    return replace(parts, choices=changed), plan, tier
+
+
+def choose_tier(settings: Settings, parts: Assembly) -> Tier:
+    """Return where streamed weights will wait.
+
+    Raises:
+        ConfigError: they were to be read from files that do not hold them as they are run.
+    """
+    if settings.streaming.policy == "off":
+        return Tier("disk")
+    asked, obstacle = settings.streaming.source, disk_obstacle(settings, parts)
+    if obstacle and asked == "disk":
+        raise ConfigError(f"streaming.source=disk is not possible: {obstacle}; use streaming.source=host")
+    if obstacle or asked == "host" or (asked == "auto" and parts.choices.device.type == "cuda"):
+        return Tier("host", note=f"streamed weights wait in RAM: {obstacle}" if obstacle else "")
+    checkpoint = parts.loader.checkpoint
+    share = cached_share(span for one in parts.loader.sources.values() for span in checkpoint.spans(one.name))
+    if share >= CACHED:
+        note = f"{share:.0%} of the weights are in the page cache: streaming reads them from there"
+        return Tier("disk", is_direct=False, note=note)
+    return Tier("disk", is_direct=True)
+
+
+def disk_obstacle(settings: Settings, parts: Assembly) -> str:
+    """Return why weights cannot stream from the checkpoint's files; empty if they can."""
+    loader = parts.loader
+    if settings.quant.format != STORED:
+        return f"quant={settings.quant.format} packs them at load, and the files do not hold that"
+    if any(not loader.checkpoint.spans(source.name) for source in loader.sources.values()):
+        return f"{loader.checkpoint.source} has no files"
+    source = loader.sources[EMBEDDING]
+    embedding = parts.decoder.embed_tokens
+    if first_row(loader, source, loader.checkpoint.tensors[source.name], embedding.packing) is None:
+        return f"the rows of tensor '{source.name}' cannot be read one by one"
+    return ""
+
+
+def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
+    """Return the bytes that reads land in on their way to a slot, and what is made of them there."""
+    if tier.kind == "host":
+        return 0
+    loader = parts.loader
+    whole = [
+        sum(span.nbytes for span in loader.checkpoint.spans(source.name))
+        for name, source in loader.sources.items()
+        if first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None and name.startswith("layers")
+    ]
+    largest = max((nbytes for nbytes in whole if nbytes > BUFFER_NBYTES), default=0)
+    return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * largest
+
+
+def check_host(settings: Settings, parts: Assembly, plan: Plan) -> None:
+    """Return if the weights that wait in RAM fit there.
+
+    Raises:
+        PlanError: they do not; the message has what they need.
+    """
+    budget = parse_nbytes("streaming.host_memory_budget", settings.streaming.host_memory_budget)
+    cpu = parts.choices.device.type == "cpu"
+    free = free_nbytes(parts.choices.device) - plan.total_nbytes if cpu else free_nbytes(CPU)
+    needed = host_nbytes(plan)
+    most = free if budget is None else min(budget, free)
+    if needed > most:
+        has = f"streaming.host_memory_budget is {in_words(budget)}" if budget is not None and budget < free else ""
+        raise PlanError(
+            f"streaming.source=host needs {in_words(needed)} of RAM for the weights that wait there, "
+            f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; keep more on the device with "
+            "streaming=auto, or use streaming.source=disk"
+        )
+
+
+def host_nbytes(plan: Plan) -> int:
+    """Return the bytes of weights that wait in RAM."""
+    table = 0 if plan.is_embedding_resident or (plan.group_nbytes[-1] == 0 and plan.streamed) else plan.group_nbytes[0]
+    return plan.streamed_nbytes + table

@@ -1,0 +1,165 @@
+"""What moves a model's weights while it runs: files, threads, slots, and the policy that the runner asks.
+
+plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.checkpoint.streamed_file import StreamedFile
+from graphcore.nn.decoder import Decoder, Head
+from graphcore.streaming.embedding_rows import FileRows, HostRows
+from graphcore.streaming.filler import Filler
+from graphcore.streaming.host_store import HostStore
+from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.policy import Policy, Resident
+from graphcore.streaming.streamed import Streamed
+from graphcore.streaming.timeline import Timeline
+from graphcore.weights.groups import Group, movable_groups
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
+from graphcore.weights.plan import Plan
+from graphcore.weights.slots import Slot, bind
+
+THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
+BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What of a decoder moves, decided before anything is allocated.
+
+    Attributes:
+        groups: that stream through slots.
+        heads: the head in its parts, if they stream.
+        is_gathered: the embedding's rows are fetched one by one.
+    """
+
+    plan: Plan
+    groups: Sequence[Group] = ()
+    heads: Sequence[Head] = ()
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the embedding's table is not on the device."""
+        return not self.plan.is_embedding_resident
+
+    @property
+    def moved(self) -> frozenset[str]:
+        """Names of the weights that have no place of their own."""
+        names = {place.name for group in self.groups for place in group.places}
+        return frozenset(names | ({EMBEDDING} if self.is_gathered else set()))
+
+
+def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> Movement:
+    """Return what the plan has move; the decoder is on the meta device."""
+    parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
+    groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
+    return Movement(plan, groups, () if plan.is_head_resident else parts)
+
+
+@dataclass
+class WeightStream:
+    """Everything that is open while weights move; `policy` is what programs run under."""
+
+    policy: Policy
+    timeline: Timeline
+    filler: Filler | None = None
+    files: dict[Path, ByteSource] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        if self.filler is not None:
+            self.filler.close()
+        for source in self.files.values():
+            source.close()
+
+
+def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Path, ByteSource]:
+    """Return the files that hold weights, open.
+
+    Raises:
+        CheckpointError: a file is not what it was, or cannot be read.
+    """
+    checkpoint = loader.checkpoint
+    paths = {span.file for name in weights for span in checkpoint.spans(loader.sources[name].name)}
+    return {path: StreamedFile.open(path, checkpoint.files[path], direct) for path in sorted(paths)}
+
+
+def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> list[dict[str, Tensor]]:
+    """Allocate the slots and bind each group's modules to its own, once.
+
+    Returns:
+        For each group the views of its slot, by place in order, and under "" the slot's bytes.
+    """
+    memory = Slot.allocate(plan.slots_nbytes, device)
+    bound = []
+    for number, group in enumerate(groups):
+        start = number % plan.num_slots * plan.slot_nbytes
+        slot = Slot(memory.raw[start : start + group.layout.nbytes])
+        views = slot.views(group.layout)
+        for place in group.places:
+            bind(place.module, place.leaf, views[place.name])
+        bound.append({"": slot.raw, **views})
+    return bound
+
+
+def open_stream(
+    loader: Loader, decoder: Decoder, movement: Movement, store: HostStore | None, direct: bool, device: torch.device
+) -> WeightStream:
+    """Return what moves the weights, its slots bound; nothing has been read yet.
+
+    Args:
+        store: where they wait in RAM; None reads the checkpoint's files.
+        direct: read past the page cache.
+
+    Raises:
+        CheckpointError: a file is not what it was, or cannot be read.
+    """
+    plan, timeline = movement.plan, Timeline()
+    files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
+    if movement.is_gathered:
+        decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
+    if not movement.groups:
+        return WeightStream(Resident(), timeline, None, files)
+    jobs: dict[int, list[Job]] = {}
+    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
+        if store is not None:
+            source = store.groups[group.index]
+            jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
+            continue
+        pieces = [
+            piece
+            for place in group.places
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+        ]
+        jobs[group.index] = file_jobs(pieces)
+    room = max((job.room for each in jobs.values() for job in each), default=0)
+    large = room if room > BUFFER_NBYTES else 0
+    filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
+    policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
+    return WeightStream(policy, timeline, filler, files)
+
+
+def _part_of(rows: range | None, loader: Loader) -> range | None:
+    """Return rows of the head that are not all of them."""
+    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
+    return None if rows is None or len(rows) == vocab else rows
+
+
+def _rows(
+    loader: Loader, decoder: Decoder, store: HostStore | None, files: dict[Path, ByteSource], device: torch.device
+) -> FileRows | HostRows:
+    """Return what fetches the embedding's rows."""
+    embedding = decoder.embed_tokens
+    if store is not None:
+        table = store.tables[HEAD if loader.is_tied and HEAD in store.tables else EMBEDDING]
+        return HostRows(table, embedding.packing, device)
+    dtype = torch.float32 if embedding.packing is not None else embedding.weight.dtype
+    return FileRows(loader, EMBEDDING, files, decoder.spec.dim, dtype, device)
