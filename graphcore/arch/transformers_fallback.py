@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.arch.skeleton_buffers import materialise_buffers
+from graphcore.arch.skeleton_ends import SlicedHead, TableEmbedding, replace_module, table_name
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import ConfigError, UnsupportedError
 
@@ -35,6 +36,7 @@ class Skeleton:
     Attributes:
         layers: name of the list of layers, such as "model.layers".
         num_layers: how many it holds.
+        table: name of the module that token ids go to, such as "model.embed_tokens".
         head: name of the module that makes logits, such as "lm_head".
         aliases: name of a weight to the names that the model ties it to; any of them may be the one that is stored.
         attention: the attention implementation that runs.
@@ -43,6 +45,7 @@ class Skeleton:
     model: "PreTrainedModel"
     layers: str
     num_layers: int
+    table: str
     head: str
     aliases: Mapping[str, tuple[str, ...]]
     attention: str
@@ -52,21 +55,31 @@ class Skeleton:
         weights: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         return weights
 
-    def group_names(self, layer_group_size: int) -> list[list[str]]:
-        """Return the names of each group's weights: what is outside the layers, the layer groups, the head."""
-        num_groups = -(-self.num_layers // layer_group_size)
-        groups: list[list[str]] = [[] for _ in range(num_groups + 2)]
-        for name in self.weights():
-            if name.startswith(f"{self.layers}."):
-                index = int(name.removeprefix(f"{self.layers}.").partition(".")[0])
-                groups[1 + index // layer_group_size].append(name)
-            else:
-                groups[-1 if name.startswith(f"{self.head}.") else 0].append(name)
-        return groups
-
     def layer_modules(self) -> list[nn.Module]:
         """Return the layers, in order of use."""
         return list(self.model.get_submodule(self.layers).children())
+
+    @property
+    def table_weight(self) -> str:
+        """Name of the embedding's table."""
+        return f"{self.table}.weight"
+
+    @property
+    def head_weight(self) -> str:
+        """Name of the head's matrix."""
+        return f"{self.head}.weight"
+
+    @property
+    def table_module(self) -> TableEmbedding | None:
+        """The embedding, if its rows can be fetched one by one."""
+        module = self.model.get_submodule(self.table)
+        return module if isinstance(module, TableEmbedding) else None
+
+    @property
+    def sliced_head(self) -> SlicedHead | None:
+        """The head, if it is computed slice by slice."""
+        module = self.model.get_submodule(self.head)
+        return module if isinstance(module, SlicedHead) else None
 
 
 def read_transformers_config(folder: Path) -> "PreTrainedConfig":
@@ -116,7 +129,8 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
     aliases = untie(model)
     materialise_buffers(model, source)
     layers = find_layers(model, config.num_hidden_layers, source)
-    return Skeleton(model, layers, config.num_hidden_layers, _head_name(model, source), aliases, used)
+    head = _slice_head(model, layers, source)
+    return Skeleton(model, layers, config.num_hidden_layers, table_name(model), head, aliases, used)
 
 
 def _on_meta(
@@ -196,12 +210,21 @@ def find_layers(model: nn.Module, num_layers: int, source: str) -> str:
     return str(fitting[0])
 
 
-def _head_name(model: "PreTrainedModel", source: str) -> str:
+def _slice_head(model: "PreTrainedModel", layers: str, source: str) -> str:
+    """Return the name of the head, replaced by one in slices of at most a layer's bytes if it is a plain Linear."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # as transformers leaves it
     names = [str(name) for name, module in model.named_modules() if module is head and head is not None]
     if not names:
         raise UnsupportedError(f"{source}: {type(model).__name__} does not say which module makes its logits")
+    if type(head) is nn.Linear:
+        most = max(matrices_nbytes(layer) for layer in model.get_submodule(layers).children())
+        replace_module(model, names[0], SlicedHead(head, most))
     return names[0]
+
+
+def matrices_nbytes(layer: nn.Module) -> int:
+    """Return the bytes of a layer's weights that are no vectors."""
+    return sum(weight.nbytes for weight in layer.state_dict(keep_vars=True).values() if weight.dim() > 1)
 
 
 def one_line(error: BaseException) -> str:

@@ -26,18 +26,19 @@ class LayerBrackets:
 
     Attributes:
         layer_groups: the layers of each group, in order of use.
-        policy: told of groups 0 (all the pass), 1 .. G (layers) and G + 1 (head).
+        heads: the head, or its slices, in order of use.
+        policy: told of groups 0 (all the pass), 1 .. G (layers) and G + 1 ... (heads).
         entered: groups of the pass that is under way or has ended.
     """
 
     model: nn.Module
     layer_groups: Sequence[Sequence[nn.Module]]
-    head: nn.Module
+    heads: Sequence[nn.Module]
     policy: Policy
     entered: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        groups = [[self.model], *self.layer_groups, [self.head]]
+        groups = [[self.model], *self.layer_groups, *([head] for head in self.heads)]
         for index, modules in enumerate(groups):
             modules[0].register_forward_pre_hook(self._enter(index))
             modules[-1].register_forward_hook(self._leave(index))
@@ -63,7 +64,7 @@ class LayerBrackets:
         Raises:
             UnsupportedError: it did not.
         """
-        expected = list(range(len(self.layer_groups) + 2))
+        expected = list(range(1 + len(self.layer_groups) + len(self.heads)))
         if self.entered != expected:
             raise UnsupportedError(
                 f"{type(self.model).__name__} went through its layer groups as {self.entered} instead of {expected}; "

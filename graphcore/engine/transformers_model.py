@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphcore.arch.transformers_config import model_config_of, rotates_by_length
-from graphcore.arch.transformers_fallback import Skeleton, build_skeleton, read_transformers_config
+from graphcore.arch.transformers_fallback import build_skeleton, read_transformers_config
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
@@ -20,23 +20,21 @@ from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device, resolve_dtype, return_freed_memory
 from graphcore.engine.assembly import DEFAULT_CONTEXT, Choices
+from graphcore.engine.building import Running
 from graphcore.engine.model import Progress, read_tokenizer, stored_dtype
+from graphcore.engine.planning import Tier
+from graphcore.engine.transformers_planning import plan_transformers
 from graphcore.engine.transformers_runner import TransformersRunner
+from graphcore.engine.transformers_stream import moved_names, open_transformers_stream
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.quant.choice import STORED
-from graphcore.streaming.policy import Policy, Resident
 from graphcore.tokenizer.tokenizer import Tokenizer
-from graphcore.weights.groups import Group, split_layers
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.plan import Plan, free_nbytes
-from graphcore.weights.skeleton_groups import (
-    check_bound,
-    load_resident_skeleton,
-    resident_skeleton_layout,
-    skeleton_groups,
-)
+from graphcore.weights.plan import Plan
+from graphcore.weights.skeleton_groups import SkeletonWeights
 from graphcore.weights.skeleton_names import match_skeleton
+from graphcore.weights.skeleton_residents import load_resident_skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -63,41 +61,42 @@ class TransformersParts:
     """What will run, before anything is allocated or read.
 
     Attributes:
-        groups: of weights that can move.
-        layer_groups: layers of each group.
+        loader: of the weights.
+        weights: sorted by how they can move.
     """
 
     choices: Choices
-    skeleton: Skeleton
     loader: Loader
-    groups: list[Group]
-    layer_groups: list[range]
+    weights: SkeletonWeights
 
 
 def load_transformers(
     settings: Settings, on_progress: Progress
-) -> tuple[TransformersModel, TransformersParts, TransformersRunner, Plan]:
-    """Return a model whose weights are resident, its parts, its runner and the plan that it keeps to.
+) -> tuple[TransformersModel, TransformersParts, Running, Plan]:
+    """Return a model, its parts, what runs it and the plan that it keeps to; weights that stay are loaded.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
     """
-    model, parts = open_transformers(settings, on_progress)
-    plan = make_plan(model, parts)
-    plan.check_fits(free_nbytes(parts.choices.device))
-    load_resident_skeleton(parts.skeleton, parts.loader, parts.choices.device, on_progress)
-    runner = build_transformers_runner(model, parts, Resident())
+    model, parts, plan, tier = open_transformers(settings, on_progress)
+    device = parts.choices.device
+    load_resident_skeleton(parts.weights, device, on_progress, moved_names(parts.weights, plan))
+    stream = open_transformers_stream(parts.weights, plan, tier, device)
+    runner = TransformersRunner(parts.weights, stream.policy, parts.choices, model.config.max_position_embeddings)
     return_freed_memory()
-    return model, parts, runner, plan
+    return model, parts, Running(runner, stream), plan
 
 
-def open_transformers(settings: Settings, on_progress: Progress) -> tuple[TransformersModel, TransformersParts]:
-    """Return the model that the settings name, fetched if need be, and what will run; no weight is read.
+def open_transformers(
+    settings: Settings, on_progress: Progress
+) -> tuple[TransformersModel, TransformersParts, Plan, Tier]:
+    """Return the model that the settings name, fetched if need be, what will run, and the plan; no weight is read.
 
     Raises:
         ConfigError: a setting has no effect here, or the model or machine cannot do what was asked.
         CheckpointError: there is no checkpoint, it is damaged, or names or shapes are wrong.
         UnsupportedError: transformers has no such model, or it is not built as this needs it.
+        PlanError: it does not fit.
     """
     check_settings(settings)
     cache_dir = Path(settings.cache_dir).expanduser()
@@ -114,9 +113,9 @@ def open_transformers(settings: Settings, on_progress: Progress) -> tuple[Transf
     choices = choose(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
     loader = Loader(checkpoint, match_skeleton(skeleton, checkpoint))
-    group_size = settings.streaming.layer_group_size
-    groups = skeleton_groups(skeleton, loader, group_size)
-    return model, TransformersParts(choices, skeleton, loader, groups, split_layers(skeleton.num_layers, group_size))
+    weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
+    choices, plan, tier = plan_transformers(settings, model.config, choices, weights, skeleton.attention)
+    return model, TransformersParts(choices, loader, weights), plan, tier
 
 
 def check_settings(settings: Settings) -> None:
@@ -178,39 +177,3 @@ def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError(
             f"model.attention=flash_attention_2 computes in 16 bits, and dtype={names[dtype]}; use dtype=bf16 or sdpa"
         )
-
-
-def make_plan(model: TransformersModel, parts: TransformersParts) -> Plan:
-    """Return the bytes that weights and caches will take; the caches', which grow, are counted at the full context."""
-    config, choices = model.config, parts.choices
-    moved = [group.layout.nbytes for group in parts.groups]
-    names = {place.name for group in parts.groups for place in group.places}
-    heads = config.num_key_value_heads * config.computed_head_dim
-    return Plan(
-        group_nbytes=[resident_skeleton_layout(parts.skeleton, parts.loader, names).nbytes, *moved],
-        kv_nbytes=2 * config.num_hidden_layers * heads * choices.context * choices.batch_size * choices.dtype.itemsize,
-        device=str(choices.device),
-    )
-
-
-def build_transformers_runner(model: TransformersModel, parts: TransformersParts, policy: Policy) -> TransformersRunner:
-    """Return the runner of a skeleton whose weights are bound.
-
-    Args:
-        policy: that its groups are acquired from.
-
-    Raises:
-        ResidencyError: a weight is bound to nothing.
-    """
-    check_bound(parts.skeleton.model)
-    choices = parts.choices
-    return TransformersRunner(
-        parts.skeleton,
-        parts.layer_groups,
-        policy,
-        choices.device,
-        choices.batch_size,
-        choices.prefill_chunk,
-        choices.context,
-        model.config.max_position_embeddings,
-    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.arch.transformers_fallback import Skeleton
+from graphcore.engine.assembly import Choices
 from graphcore.engine.cached_model import CachedModel
 from graphcore.engine.layer_brackets import LayerBrackets
 from graphcore.engine.token_runner import TokenRunner
@@ -21,6 +21,7 @@ from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
 from graphcore.streaming.policy import Policy, Resident
+from graphcore.weights.skeleton_groups import SkeletonWeights
 
 
 @dataclass
@@ -44,33 +45,24 @@ class TransformersRunner(TokenRunner):
     """Runs a skeleton whose weights are bound.
 
     Args:
-        layer_groups: indices of the layers of each group.
-        policy: that layer groups and the head are acquired from.
-        context: tokens that a row may hold.
+        weights: bound, or to be there when `policy` says so.
+        policy: that layer groups and the head's slices are acquired from.
+        choices: device and sizes.
         longest: tokens that the model was made for.
     """
 
-    def __init__(
-        self,
-        skeleton: Skeleton,
-        layer_groups: Sequence[range],
-        policy: Policy,
-        device: torch.device,
-        batch_size: int,
-        prefill_chunk: int,
-        context: int,
-        longest: int,
-    ) -> None:
+    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: Choices, longest: int) -> None:
         self.policy = Resident()
-        self.device, self.batch_size, self.prefill_chunk = device, batch_size, prefill_chunk
-        self.context, self.longest = context, longest
-        self.vocab = skeleton.weights()[f"{skeleton.head}.weight"].shape[0]
+        self.device, self.batch_size, self.prefill_chunk = choices.device, choices.batch_size, choices.prefill_chunk
+        self.context, self.longest = choices.context, longest
+        self.skeleton = skeleton = weights.skeleton
+        self.vocab = weights.weights[skeleton.head_weight].shape[0]
         layers = skeleton.layer_modules()
-        head = skeleton.model.get_submodule(skeleton.head)
-        groups = [[layers[index] for index in group] for group in layer_groups]
-        self.brackets = LayerBrackets(skeleton.model, groups, head, policy)
-        self.cached = CachedModel(skeleton, self.brackets, device)
-        self.skeleton = skeleton
+        groups = [[layers[index] for index in group] for group in weights.layer_groups]
+        whole = [skeleton.model.get_submodule(skeleton.head)]
+        heads = whole if skeleton.sliced_head is None else skeleton.sliced_head.slices
+        self.brackets = LayerBrackets(skeleton.model, groups, heads, policy)
+        self.cached = CachedModel(skeleton, self.brackets, self.device)
 
     @property
     def num_compiled(self) -> int:

@@ -20,7 +20,7 @@ from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
-from graphcore.weights.groups import Group, movable_groups
+from graphcore.weights.groups import Group, Place, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
@@ -122,14 +122,31 @@ def open_stream(
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
     """
-    plan, timeline = movement.plan, Timeline()
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    if not movement.groups:
+    return stream_groups(loader, movement.groups, movement.plan, store, files, device)
+
+
+def stream_groups(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    device: torch.device,
+) -> WeightStream:
+    """Return what moves groups through slots, which are bound here; nothing has been read yet.
+
+    Args:
+        store: where the groups wait in RAM; None reads the files.
+        files: open; they are closed with the stream.
+    """
+    timeline = Timeline()
+    if not groups:
         return WeightStream(Resident(), timeline, None, files)
     jobs: dict[int, list[Job]] = {}
-    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
+    for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
         if store is not None:
             source = store.groups[group.index]
             jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
@@ -137,7 +154,7 @@ def open_stream(
         pieces = [
             piece
             for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place, loader))
         ]
         jobs[group.index] = file_jobs(pieces)
     room = max((job.room for each in jobs.values() for job in each), default=0)
@@ -147,10 +164,10 @@ def open_stream(
     return WeightStream(policy, timeline, filler, files)
 
 
-def _part_of(rows: range | None, loader: Loader) -> range | None:
+def _part_of(place: Place, loader: Loader) -> range | None:
     """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows
+    vocab = loader.checkpoint.tensors[loader.sources[place.name].name].shape[0]
+    return None if place.rows is None or len(place.rows) == vocab else place.rows
 
 
 def _rows(
