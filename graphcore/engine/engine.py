@@ -11,23 +11,20 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import return_freed_memory
-from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.batch_run import BatchRun
-from graphcore.engine.building import Running, build_running
+from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
-from graphcore.engine.model import Model, Progress, open_model
-from graphcore.engine.planning import plan_run
+from graphcore.engine.loading import AnyModel, AnyParts, load
+from graphcore.engine.model import Progress
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
 from graphcore.engine.teacher_forced import teacher_forced
 from graphcore.engine.token_runner import TokenRunner
-from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.tokenizer.tokenizer import Tokenizer
@@ -48,14 +45,7 @@ class Engine:
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        model: Model | TransformersModel,
-        parts: Assembly | TransformersParts,
-        running: Running,
-        plan: Plan,
-    ) -> None:
+    def __init__(self, settings: Settings, model: AnyModel, parts: AnyParts, running: Running, plan: Plan) -> None:
         self.settings = settings
         self.choices = parts.choices
         self.loader = parts.loader
@@ -97,20 +87,7 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        report = on_progress or _ignore
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        if settings.model.fallback is not None:
-            return cls(settings, *load_transformers(settings, report))
-        model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
-        parts = prepare(settings, model)
-        with torch.inference_mode():
-            parts, plan, tier = plan_run(settings, model, parts)
-            running = build_running(settings, model, parts, plan, tier, report)
-        if isinstance(model.checkpoint, GGUFCheckpoint):
-            model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
-        return_freed_memory()
-        return cls(settings, model, parts, running, plan)
+        return cls(settings, *load(settings, on_progress or _ignore))
 
     @property
     def config(self) -> ModelConfig:

@@ -18,7 +18,7 @@ from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.config.settings import Settings
-from graphcore.device import DTYPES, resolve_device, resolve_dtype, return_freed_memory
+from graphcore.device import DTYPES, resolve_device, resolve_dtype
 from graphcore.engine.assembly import DEFAULT_CONTEXT, Choices
 from graphcore.engine.building import Running
 from graphcore.engine.model import Progress, read_tokenizer, stored_dtype
@@ -83,7 +83,6 @@ def load_transformers(
     load_resident_skeleton(parts.weights, device, on_progress, moved_names(parts.weights, plan))
     stream = open_transformers_stream(parts.weights, plan, tier, device)
     runner = TransformersRunner(parts.weights, stream.policy, parts.choices, model.config.max_position_embeddings)
-    return_freed_memory()
     return model, parts, Running(runner, stream), plan
 
 
