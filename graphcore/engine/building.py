@@ -9,6 +9,7 @@ from graphcore.engine.assembly import Assembly, compile_cache_dir
 from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
@@ -25,7 +26,7 @@ from graphcore.weights.residents import load_resident
 class Running:
     """What runs programs, and what moves their weights."""
 
-    runner: Runner
+    runner: TokenRunner
     stream: WeightStream
 
 

@@ -135,14 +135,31 @@ def open_stream(
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
     """
-    plan, timeline = movement.plan, Timeline()
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    if not movement.groups:
+    return stream_groups(loader, movement.groups, movement.plan, store, files, device)
+
+
+def stream_groups(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    device: torch.device,
+) -> WeightStream:
+    """Return what moves groups through slots, which are bound here; nothing has been read yet.
+
+    Args:
+        store: where the groups wait in RAM; None reads the files.
+        files: open; they are closed with the stream.
+    """
+    timeline = Timeline()
+    if not groups:
         return WeightStream(Resident(), timeline, None, files)
     jobs: dict[int, list[Job]] = {}
-    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
+    for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
         if store is not None:
             source = store.groups[group.index]
             jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])

@@ -16,7 +16,7 @@ from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
 from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
+from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.streaming_record import streaming_record
 from graphcore.tasks.task import Context, Record, Task
@@ -56,7 +56,9 @@ def run(context: Context, task: BenchSettings) -> Record:
         loaded = resident_now()
         compiled = engine.warm_up(task.batch)
         growth = Growth(before, loaded, resident_now())
-        work = Workload(engine.runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed)
+        work = Workload(
+            own_runner(engine, "bench"), task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed
+        )
         work.first_prefill()
         first_token_at = seconds_since_start()
         work.fill()
