@@ -17,6 +17,7 @@ from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
@@ -72,6 +73,18 @@ class WeightStream:
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+
+    def raw_link(self, most_nbytes: int) -> float | None:
+        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+
+        What has been read ahead is forgotten first.
+        """
+        if self.filler is None:
+            return None
+        self.policy.reset()
+        jobs = without_pieces([job for each in self.jobs.values() for job in each])
+        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
 
     def close(self) -> None:
         """End the threads and close the files."""
@@ -137,20 +150,14 @@ def open_stream(
         pieces = [
             piece
             for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
         ]
         jobs[group.index] = file_jobs(pieces)
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files)
-
-
-def _part_of(rows: range | None, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows
+    return WeightStream(policy, timeline, filler, files, jobs)
 
 
 def _rows(
