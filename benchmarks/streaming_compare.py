@@ -42,8 +42,10 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     jobs = {name: job_of(name, options, model) for name in options.engines}
     with memory_controller() as controller:
-        notes = [controller] if isinstance(controller, str) else []
-        comparison = Comparison(options, model.nbytes, {name: [] for name in jobs}, notes=notes)
+        is_limited = isinstance(controller, Controller)
+        comparison = Comparison(options, model.nbytes, is_limited, {name: [] for name in jobs})
+        if isinstance(controller, str):
+            comparison.notes.append(controller)
         failed = prepare(options, jobs)
         for name, outcome in failed.items():
             comparison.runs[name].append(outcome)

@@ -63,6 +63,10 @@ class StreamingEngine(ABC):
     prepares: bool = False
 
     @abstractmethod
+    def __init__(self, job: Job) -> None:
+        """Load the model."""
+
+    @abstractmethod
     def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
         """Return that many tokens, each the likeliest; `on_token` is called as each is there."""
 

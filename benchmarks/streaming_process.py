@@ -72,7 +72,8 @@ class AnonymousWatch(threading.Thread):
 def run_process(command: Sequence[str], group: MemoryGroup | None, log: Path, timeout: float) -> Outcome:
     """Run an engine to its end, in a memory group if one is given; its messages go to the log."""
     joined = list(command) if group is None else group.command(list(command))
-    quiet = {**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    inherited = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # --threads rules
+    quiet = {**inherited, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with log.open("w", encoding="utf-8") as messages:
         process = subprocess.Popen(joined, stdout=subprocess.PIPE, stderr=messages, text=True, env=quiet)
         watch = AnonymousWatch(process.pid)
@@ -86,6 +87,7 @@ def run_process(command: Sequence[str], group: MemoryGroup | None, log: Path, ti
             ended = f"stopped after {timeout:.0f} s"
         finally:
             watch.stopped.set()
+            process.kill()  # of a process that has ended, nothing
     outcome = Outcome(peak_anonymous_bytes=watch.peak_nbytes)
     for line in answers.splitlines():
         for key, value in json.loads(line).items():

@@ -25,10 +25,11 @@ TARGETS = (  # ours, theirs, how many times its tokens/s
 
 @dataclass
 class Comparison:
-    """Everything that was measured."""
+    """Everything that was measured; `is_limited` where each process had a memory group of its own."""
 
     options: argparse.Namespace
     model_nbytes: int
+    is_limited: bool
     runs: dict[str, list[Outcome]]
     raw_reads: list[RawRead] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -101,8 +102,9 @@ def title(comparison: Comparison) -> str:
     options = comparison.options
     model = "random bf16 llama of Llama 3.2 1B's shape" if options.model is None else options.model.name
     layers = f", {options.num_layers} layers" if options.model is None and options.num_layers != 16 else ""
+    limit = f"in {options.limit / 1e9:.2f} GB of memory" if comparison.is_limited else "memory not limited"
     return (
-        f"{model}{layers}, {comparison.model_nbytes / 1e9:.2f} GB, in {options.limit / 1e9:.2f} GB: "
+        f"{model}{layers}, {comparison.model_nbytes / 1e9:.2f} GB, {limit}: "
         f"{options.prompt_tokens} prompt, {options.new_tokens} new tokens, {options.threads} threads"
     )
 
@@ -129,9 +131,21 @@ def markdown(comparison: Comparison) -> str:
     for ours, theirs, times, found in comparison.targets():
         verdict = "not measured" if found is None else f"{found:.2f} x, {'met' if found >= times else 'missed'}"
         lines.append(f"* target: {ours} at least {times:g} x {theirs}: {verdict}")
+    lines.append(f"* {agreement(comparison.runs)}")
     lines += [f"* {text}" for text in comparison.notes]
     lines += [f"* {name}: {error}" for name, runs in comparison.runs.items() for error in errors_of(runs)]
     return "\n".join(lines) + "\n"
+
+
+def agreement(runs: dict[str, list[Outcome]]) -> str:
+    """Return in one line which engines made the same tokens."""
+    makers: dict[tuple[int, ...], list[str]] = {}
+    for name, own in runs.items():
+        for tokens in sorted({tuple(run.tokens) for run in own if run.error is None}):
+            makers.setdefault(tokens, []).append(name)
+    if len(makers) == 1:
+        return "all engines made the same tokens"
+    return "engines that made the same tokens: " + "; ".join(", ".join(names) for names in makers.values())
 
 
 def errors_of(runs: list[Outcome]) -> list[str]:
@@ -163,16 +177,16 @@ def draw(comparison: Comparison, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    nothing = {"median": 0.0, "min": 0.0, "max": 0.0}
     speeds = {name: comparison.speeds(name) for name in comparison.runs}
-    bars = {name if found else f"{name} (died)": found or nothing for name, found in speeds.items()}
+    bars = {name: found for name, found in speeds.items() if found is not None}
+    died = ", ".join(name for name, found in speeds.items() if found is None)
     figure, axis = pyplot.subplots(figsize=(10, 1.6 + 0.5 * len(bars)), layout="constrained")
-    draw_bars(axis, bars, "decode", digits=2)
+    draw_bars(axis, bars, f"decode; died: {died}" if died else "decode", digits=2)
     if comparison.raw_gb_per_second is not None:
         whole = comparison.raw_gb_per_second * 1e9 / comparison.model_nbytes
-        axis.axvline(whole, color="#c05020", linestyle="--", linewidth=1)
-        label = f"whole file per token at the raw {comparison.raw_gb_per_second:.1f} GB/s"
-        axis.text(whole, 0.02, label, transform=axis.get_xaxis_transform(), rotation=90, ha="right", fontsize=7)
+        label = f"the whole file for each token, at the raw {comparison.raw_gb_per_second:.2f} GB/s"
+        axis.axvline(whole, color="#c05020", linestyle="--", linewidth=1, label=label)
+        figure.legend(loc="outside lower right", fontsize=8, frameon=False)
     figure.suptitle(title(comparison), fontsize=10)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
