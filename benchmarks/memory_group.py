@@ -64,7 +64,7 @@ def memory_controller() -> Iterator[Controller | str]:
             ["mount", "-t", "cgroup", "-o", "memory", "none", folder], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            yield f"no memory cgroup: neither mounted nor mountable ({done.stderr.strip().splitlines()[0]})"
+            yield f"no memory cgroup: neither mounted nor mountable ({(done.stderr.strip() or 'no message').splitlines()[0]})"
             return
         try:
             yield v1(Path(folder))
