@@ -64,7 +64,8 @@ def memory_controller() -> Iterator[Controller | str]:
             ["mount", "-t", "cgroup", "-o", "memory", "none", folder], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            yield f"no memory cgroup: neither mounted nor mountable ({(done.stderr.strip() or 'no message').splitlines()[0]})"
+            why = (done.stderr.strip() or "no message").splitlines()[0]
+            yield f"no memory cgroup: neither mounted nor mountable ({why})"
             return
         try:
             yield v1(Path(folder))
