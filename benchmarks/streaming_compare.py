@@ -160,7 +160,7 @@ def one_run(
 ) -> Outcome:
     """Return what came of one process, run from a cold cache in a memory group of its own."""
     note(notes, f"before each run {drop_caches(model.files())}")
-    cached = cached_share(model.files())
+    cached, load = cached_share(model.files()), os.getloadavg()[0]
     command, log = command_of(name, job, options), options.output / f"{name}-{repeat + 1}.log"
     if isinstance(controller, str):
         outcome = run_process(command, None, log, options.timeout)
@@ -170,7 +170,7 @@ def one_run(
             outcome = run_process(command, group, log, options.timeout)
         finally:
             group.remove()
-    outcome.cached_before = cached
+    outcome.cached_before, outcome.load_average_before = cached, load
     return outcome
 
 

@@ -23,6 +23,7 @@ class Outcome:
         peak_resident_bytes: of the process, mapped file pages included.
         peak_anonymous_bytes: of the process, without file pages, seen every 20 ms.
         cached_before: share of the model's files in the page cache when it started.
+        load_average_before: of the machine, over the last minute: how busy it was with others.
     """
 
     error: str | None = None
@@ -36,6 +37,7 @@ class Outcome:
     peak_group_bytes: int | None = None
     oom_kills: int = 0
     cached_before: float | None = None
+    load_average_before: float | None = None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -132,6 +132,9 @@ def markdown(comparison: Comparison) -> str:
         verdict = "not measured" if found is None else f"{found:.2f} x, {'met' if found >= times else 'missed'}"
         lines.append(f"* target: {ours} at least {times:g} x {theirs}: {verdict}")
     lines.append(f"* {agreement(comparison.runs)}")
+    loads = [run.load_average_before for runs in comparison.runs.values() for run in runs if run.load_average_before]
+    if loads:
+        lines.append(f"* load average of the machine before a run: {min(loads):.1f} to {max(loads):.1f}")
     lines += [f"* {text}" for text in comparison.notes]
     lines += [f"* {name}: {error}" for name, runs in comparison.runs.items() for error in errors_of(runs)]
     return "\n".join(lines) + "\n"
