@@ -144,6 +144,7 @@ class Filler:
         for thread in self._threads:
             thread.join()
 
+    @torch.inference_mode()  # as whoever allocated the slots was, or they could not be written to
     def _work(self, number: int) -> None:
         buffer = aligned_buffer(self.buffer_nbytes)
         while (item := self._take(number)) is not None:

@@ -64,6 +64,15 @@ def test_a_ticket_is_over_when_every_byte_is_there(make: Make) -> None:
     assert torch.equal(out[:1_000_000], CONTENT[:1_000_000])
 
 
+def test_slots_that_were_made_for_inference_are_written(make: Make) -> None:
+    """Engines allocate in inference mode, and then no other thread may write."""
+    with torch.inference_mode():
+        out = place(1000)
+    filler = make(FakeSource(FILE, CONTENT))
+    filler.wait(filler.begin(1, file_jobs([piece(300, 1000, out=out)]), None))
+    assert torch.equal(out, CONTENT[300:1300])
+
+
 def test_a_slot_is_not_written_before_it_is_released_though_it_is_read_for(make: Make) -> None:
     out, is_read = place(100), threading.Event()
     filler = make(FakeSource(FILE, CONTENT, on_read=lambda offset, nbytes: offset and is_read.set()))
