@@ -67,6 +67,11 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices = parts.choices
+    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    if movement.plan.is_streaming:
+        for cache in caches:  # memory that is only promised would be missing later, under a budget
+            cache.k.zero_()
+            cache.v.zero_()
     compiled: list[str] = []
 
     def report(name: str) -> None:
@@ -77,7 +82,7 @@ def _builder(
         parts.decoder,
         choices.graph,
         layer_groups,
-        allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device),
+        caches,
         choices.context,
         choices.device,
         report,

@@ -42,6 +42,7 @@ class Engine:
         config: of the checkpoint, after normalisation.
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
+        weight_stream: what moves the weights, and the record of what it did.
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
@@ -60,7 +61,7 @@ class Engine:
         self.plan = plan
         self._model = model
         self._runner: TokenRunner | None = running.runner
-        self._stream = running.stream
+        self.weight_stream = running.stream
         self._on_progress = on_progress
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
@@ -160,7 +161,7 @@ class Engine:
         """Give weights and caches back; the engine cannot be used any more."""
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
-            self._stream.close()
+            self.weight_stream.close()
         self._runner = None
 
     def __enter__(self) -> Self:

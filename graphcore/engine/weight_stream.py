@@ -67,13 +67,22 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
 
 @dataclass
 class WeightStream:
-    """Everything that is open while weights move; `policy` is what programs run under."""
+    """Everything that is open while weights move.
+
+    Attributes:
+        policy: what programs run under.
+        jobs: that fill each group's slot.
+        host_nbytes: of weights that wait in RAM.
+        expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+    """
 
     policy: Policy
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
     jobs: dict[int, list[Job]] = field(default_factory=dict)
+    host_nbytes: int = 0
+    expert_hit_rate: float | None = None
 
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
@@ -112,6 +121,7 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
         For each group the views of its slot, by place in order, and under "" the slot's bytes.
     """
     memory = Slot.allocate(plan.slots_nbytes, device)
+    memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
         start = number % plan.num_slots * plan.slot_nbytes
@@ -174,7 +184,7 @@ def stream_groups(
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files, jobs)
+    return WeightStream(policy, timeline, filler, files, jobs, 0 if store is None else store.nbytes)
 
 
 def _rows(
