@@ -4,6 +4,7 @@ plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,7 +112,12 @@ def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Pat
     """
     checkpoint = loader.checkpoint
     paths = {span.file for name in weights for span in checkpoint.spans(loader.sources[name].name)}
-    return {path: StreamedFile.open(path, checkpoint.files[path], direct) for path in sorted(paths)}
+    with ExitStack() as opened:  # closes them again if one cannot be opened
+        files: dict[Path, ByteSource] = {}
+        for path in sorted(paths):
+            files[path] = opened.enter_context(StreamedFile.open(path, checkpoint.files[path], direct))
+        opened.pop_all()
+    return files
 
 
 def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> list[dict[str, Tensor]]:
@@ -124,6 +130,9 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
     memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
+        assert group.layout.nbytes <= plan.slot_nbytes, (
+            f"{group.label} does not fit in a slot of {plan.slot_nbytes} bytes"
+        )
         start = number % plan.num_slots * plan.slot_nbytes
         slot = Slot(memory.raw[start : start + group.layout.nbytes])
         views = slot.views(group.layout)
