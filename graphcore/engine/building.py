@@ -6,7 +6,7 @@ from pathlib import Path
 
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly, compile_cache_dir
-from graphcore.engine.model import Model, Progress
+from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
 from graphcore.engine.token_runner import TokenRunner
@@ -14,6 +14,7 @@ from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.kv_cache import allocate_cache
+from graphcore.progress import Progress
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.weights.groups import split_layers
 from graphcore.weights.matching import EMBEDDING, HEAD
@@ -66,17 +67,22 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices = parts.choices
+    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    if movement.plan.is_streaming:
+        for cache in caches:  # memory that is only promised would be missing later, under a budget
+            cache.k.zero_()
+            cache.v.zero_()
     compiled: list[str] = []
 
     def report(name: str) -> None:
         compiled.append(name)
-        on_progress(f"compile {name}", len(compiled), 0)
+        on_progress(f"compile {name}", None, len(compiled), 0)
 
     return GraphBuilder(
         parts.decoder,
         choices.graph,
         layer_groups,
-        allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device),
+        caches,
         choices.context,
         choices.device,
         report,

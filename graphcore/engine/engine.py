@@ -19,7 +19,6 @@ from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.loading import AnyModel, AnyParts, load
-from graphcore.engine.model import Progress
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
@@ -27,6 +26,7 @@ from graphcore.engine.teacher_forced import teacher_forced
 from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.graph.compile import CompileReport, measure_compile
+from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.plan import Plan
 
@@ -42,17 +42,27 @@ class Engine:
         config: of the checkpoint, after normalisation.
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
+        weight_stream: what moves the weights, and the record of what it did.
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(self, settings: Settings, model: AnyModel, parts: AnyParts, running: Running, plan: Plan) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: AnyModel,
+        parts: AnyParts,
+        running: Running,
+        plan: Plan,
+        on_progress: Progress = ignore_progress,
+    ) -> None:
         self.settings = settings
         self.choices = parts.choices
         self.loader = parts.loader
         self.plan = plan
         self._model = model
         self._runner: TokenRunner | None = running.runner
-        self._stream = running.stream
+        self.weight_stream = running.stream
+        self._on_progress = on_progress
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
     @classmethod
@@ -74,7 +84,8 @@ class Engine:
             dtype, quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
             overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
-            on_progress: called with a stage ("download", "load", "compile ..."), done and total.
+            on_progress: called as on_progress(stage, group, done, total) now and while generating; done and total are
+                bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
 
         Raises:
             GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
@@ -87,7 +98,8 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        return cls(settings, *load(settings, on_progress or _ignore))
+        report = on_progress or ignore_progress
+        return cls(settings, *load(settings, report), report)
 
     @property
     def config(self) -> ModelConfig:
@@ -149,7 +161,7 @@ class Engine:
         """Give weights and caches back; the engine cannot be used any more."""
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
-            self._stream.close()
+            self.weight_stream.close()
         self._runner = None
 
     def __enter__(self) -> Self:
@@ -270,7 +282,7 @@ class Engine:
         if reuse_cache and len(rows) == 1:
             cached = self.runner.reusable(self._cached, rows[0])
         self._cached = []
-        return BatchRun(self.runner, requests, params, logprobs, cached)
+        return BatchRun(self.runner, requests, params, logprobs, cached, self._on_progress)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Say that row 0 of the cache holds these tokens, so that the next run may reuse them."""
@@ -291,7 +303,3 @@ class Engine:
             raise ConfigError("the prompt is empty; give at least one character")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return token_row(ids, self.config.vocab_size)
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""

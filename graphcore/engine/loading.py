@@ -9,9 +9,10 @@ from graphcore.config.settings import Settings
 from graphcore.device import return_freed_memory
 from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.building import Running, build_running
-from graphcore.engine.model import Model, Progress, open_model
+from graphcore.engine.model import Model, open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
+from graphcore.progress import Progress
 from graphcore.weights.plan import Plan
 
 AnyModel = Model | TransformersModel

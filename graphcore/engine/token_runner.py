@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graphcore.errors import ConfigError
 from graphcore.graph.program import Program
+from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
 
 
@@ -93,12 +94,15 @@ class TokenRunner(ABC):
         """Return how many tokens of the prompt row 0 of the cache can serve, if it holds `cached`; never all."""
 
     @abstractmethod
-    def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
         """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32.
 
         Args:
             rows: at least one token for each sequence.
             starts: tokens that each row's cache already holds.
+            on_progress: called with "prefill", group or None, tokens of the longest row done and in all.
         """
 
     @abstractmethod

@@ -21,12 +21,13 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device, resolve_dtype
 from graphcore.engine.assembly import DEFAULT_CONTEXT, Choices
 from graphcore.engine.building import Running
-from graphcore.engine.model import Progress, read_tokenizer, stored_dtype
+from graphcore.engine.model import read_tokenizer, stored_dtype
 from graphcore.engine.planning import Tier
 from graphcore.engine.transformers_planning import plan_transformers
 from graphcore.engine.transformers_runner import TransformersRunner
 from graphcore.engine.transformers_stream import moved_names, open_transformers_stream
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.progress import Progress
 from graphcore.quant.choice import STORED
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.loader import Loader

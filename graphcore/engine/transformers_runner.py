@@ -20,6 +20,7 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
+from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.weights.skeleton_groups import SkeletonWeights
 
@@ -90,15 +91,19 @@ class TransformersRunner(TokenRunner):
         return len(cached) if goes_on and self.cached.held == len(cached) and self.cached.mask is None else 0
 
     @torch.inference_mode()
-    def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
         """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32."""
         self.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
         if not any(starts):
             self.cached.restart(list(map(len, rows)))
         assert self.cached.mask is None or not any(starts), "rows of different lengths go on by decoding only"
-        output = None
+        output, done, total = None, 0, max(map(len, rows))
         for token_ids, positions in self._chunks(rows):
             output = self.cached.run(token_ids, positions)
+            done += token_ids.shape[1]
+            on_progress("prefill", None, min(done, total), total)
         assert output is not None, "there is no token to feed"
         logits: Tensor = output.logits[:, -1].float()
         return logits

@@ -17,10 +17,11 @@ from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
-from graphcore.weights.groups import Group, Place, movable_groups
+from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
@@ -66,12 +67,33 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
 
 @dataclass
 class WeightStream:
-    """Everything that is open while weights move; `policy` is what programs run under."""
+    """Everything that is open while weights move.
+
+    Attributes:
+        policy: what programs run under.
+        jobs: that fill each group's slot.
+        host_nbytes: of weights that wait in RAM.
+        expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+    """
 
     policy: Policy
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+    host_nbytes: int = 0
+    expert_hit_rate: float | None = None
+
+    def raw_link(self, most_nbytes: int) -> float | None:
+        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+
+        What has been read ahead is forgotten first.
+        """
+        if self.filler is None:
+            return None
+        self.policy.reset()
+        jobs = without_pieces([job for each in self.jobs.values() for job in each])
+        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
 
     def close(self) -> None:
         """End the threads and close the files."""
@@ -99,6 +121,7 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
         For each group the views of its slot, by place in order, and under "" the slot's bytes.
     """
     memory = Slot.allocate(plan.slots_nbytes, device)
+    memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
         start = number % plan.num_slots * plan.slot_nbytes
@@ -154,20 +177,14 @@ def stream_groups(
         pieces = [
             piece
             for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place, loader))
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
         ]
         jobs[group.index] = file_jobs(pieces)
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files)
-
-
-def _part_of(place: Place, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[place.name].name].shape[0]
-    return None if place.rows is None or len(place.rows) == vocab else place.rows
+    return WeightStream(policy, timeline, filler, files, jobs, 0 if store is None else store.nbytes)
 
 
 def _rows(

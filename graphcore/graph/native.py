@@ -8,7 +8,7 @@ nothing is left out in silence. One sequence; wider batches run compiled.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -72,6 +72,21 @@ def obstacle_of(decoder: Decoder) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Where a recorded block chooses experts, and where it looks for them.
+
+    Attributes:
+        chosen: [C] int32, written by the instructions before `begin`.
+        places: [C] int32, read from `begin` on: where each of them lies. `chosen` itself where all are at home.
+        begin: the first of the two instructions that run experts.
+    """
+
+    chosen: Tensor
+    places: Tensor
+    begin: int
+
+
 @dataclass
 class GatherStep:
     """The token's embedding row, from wherever the embedding gets it, into a native program's residual stream."""
@@ -96,6 +111,8 @@ class Recorder:
         caches: one per layer, [1, K, S, E].
         tables: rope tables, [P, 2, E/2].
         streamed: groups whose weights move. The others between two of them become one step.
+        fetches_experts: someone fills in the places of chosen experts, between two ranges of instructions.
+        choices: of the program recorded last, by layer; filled by `record`.
     """
 
     decoder: Decoder
@@ -105,6 +122,8 @@ class Recorder:
     tables: Sequence[Tensor]
     library: str
     streamed: Collection[int] = ()
+    fetches_experts: bool = False
+    choices: dict[int, Choice] = field(default_factory=dict)
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step over the state's inputs; fill `logits`, and if greedy `chosen`."""
@@ -152,7 +171,9 @@ class Recorder:
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         rope = None if rope_index is None else self.tables[rope_index]
-        BlockRecorder(program, x, state).record(block, rope, self.caches[index])
+        choice = BlockRecorder(program, x, state, self.fetches_experts).record(block, rope, self.caches[index])
+        if choice is not None:
+            self.choices[index] = choice
 
     def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
         embedding = self.decoder.embed_tokens
@@ -188,9 +209,10 @@ class BlockRecorder:
     program: native.NativeProgram
     x: Tensor
     state: StepState
+    fetches_experts: bool
 
-    def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> None:
-        """Append attention and MLP, with the norms where the block has them."""
+    def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> Choice | None:
+        """Append attention and MLP, with the norms where the block has them; return the choice of experts, if any."""
         attention, mlp = block.self_attn, block.mlp
         attended = self._attention(attention, block.input_layernorm, rope, cache)
         norm_after = block.post_attention_layernorm if block.sandwich else None
@@ -198,9 +220,9 @@ class BlockRecorder:
         norm = block.pre_feedforward_layernorm if block.sandwich else block.post_attention_layernorm
         if isinstance(mlp, MoE):
             assert not block.sandwich, "no model has experts between sandwich norms"
-            self._experts(mlp, norm)
-        else:
-            self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
+            return self._experts(mlp, norm)
+        self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
+        return None
 
     def _attention(self, attention: Attention, norm: AnyNorm, rope: Tensor | None, cache: LayerCache) -> Tensor:
         """Append the projections and the softmax; returns what comes before the output projection."""
@@ -238,48 +260,35 @@ class BlockRecorder:
         native.linear(program, self.x, matrices, rounding, norm_of(program, norm), store, activation)
         self._add(mlp.down_proj, hidden, mlp.ffn_sub_norm, norm_after)
 
-    def _experts(self, moe: MoE, norm: AnyNorm) -> None:
+    def _experts(self, moe: MoE, norm: AnyNorm) -> Choice:
         """Append residual += experts(norm(residual))."""
-        program, experts, router = self.program, moe.experts, moe.router
-        logits = program.buffer(router.outputs)
-        native.linear(
-            program, self.x, [matrix_of(program, router, logits)], rounding_of(router), norm_of(program, norm)
-        )
+        program, router = self.program, moe.router
+        logits, weights = program.buffer(router.outputs), program.buffer(moe.top_k)
+        matrices = [matrix_of(program, router, logits)]
+        native.linear(program, self.x, matrices, rounding_of(router), norm_of(program, norm))
         chosen = torch.zeros(moe.top_k, dtype=torch.int32)
-        weights = program.buffer(moe.top_k)
-        picks = program.address(chosen, torch.int32)
-        program.needs(row_floats=router.outputs + 32)
-        program.add(
-            instructions.Route(program.address(logits), router.outputs, moe.top_k, picks, program.address(weights))
+        choice = Choice(
+            chosen, torch.zeros_like(chosen) if self.fetches_experts else chosen, len(program.arguments) + 1
         )
-        gate, up, down = (
-            first_expert(program, part) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
-        )
-        hidden = program.buffer(moe.top_k * gate.rows)
-        rounding = ROUNDINGS[experts.gate_proj.rounding]
-        biases = [
-            program.address(part.bias.float()) for part in (experts.gate_proj, experts.up_proj, experts.down_proj)
-        ]
-        out, x = program.address(hidden), program.address(self.x)
-        program.needs(columns=gate.columns)
-        program.add(
-            instructions.ExpertsUp(
-                x,
-                norm_of(program, norm),
-                rounding,
-                gate,
-                up,
-                *biases[:2],
-                picks,
-                out,
-                moe.top_k,
-                experts.limit,
-                experts.alpha,
-            )
-        )
-        program.needs(rows=moe.top_k, columns=down.columns)
+        picks, places = (program.address(ids, torch.int32) for ids in (chosen, choice.places))
         shares = program.address(weights)
-        program.add(instructions.ExpertsDown(out, rounding, down, biases[2], picks, shares, x, moe.top_k))
+        program.needs(row_floats=router.outputs + 32)
+        program.add(instructions.Route(program.address(logits), router.outputs, moe.top_k, picks, shares))
+        experts = moe.experts
+        parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
+        gate, up, down = (first_expert(program, part) for part in parts)
+        biases = [program.address(part.bias.float()) for part in parts]
+        rounding, x = ROUNDINGS[experts.gate_proj.rounding], program.address(self.x)
+        hidden = program.address(program.buffer(moe.top_k * gate.rows))
+        program.needs(columns=gate.columns)
+        program.needs(rows=moe.top_k, columns=down.columns)
+        where, clamp = (picks, places), (experts.limit, experts.alpha)
+        before = norm_of(program, norm)
+        program.add(
+            instructions.ExpertsUp(x, before, rounding, gate, up, *biases[:2], *where, hidden, moe.top_k, *clamp)
+        )
+        program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, shares, x, moe.top_k))
+        return choice
 
     def _add(self, linear: Linear, x: Tensor, norm: AnyNorm | None, norm_after: AnyNorm | None) -> None:
         """Append residual += linear(norm(x)), its product normalised where there is a norm after it."""

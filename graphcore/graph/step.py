@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
-from graphcore.nn.block import Block
+from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Embedding, Head
 from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 
 BlockFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Tensor]
+RouteFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Routed]
+AddFunction = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
@@ -49,6 +52,27 @@ class EmbedStep:
         state.hidden = self.embedding(state.token_ids, state.span)
         positions = state.span.positions(state.token_ids.shape[1])
         state.ropes = tuple(table[positions] for table in self.tables)
+
+
+@dataclass(frozen=True)
+class RoutedBlock:
+    """A block with experts as the functions of its two halves; the experts, one operation, run between them."""
+
+    route: RouteFunction
+    add: AddFunction
+
+    def __call__(
+        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        """Run the block as `Block.forward` does."""
+        routed = self.route(block, x, rope, span, k_cache, v_cache)
+        return self.add(block, routed.x, experts_of(block)(routed.fed, routed.chosen), routed.shares)
+
+
+def experts_of(block: Block) -> Experts:
+    """Return the experts of a block that has them."""
+    assert isinstance(block.mlp, MoE), "a block without experts runs whole"
+    return block.mlp.experts
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """From a checkpoint to a transformers skeleton whose resident weights are in place: one allocation, filled, bound."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 
 from graphcore.arch.transformers_fallback import Skeleton
 from graphcore.errors import ResidencyError
+from graphcore.progress import Progress
 from graphcore.weights.layout import layout_of
 from graphcore.weights.loader import Loader
 from graphcore.weights.pieces import pieces_of
 from graphcore.weights.residents import CPU, fill_from_files
 from graphcore.weights.skeleton_groups import SkeletonWeights
 from graphcore.weights.slots import Slot, bind
-
-Progress = Callable[[str, int, int], None]
 
 
 def load_resident_skeleton(
@@ -22,7 +21,7 @@ def load_resident_skeleton(
     """Give every weight that does not move a place for good, fill it and bind the skeleton to it, once.
 
     Args:
-        on_progress: called with "load", weights done and weights in all.
+        on_progress: called with "load", the weight's index, bytes done and in all.
         moved: names of weights that have no place of their own; they stay on the meta device.
 
     Returns:
@@ -36,10 +35,12 @@ def load_resident_skeleton(
     left_out = {*moved, *sorted_weights.shared}
     layout = layout_of((name, weight) for name, weight in weights.items() if name not in left_out)
     slot = Slot.allocate(layout.nbytes, device)
-    for index, (name, view) in enumerate(slot.views(layout).items(), start=1):
+    done, total = 0, sum(weight.nbytes for name, weight in weights.items() if name not in left_out)
+    for index, (name, view) in enumerate(slot.views(layout).items()):
         fill(sorted_weights.loader, name, view)
         bind(skeleton.model, name, view)
-        on_progress("load", index, len(layout.places))
+        done += view.nbytes
+        on_progress("load", index, done, total)
     bound = skeleton.weights()
     for name, partner in sorted_weights.shared.items():
         if name not in moved:

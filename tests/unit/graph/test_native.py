@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,9 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native import obstacle_of
+from graphcore.graph.native import NativeStep, Recorder, obstacle_of
 from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
 from graphcore.kernels.native_step import NativeProgram
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.kv_cache import allocate_cache
@@ -223,6 +224,54 @@ def test_the_rounding_of_activations_is_the_one_that_was_asked_for(rounding: str
     exact = run_all(builder_of(spec, "eager", decoder=dense).decode(1, is_greedy=False), ids)
     error = ((native - exact).norm() / exact.norm()).item()
     assert bound / 200 < error < bound
+
+
+@pytest.mark.parametrize("packed", [None, "q8_0"])
+def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed: str | None) -> None:
+    """Between two ranges of instructions each choice gets a place of its own; the other places hold NaN."""
+    spec = model_of(WIDE_EXPERTS, WIDE, WIDE_EXPERTS)
+    decoders = [
+        filled_decoder(spec) if packed is None else pack_all(filled_decoder(spec), packed, "wide") for _ in "12"
+    ]
+    expected = run_all(builder_of(spec, "captured", decoder=decoders[0]).decode(1, is_greedy=False), random_ids(TOKENS))
+    for index in (0, 2):
+        for part in decoders[1].layers[index].mlp.experts.children():
+            part.weight = torch.full(
+                (9, *part.weight.shape[1:]), 255 if packed else float("nan"), dtype=part.weight.dtype
+            )
+    state = StepState.empty(1, 1, CPU)
+    builder = builder_of(spec, "captured", decoder=decoders[1])
+    heads = list(zip(builder.head_rows, builder.head_parts, strict=True))
+    where = (builder.layer_groups, heads, builder.caches, builder.tables, native_kernels())
+    recorder = Recorder(builder.decoder, *where, fetches_experts=True)
+    (step,) = recorder.record(state, is_greedy=False)
+    assert isinstance(step, NativeStep)
+    program = step.program
+    assert list(recorder.choices) == [0, 2]
+
+    def replay() -> None:
+        done = 0
+        for layer, choice in recorder.choices.items():
+            program.run(done, choice.begin - done)
+            done = choice.begin
+            for rank, expert in enumerate(choice.chosen.tolist()):
+                place = (int(state.span.starts) + 4 * rank + expert) % 9  # of 4 experts
+                choice.places[rank] = place
+                ours, theirs = (decoder.layers[layer].mlp.experts for decoder in reversed(decoders))
+                for part in ("gate_proj", "up_proj", "down_proj"):
+                    getattr(ours, part).weight[place] = getattr(theirs, part).weight[expert]
+        program.run(done)
+
+    found = run_all(Program(state, [FunctionStep(0, replay)]), random_ids(TOKENS))
+    assert torch.equal(found, expected)
+
+
+@dataclass
+class FunctionStep:
+    """A step that calls a function."""
+
+    group: int
+    replay: Callable[[], None]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
