@@ -168,7 +168,7 @@ def transformers_model(path: str) -> "PreTrainedModel":
     from graphcore.tasks.reference import load_reference
 
     settings = compose_settings([f"model.checkpoint={path}"])
-    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda stage, done, total: None)
+    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda *_: None)
     _, loader = match_model(model, torch.float32)
     reference = load_reference(model, loader)
     reference.cast(torch.bfloat16)

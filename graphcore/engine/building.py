@@ -6,13 +6,14 @@ from pathlib import Path
 
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly, compile_cache_dir
-from graphcore.engine.model import Model, Progress
+from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
 from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.kv_cache import allocate_cache
+from graphcore.progress import Progress
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.weights.groups import split_layers
 from graphcore.weights.matching import EMBEDDING, HEAD
@@ -69,7 +70,7 @@ def _builder(
 
     def report(name: str) -> None:
         compiled.append(name)
-        on_progress(f"compile {name}", len(compiled), 0)
+        on_progress(f"compile {name}", None, len(compiled), 0)
 
     return GraphBuilder(
         parts.decoder,

@@ -20,7 +20,7 @@ from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.building import Running, build_running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
-from graphcore.engine.model import Model, Progress, open_model
+from graphcore.engine.model import Model, open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.prefix import reusable_prefix
 from graphcore.engine.runner import Runner
@@ -29,6 +29,7 @@ from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.graph.compile import CompileReport, measure_compile
+from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.plan import Plan
 
@@ -47,7 +48,15 @@ class Engine:
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(self, settings: Settings, model: Model, parts: Assembly, running: Running, plan: Plan) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        parts: Assembly,
+        running: Running,
+        plan: Plan,
+        on_progress: Progress = ignore_progress,
+    ) -> None:
         self.settings = settings
         self.choices = parts.choices
         self.loader = parts.loader
@@ -55,6 +64,7 @@ class Engine:
         self._model = model
         self._runner: Runner | None = running.runner
         self._stream = running.stream
+        self._on_progress = on_progress
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
     @classmethod
@@ -76,7 +86,8 @@ class Engine:
             dtype, quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
             overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
-            on_progress: called with a stage ("download", "load", "compile ..."), done and total.
+            on_progress: called as on_progress(stage, group, done, total) now and while generating; done and total are
+                bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
 
         Raises:
             GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
@@ -89,7 +100,7 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        report = on_progress or _ignore
+        report = on_progress or ignore_progress
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
@@ -100,7 +111,7 @@ class Engine:
         if isinstance(model.checkpoint, GGUFCheckpoint):
             model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
         return_freed_memory()
-        return cls(settings, model, parts, running, plan)
+        return cls(settings, model, parts, running, plan, report)
 
     @property
     def config(self) -> ModelConfig:
@@ -283,7 +294,7 @@ class Engine:
         if reuse_cache and len(rows) == 1:
             cached = reusable_prefix(self._cached, rows[0], self.runner.builder.caches)
         self._cached = []
-        return BatchRun(self.runner, requests, params, logprobs, cached)
+        return BatchRun(self.runner, requests, params, logprobs, cached, self._on_progress)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Say that row 0 of the cache holds these tokens, so that the next run may reuse them."""
@@ -304,7 +315,3 @@ class Engine:
             raise ConfigError("the prompt is empty; give at least one character")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return token_row(ids, self._model.spec.vocab)
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""

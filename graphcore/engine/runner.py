@@ -18,8 +18,10 @@ from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, HeadStep, Step
 from graphcore.nn.span import Span
+from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
+from graphcore.streaming.watched import watched
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,26 @@ class Runner:
         self.program("decode", width, is_greedy)
 
     @torch.inference_mode()
-    def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
         """Append tokens to the rows' caches.
 
         Args:
             rows: at least one token for each sequence.
             starts: tokens that each row's cache already holds.
+            on_progress: called with "prefill", group or None, tokens of the longest row done and in all.
 
         Returns:
             [len(rows), V] float32 logits after each row's last token.
         """
         logits = torch.empty(len(rows), self.builder.decoder.spec.vocab, dtype=torch.float32, device=self.device)
+        done, total = 0, max(map(len, rows))
         for chunk in self._chunks(rows, starts, "decode"):
-            run_program(chunk.program, self.policy)
+            run_program(chunk.program, watched(self.policy, on_progress, "prefill", done, total))
             logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
+            done += chunk.tokens
+            on_progress("prefill", None, done, total)
         return logits
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Context
-from graphcore.weights.plan import gib
+from graphcore.weights.plan import Plan, gib
 
 
 def load_engine(context: Context) -> Engine:
@@ -23,9 +23,16 @@ def load_engine(context: Context) -> Engine:
         settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None
     )  # refuse before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress)
+    context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)
     return engine
+
+
+def moved_nbytes(plan: Plan) -> list[int]:
+    """Return what a pass over the weights moves for each group, by its number; 0 for those that stay."""
+    num_groups = plan.num_layer_groups + 1 + max(1, len(plan.head_slices))
+    return [plan.nbytes_of(group) if group in plan.streamed else 0 for group in range(num_groups)]
 
 
 def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:

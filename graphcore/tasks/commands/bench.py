@@ -18,6 +18,7 @@ from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
 from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
 from graphcore.tasks.startup import seconds_since_start
+from graphcore.tasks.streaming_record import streaming_record
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.workload import Workload
 
@@ -78,7 +79,7 @@ def run(context: Context, task: BenchSettings) -> Record:
                 "peak_device_bytes": peak_nbytes,
             },
             "bandwidth": bandwidth,
-            "streaming": streaming_record(settings),
+            "streaming": streaming_record(settings.streaming.policy, None),
         }
     show(context, task, record, compiled)
     return record
@@ -105,10 +106,10 @@ def sized(settings: Settings, task: BenchSettings) -> Settings:
 
 def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> Record:
     """Return prefill and decode, each timed after one run that is not."""
-    context.console.progress("bench prefill", 0, 0)
+    context.console.progress("bench prefill", None, 0, 0)
     work.prefill()
     prefill = time_repeats(work.prefill, repeats, engine.runner.device)
-    context.console.progress("bench decode", 0, 0)
+    context.console.progress("bench decode", None, 0, 0)
     work.decode()
     decode = time_repeats(work.decode, repeats, engine.runner.device)
     nbytes = work.weight_nbytes()
@@ -142,12 +143,6 @@ def resident_record(growth: Growth, graph: str) -> Record:
         "resident_bytes": growth.warm,
         "compiler_bytes": compiler_nbytes(growth, graph),
     }
-
-
-def streaming_record(settings: Settings) -> Record:
-    """Return what moved; with streaming off nothing does."""
-    names = ("link_gb_per_second", "raw_link_gb_per_second", "bytes_per_token", "overlap")
-    return {"policy": settings.streaming.policy, **dict.fromkeys(names)}
 
 
 def show(context: Context, task: BenchSettings, record: Record, compiled: CompileReport) -> None:

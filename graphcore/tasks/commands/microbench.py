@@ -68,7 +68,7 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
         work = StepWork.of(engine, program, task.repeats)
         timings = {}
         for index, length in enumerate(lengths):
-            context.console.progress(f"microbench at {length} tokens", index, len(lengths))
+            context.console.progress(f"microbench at {length} tokens", None, index, len(lengths))
             timings[length] = work.measure(length)
         bandwidth = bandwidth_of(engine)
         record = {

@@ -145,11 +145,11 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
     """
     losses = []
     for index, window in enumerate(cut.windows):
-        context.console.progress(f"perplexity {path}", index, len(cut.windows))
+        context.console.progress(f"perplexity {path}", None, index, len(cut.windows))
         token_ids, first = cut.text.ids_of(window)
         losses.append(token_losses(engine.runner, token_ids, first, path))
         check_finite(losses[-1])
-    context.console.progress(f"perplexity {path}", len(cut.windows), len(cut.windows))
+    context.console.progress(f"perplexity {path}", None, len(cut.windows), len(cut.windows))
     return losses
 
 

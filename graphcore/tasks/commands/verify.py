@@ -60,14 +60,14 @@ def run(context: Context, task: VerifySettings) -> Record:
     prompts = read_prompts(context.settings)
     check(context.settings, task, prompts)
     ours = run_ours(context, task, prompts)
-    context.console.progress("transformers in float32", 0, 0)
+    context.console.progress("transformers in float32", None, 0, 0)
     reference = open_reference(context)
     whole = reference.run(ours.token_ids + ours.new_ids[:-1])
     tokens = len(ours.token_ids)
     expected = Outputs(tuple(layer[:tokens] for layer in whole.layers), whole.logits[:tokens])
     theirs = None
     if ours.dtype is not torch.float32:
-        context.console.progress(f"transformers in {ours.record['dtype']}", 0, 0)
+        context.console.progress(f"transformers in {ours.record['dtype']}", None, 0, 0)
         theirs = run_cast(context, reference, ours)
     tolerance = allowed(task.tolerance, ours.dtype, theirs, expected)
     errors = compare(ours.outputs, expected, theirs)
