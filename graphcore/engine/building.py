@@ -46,6 +46,7 @@ def build_running(
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
     stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
+    builder.fetcher = stream.experts
     return Running(Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk), stream)
 
 
@@ -54,7 +55,7 @@ def _store(parts: Assembly, movement: Movement) -> HostStore:
     tables = {HEAD} if movement.heads else set()
     if movement.is_gathered and not (parts.loader.is_tied and tables):
         tables.add(EMBEDDING)
-    return fill_store(parts.loader, parts.decoder, movement.groups, sorted(tables))
+    return fill_store(parts.loader, parts.decoder, movement.groups, [*sorted(tables), *movement.expert_weights])
 
 
 def _builder(

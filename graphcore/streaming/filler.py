@@ -143,6 +143,7 @@ class Filler:
         for thread in self._threads:
             thread.join()
 
+    @torch.inference_mode()  # slots are inference tensors, and the mode is each thread's own
     def _work(self, number: int) -> None:
         buffer = aligned_buffer(self.buffer_nbytes)
         while (item := self._take()) is not None:

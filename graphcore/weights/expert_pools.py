@@ -5,7 +5,6 @@
 Every layer's modules are bound to the same three tensors, once; where an expert lies in them is the cache's to say.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,13 +98,10 @@ def bind_pool(decoder: Decoder, pool: ExpertPool, device: torch.device) -> dict[
     return bound
 
 
-def moved_experts(decoder: Decoder) -> Iterator[str]:
-    """Yield the names of all experts' matrices."""
-    for layer in expert_layers(decoder):
-        for part in PARTS:
-            yield expert_weight(layer, part)
-
-
-def shares_of(pools: Sequence[ExpertPool]) -> dict[int, ExpertPool]:
-    """Return each layer's pool."""
-    return {layer: pool for pool in pools for layer in pool.layers}
+def expert_linears(decoder: Decoder) -> dict[str, ExpertLinear]:
+    """Return every projection of every layer's experts, by the name of its matrices."""
+    return {
+        expert_weight(layer, part): linear_of(moe, part)
+        for layer, moe in expert_layers(decoder).items()
+        for part in PARTS
+    }
