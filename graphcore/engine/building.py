@@ -48,6 +48,7 @@ def build_running(
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
     stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
+    builder.fetcher = stream.experts
     runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
     weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
     return Running(runner, stream)
@@ -58,7 +59,7 @@ def _store(parts: Assembly, movement: Movement) -> HostStore:
     tables = {HEAD} if movement.heads else set()
     if movement.is_gathered and not (parts.loader.is_tied and tables):
         tables.add(EMBEDDING)
-    return fill_store(parts.loader, parts.decoder, movement.groups, sorted(tables))
+    return fill_store(parts.loader, parts.decoder, movement.groups, [*sorted(tables), *movement.expert_weights])
 
 
 def _builder(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
-from graphcore.graph.step import Step
+from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix
@@ -37,8 +37,26 @@ ACTIVATION_NAMES = {
     "relu": "relu",
     "relu2": "relu2",
 }
+EXPERT_INSTRUCTIONS = 2  # up and down
 NO_NORM = instructions.Norm()
 AnyNorm = RMSNorm | LayerNorm
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a recorded block chooses experts, and where it looks for them.
+
+    Attributes:
+        layer: the block's.
+        chosen: [C] int32, written by the instructions before `begin`.
+        places: [C] int32, read from `begin` on: where each of them lies. `chosen` itself where all are at home.
+        begin: the first of the instructions that run experts.
+    """
+
+    layer: int
+    chosen: Tensor
+    places: Tensor
+    begin: int
 
 
 @dataclass
@@ -48,16 +66,32 @@ class NativeStep:
     Attributes:
         begin: index of the first instruction.
         count: of instructions.
+        choices: of experts among them, whose places the fetcher knows; none where all are at home.
     """
 
     group: int
     program: native.NativeProgram
     begin: int
     count: int
+    choices: Sequence[Choice] = ()
+    fetcher: ExpertFetcher | None = None
 
     def replay(self) -> None:
         """Run the instructions once."""
-        self.program.run(self.begin, self.count)
+        done = self.begin
+        for choice in self.choices:
+            self.program.run(done, choice.begin - done)
+            done = choice.begin + EXPERT_INSTRUCTIONS
+            self._run_experts(choice)
+        self.program.run(done, self.begin + self.count - done)
+
+    def _run_experts(self, choice: Choice) -> None:
+        """Run chosen experts from wherever they are fetched to."""
+        chosen = choice.chosen.tolist()
+        assert self.fetcher is not None, "choices come with who fetches them"
+        for places in self.fetcher.waves(choice.layer, chosen):
+            choice.places.copy_(torch.tensor([places[expert] for expert in chosen]))
+            self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
 
 
 def obstacle_of(decoder: Decoder) -> str | None:
@@ -70,21 +104,6 @@ def obstacle_of(decoder: Decoder) -> str | None:
         if isinstance(module, Linear) and module.int8_order is not None and module.rounding != "token":
             return "float32 keeps to the reference's order of operations where activations are int8"
     return None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Where a recorded block chooses experts, and where it looks for them.
-
-    Attributes:
-        chosen: [C] int32, written by the instructions before `begin`.
-        places: [C] int32, read from `begin` on: where each of them lies. `chosen` itself where all are at home.
-        begin: the first of the two instructions that run experts.
-    """
-
-    chosen: Tensor
-    places: Tensor
-    begin: int
 
 
 @dataclass
@@ -111,8 +130,7 @@ class Recorder:
         caches: one per layer, [1, K, S, E].
         tables: rope tables, [P, 2, E/2].
         streamed: groups whose weights move. The others between two of them become one step.
-        fetches_experts: someone fills in the places of chosen experts, between two ranges of instructions.
-        choices: of the program recorded last, by layer; filled by `record`.
+        fetcher: of experts; None where all stay.
     """
 
     decoder: Decoder
@@ -122,20 +140,20 @@ class Recorder:
     tables: Sequence[Tensor]
     library: str
     streamed: Collection[int] = ()
-    fetches_experts: bool = False
-    choices: dict[int, Choice] = field(default_factory=dict)
+    fetcher: ExpertFetcher | None = None
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step over the state's inputs; fill `logits`, and if greedy `chosen`."""
         program = native.NativeProgram(self.library, torch.get_num_threads())
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and how many instructions there are after it
+        choices: list[Choice] = []
         if not self.decoder.embed_tokens.is_gathered:
             self._embed(program, state, x)
             ends.append((0, len(program.arguments)))
         for group, layers in enumerate(self.groups, start=1):
             for index in layers:
-                self._block(program, state, x, index)
+                choices += self._block(program, state, x, index)
             ends.append((group, len(program.arguments)))
         state.logits = program.buffer(self.decoder.spec.vocab).view(1, -1)
         for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
@@ -145,7 +163,7 @@ class Recorder:
         if is_greedy:
             self._choose(program, state)
             ends.append((0, len(program.arguments)))
-        steps = self._steps(program, ends)
+        steps = self._steps(program, ends, choices if self.fetcher is not None else ())
         gather = GatherStep(0, state, self.decoder.embed_tokens, x)
         return [gather, *steps] if self.decoder.embed_tokens.is_gathered else steps
 
@@ -156,24 +174,28 @@ class Recorder:
             return self.heads
         return [(range(self.decoder.spec.vocab), self.decoder.head)]
 
-    def _steps(self, program: native.NativeProgram, ends: Sequence[tuple[int, int]]) -> list[Step]:
+    def _steps(
+        self, program: native.NativeProgram, ends: Sequence[tuple[int, int]], choices: Sequence[Choice]
+    ) -> list[Step]:
         """Return one step for each streamed group and one for all between two of them."""
         steps: list[Step] = []
         begin = 0
         for index, (group, end) in enumerate(ends):
             is_last = index + 1 == len(ends)
             if is_last or group in self.streamed or ends[index + 1][0] in self.streamed:
-                steps.append(NativeStep(group, program, begin, end - begin))
+                inside = [choice for choice in choices if begin <= choice.begin < end]
+                steps.append(NativeStep(group, program, begin, end - begin, inside, self.fetcher))
                 begin = end
         return steps
 
-    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> None:
+    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Choice]:
+        """Append a block; return its choice of experts, if it has any."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         rope = None if rope_index is None else self.tables[rope_index]
-        choice = BlockRecorder(program, x, state, self.fetches_experts).record(block, rope, self.caches[index])
-        if choice is not None:
-            self.choices[index] = choice
+        recorder = BlockRecorder(program, x, state, index, fetches_experts=self.fetcher is not None)
+        recorder.record(block, rope, self.caches[index])
+        return recorder.choices
 
     def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
         embedding = self.decoder.embed_tokens
@@ -204,15 +226,17 @@ class Recorder:
 
 @dataclass
 class BlockRecorder:
-    """Appends one block's instructions to a program; `x` is the residual stream."""
+    """Appends one block's instructions to a program; `x` is the residual stream, `choices` what it has recorded."""
 
     program: native.NativeProgram
     x: Tensor
     state: StepState
+    layer: int
     fetches_experts: bool
+    choices: list[Choice] = field(default_factory=list)
 
-    def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> Choice | None:
-        """Append attention and MLP, with the norms where the block has them; return the choice of experts, if any."""
+    def record(self, block: Block, rope: Tensor | None, cache: LayerCache) -> None:
+        """Append attention and MLP, with the norms where the block has them."""
         attention, mlp = block.self_attn, block.mlp
         attended = self._attention(attention, block.input_layernorm, rope, cache)
         norm_after = block.post_attention_layernorm if block.sandwich else None
@@ -220,9 +244,9 @@ class BlockRecorder:
         norm = block.pre_feedforward_layernorm if block.sandwich else block.post_attention_layernorm
         if isinstance(mlp, MoE):
             assert not block.sandwich, "no model has experts between sandwich norms"
-            return self._experts(mlp, norm)
-        self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
-        return None
+            self._experts(mlp, norm)
+        else:
+            self._mlp(mlp, norm, block.post_feedforward_layernorm if block.sandwich else None)
 
     def _attention(self, attention: Attention, norm: AnyNorm, rope: Tensor | None, cache: LayerCache) -> Tensor:
         """Append the projections and the softmax; returns what comes before the output projection."""
@@ -260,17 +284,16 @@ class BlockRecorder:
         native.linear(program, self.x, matrices, rounding, norm_of(program, norm), store, activation)
         self._add(mlp.down_proj, hidden, mlp.ffn_sub_norm, norm_after)
 
-    def _experts(self, moe: MoE, norm: AnyNorm) -> Choice:
+    def _experts(self, moe: MoE, norm: AnyNorm) -> None:
         """Append residual += experts(norm(residual))."""
         program, router = self.program, moe.router
         logits, weights = program.buffer(router.outputs), program.buffer(moe.top_k)
         matrices = [matrix_of(program, router, logits)]
         native.linear(program, self.x, matrices, rounding_of(router), norm_of(program, norm))
         chosen = torch.zeros(moe.top_k, dtype=torch.int32)
-        choice = Choice(
-            chosen, torch.zeros_like(chosen) if self.fetches_experts else chosen, len(program.arguments) + 1
-        )
-        picks, places = (program.address(ids, torch.int32) for ids in (chosen, choice.places))
+        home = torch.zeros_like(chosen) if self.fetches_experts else chosen
+        self.choices.append(Choice(self.layer, chosen, home, len(program.arguments) + 1))
+        picks, places = (program.address(ids, torch.int32) for ids in (chosen, home))
         shares = program.address(weights)
         program.needs(row_floats=router.outputs + 32)
         program.add(instructions.Route(program.address(logits), router.outputs, moe.top_k, picks, shares))
@@ -288,7 +311,6 @@ class BlockRecorder:
             instructions.ExpertsUp(x, before, rounding, gate, up, *biases[:2], *where, hidden, moe.top_k, *clamp)
         )
         program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, shares, x, moe.top_k))
-        return choice
 
     def _add(self, linear: Linear, x: Tensor, norm: AnyNorm | None, norm_after: AnyNorm | None) -> None:
         """Append residual += linear(norm(x)), its product normalised where there is a norm after it."""
