@@ -32,17 +32,19 @@ def physical_nbytes(root: Path = ROOT) -> int:
     Args:
         root: of the file system, for tests.
     """
-    return min([psutil.virtual_memory().total, *(group.limit for group in groups_of_self(root))])
+    total: int = psutil.virtual_memory().total
+    return min([total, *(group.limit for group in groups_of_self(root))])
 
 
 def free_nbytes(root: Path = ROOT) -> int:
     """Return the bytes that this process can still take."""
     free = [max(0, group.limit - group.used) for group in groups_of_self(root)]
-    return min([psutil.virtual_memory().available, *free])
+    available: int = psutil.virtual_memory().available
+    return min([available, *free])
 
 
 def groups_of_self(root: Path = ROOT) -> Iterator[GroupMemory]:
-    """Yield the memory of each control group that this process is in, from its own up; those without a limit are not."""
+    """Yield the memory of each control group with a limit that this process is in, from its own up."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         is_v2 = number == "0" and not controllers
