@@ -112,7 +112,7 @@ def open_transformers(
     )
     choices = choose(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
-    loader = Loader(checkpoint, match_skeleton(skeleton, checkpoint))
+    loader = match_skeleton(skeleton, checkpoint)
     weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
     choices, plan, tier = plan_transformers(settings, model.config, choices, weights, skeleton.attention)
     return model, TransformersParts(choices, loader, weights), plan, tier

@@ -51,7 +51,7 @@ def outputs(engine: Engine, ids: Tensor) -> tuple[Tensor, list[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("name", ISSUE)
+@pytest.mark.parametrize("name", [*ISSUE, "olmoe", "lfm2"])
 def test_streamed_is_resident(
     name: str,
     stream: str,
