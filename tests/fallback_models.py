@@ -51,11 +51,20 @@ CONFIGS: Mapping[str, dict[str, object]] = {
         **LAYERS,
         "pad_token_id": 1,
     },
+    "olmoe": {  # experts, stored one by one
+        **SIZES,
+        **GQA,
+        **LAYERS,
+        "intermediate_size": 48,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+    },
+    "lfm2": {**SIZES, **GQA, **LAYERS, "full_attn_idxs": [1]},  # convolutions between attention; run one by one
     "gemma2": {**SIZES, **GQA, **LAYERS, "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 5.0},
 }
 ISSUE = ("phi3", "olmo2", "granite", "stablelm", "gpt_neox", "bloom")
-MORE = ("phi3_long", "opt", "gemma2")
-ALONE = ("phi3_long",)
+MORE = ("phi3_long", "opt", "olmoe", "lfm2", "gemma2")
+ALONE = ("phi3_long", "lfm2")
 WITHOUT_SDPA = ("bloom", "gemma2")  # transformers has only eager attention for them on the CPU
 CASES = [
     (name, kind)

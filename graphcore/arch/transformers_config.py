@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 GENERATION = "generation_config.json"
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 UNBOUNDED_CONTEXT = 1 << 20  # tokens, where positions are no table and no length is said (ALiBi)
 
@@ -54,19 +55,27 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
     )
 
 
-def rotates_by_length(config: "PreTrainedConfig") -> bool:
-    """Return whether rotary frequencies depend on how long the longest sequence of a pass is.
+def why_whole(config: "PreTrainedConfig") -> str:
+    """Return why a prompt must run in one pass and without neighbours of other lengths; empty if it need not.
 
-    Such a model is only itself if a prompt is run whole, and without longer neighbours.
+    Rotary frequencies may depend on a pass's longest row, and recurrent layers may begin anew with every pass of
+    several tokens, or take padding for tokens.
     """
     stated = config.to_dict().get("rope_parameters") or {}
-    kinds = [stated, *stated.values()]
-    return any(isinstance(kind, Mapping) and kind.get("rope_type") in LENGTH_DEPENDENT for kind in kinds)
+    ropes = [stated, *stated.values()]
+    if any(isinstance(rope, Mapping) and rope.get("rope_type") in LENGTH_DEPENDENT for rope in ropes):
+        return "its rotary frequencies depend on a pass's longest row"
+    kinds = set(config.layer_types or ()) if hasattr(config, "layer_types") else set()
+    if kinds - ATTENTION_KINDS:
+        return f"it has layers that are no attention ({', '.join(sorted(kinds - ATTENTION_KINDS))})"
+    return ""
 
 
 def _size(values: Fields, names: Mapping[str, str], name: str) -> int:
     """Return a size under the name that the config's class has for it."""
     found = values.size(names.get(name, name), name)
     if found is None:
-        raise UnsupportedError(f"{values.source}: has no {name}; model.fallback=transformers needs a language model")
+        raise UnsupportedError(
+            f"{values.source}: has no {name}; model.fallback=transformers needs a language model with attention"
+        )
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from graphcore.arch.transformers_config import model_config_of, rotates_by_length
+from graphcore.arch.transformers_config import model_config_of, why_whole
 from graphcore.arch.transformers_fallback import build_skeleton, read_transformers_config
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_config import ModelConfig
@@ -112,7 +112,7 @@ def open_transformers(
     )
     choices = choose(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
-    loader = Loader(checkpoint, match_skeleton(skeleton, checkpoint))
+    loader = match_skeleton(skeleton, checkpoint)
     weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
     choices, plan, tier = plan_transformers(settings, model.config, choices, weights, skeleton.attention)
     return model, TransformersParts(choices, loader, weights), plan, tier
@@ -151,9 +151,9 @@ def choose(settings: Settings, model: TransformersModel, config: "PreTrainedConf
     if context > longest:
         raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
     notes = [f"{model.config.model_type} runs through transformers' own classes, eager"]
-    runs_whole = rotates_by_length(config)
+    runs_whole = why_whole(config)
     if runs_whole:
-        notes.append("its rotary frequencies depend on a pass's longest row: prompts run whole, and one by one")
+        notes.append(f"prompts run whole, and one by one: {runs_whole}")
     return Choices(
         device=device,
         dtype=dtype,

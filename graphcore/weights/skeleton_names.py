@@ -1,7 +1,8 @@
 """Which stored tensor is which weight of a transformers skeleton, settled and checked before any byte is read.
 
 Names are compared after the renamings that transformers itself does when it loads (a base model's prefix too much or
-too little, names that a class once had). What transformers would build from several stored tensors is refused.
+too little, names that a class once had). Experts that are stored one by one are stacked; what transformers would
+compute in another way from stored tensors is refused.
 """
 
 import re
@@ -15,24 +16,28 @@ from graphcore.arch.architecture import TensorSource
 from graphcore.arch.transformers_fallback import Skeleton
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.checkpoint.stacked_checkpoint import Stack, StackedCheckpoint
 from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.weights.loader import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter
 
 SHOWN = 4  # names of tensors in one message
 IGNORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", r"\.attn\.(masked_)?bias$")  # computed, stored by old files
 
 
-def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, TensorSource]:
-    """Return the stored tensor of each weight; a tied weight without one of its own has that of its partner.
+def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
+    """Return what reads each weight; a tied weight without a tensor of its own is its partner's.
 
     Raises:
         CheckpointError: a weight has no stored tensor, a stored tensor no weight, or a shape or type differs.
-        UnsupportedError: transformers would build a weight from several stored tensors.
+        UnsupportedError: transformers would build a weight in a way that is not known here.
     """
     weights = skeleton.weights()
-    stored = renamed(skeleton.model, checkpoint, weights)
+    stored, stacks = renamed(skeleton.model, checkpoint, weights)
+    checkpoint = StackedCheckpoint(checkpoint, stacks) if stacks else checkpoint
     sources = {}
     for name in weights:
         known = [alias for alias in (name, *skeleton.aliases.get(name, ())) if alias in stored]
@@ -54,14 +59,18 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, Tens
         )
     for name, source in sources.items():
         _check(checkpoint, source.name, name, weights[name])
-    return sources
+    return Loader(checkpoint, sources)
 
 
-def renamed(model: "PreTrainedModel", checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the model's names of the stored tensors, each with the stored one.
+def renamed(
+    model: "PreTrainedModel", checkpoint: Checkpoint, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, str], dict[str, Stack]]:
+    """Return the model's names of the stored tensors, each with the stored one, and what is one tensor of several.
+
+    A tensor that is made of several is stored under the model's own name for it.
 
     Raises:
-        UnsupportedError: transformers would do more than rename one.
+        UnsupportedError: transformers would do more than rename and stack them.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -69,20 +78,35 @@ def renamed(model: "PreTrainedModel", checkpoint: Checkpoint, weights: Mapping[s
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     names: dict[str, str] = {}
-    rebuilt = []
-    for stored in checkpoint.tensors:
+    parts: dict[str, dict[str, list[str]]] = {}
+    for stored in sorted(checkpoint.tensors, key=natural):
         name, pattern = rename_source_key(stored, renamings, converters, model.base_model_prefix, dict(weights))
-        if pattern is not None and stored not in weights:
-            rebuilt.append(stored)
-        names[stored if stored in weights else name] = stored
-    if rebuilt:
-        raise UnsupportedError(
-            f"{checkpoint.source}: transformers builds weights of {type(model).__name__} from several stored tensors "
-            f"({listed(rebuilt)}), and model.fallback=transformers only reads them one to one; load the model with "
-            "transformers, and save it with save_original_format=False"
-        )
-    return names
+        if stored in weights or pattern is None:
+            names[stored if stored in weights else name] = stored
+            continue
+        if not only_stacks(by_pattern[pattern]):
+            raise UnsupportedError(
+                f"{checkpoint.source}: transformers computes '{name}' of {type(model).__name__} from stored tensors "
+                f"('{stored}' is one), and model.fallback=transformers only renames and stacks them; load the model "
+                "with transformers, and save it with save_original_format=False"
+            )
+        rule = parts.setdefault(name, {one: [] for one in by_pattern[pattern].source_patterns})
+        rule[pattern].append(stored)
+    stacks = {name: tuple(tuple(part) for part in found.values()) for name, found in parts.items()}
+    return names | {name: name for name in stacks}, stacks
+
+
+def only_stacks(rule: "WeightConverter") -> bool:
+    """Return whether a rule of transformers stacks experts along the first axis, and parts of them along the rows."""
+    kinds = [(type(operation).__name__, vars(operation).get("dim")) for operation in rule.operations]
+    return kinds in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts names by their numbers' values: expert 2 before expert 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _check(checkpoint: Checkpoint, source: str, name: str, weight: Tensor) -> None:

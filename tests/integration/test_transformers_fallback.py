@@ -14,7 +14,13 @@ from fallback_models import CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallba
 from graphcore import Engine
 
 PADDED_TOLERANCE = 1e-5
-FINAL_NORMS = ("model.norm", "gpt_neox.final_layer_norm", "transformer.ln_f", "model.decoder.final_layer_norm")
+FINAL_NORMS = (
+    "model.norm",
+    "model.embedding_norm",
+    "gpt_neox.final_layer_norm",
+    "transformer.ln_f",
+    "model.decoder.final_layer_norm",
+)
 SIZES = ["context_length=128", "batch_size=3"]
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from fallback_models import ISSUE, FallbackModel, save_fallback
+from fallback_models import ISSUE, MORE, FallbackModel, save_fallback
 from torch import Tensor
 
 from graphcore import Engine
@@ -50,8 +50,9 @@ def outputs(engine: Engine, ids: Tensor) -> tuple[Tensor, list[tuple[int, ...]]]
     return logits, [one.token_ids for one in engine.generate(ids.tolist(), max_new_tokens=40)]
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("name", ISSUE)
+@pytest.mark.parametrize(
+    ("name", "stream"), [*((name, stream) for name in ISSUE for stream in STREAMS), *((name, "async") for name in MORE)]
+)
 def test_streamed_is_resident(
     name: str,
     stream: str,

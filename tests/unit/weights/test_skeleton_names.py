@@ -12,14 +12,14 @@ from torch import Tensor
 from graphcore.arch.transformers_fallback import build_skeleton, read_transformers_config
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.weights.skeleton_names import match_skeleton
+from graphcore.weights.skeleton_names import match_skeleton, only_stacks
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def match(folder: Path) -> dict[str, str]:
     skeleton = build_skeleton(read_transformers_config(folder), "eager", torch.float32, str(folder))
-    return {name: source.name for name, source in match_skeleton(skeleton, open_checkpoint(folder)).items()}
+    return {name: source.name for name, source in match_skeleton(skeleton, open_checkpoint(folder)).sources.items()}
 
 
 def changed(folder: Path, change: Change) -> Path:
@@ -84,14 +84,54 @@ def test_whole_numbers_are_no_weights(phi3: Path) -> None:
         match(phi3)
 
 
-def test_weights_that_transformers_builds_from_several_tensors_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def mixtral() -> "torch.nn.Module":
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads))
-    model.save_pretrained(tmp_path / "apart")
-    with pytest.raises(UnsupportedError, match=r"from several stored tensors .*save_original_format=False"):
-        match(tmp_path / "apart")
-    model.save_pretrained(tmp_path / "whole", save_original_format=False)
-    assert match(tmp_path / "whole").keys() == model.state_dict().keys()
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 12}
+    return MixtralForCausalLM(MixtralConfig(**sizes, **heads))
+
+
+def test_experts_that_are_stored_one_by_one_are_stacked_as_transformers_stacks_them(tmp_path: Path) -> None:
+    model = mixtral()
+    model.save_pretrained(tmp_path)
+    assert "model.layers.0.block_sparse_moe.experts.11.w3.weight" in open_checkpoint(tmp_path).tensors
+    skeleton = build_skeleton(read_transformers_config(tmp_path), "eager", torch.float32, str(tmp_path))
+    loader = match_skeleton(skeleton, open_checkpoint(tmp_path))
+    for name, expected in model.state_dict().items():
+        assert torch.equal(loader.dense(name, torch.float32), expected), name
+
+
+def test_an_expert_of_another_shape_is_refused(tmp_path: Path) -> None:
+    mixtral().save_pretrained(tmp_path)
+    name = "model.layers.0.block_sparse_moe.experts.11.w3.weight"
+    changed(tmp_path, lambda tensors: {**tensors, name: torch.zeros(47, 64)})
+    with pytest.raises(CheckpointError, match=r"experts\.11\.w3\.weight.*\[47, 64\].*does not fit"):
+        match(tmp_path)
+
+
+def test_an_expert_that_is_missing_is_refused(tmp_path: Path) -> None:
+    mixtral().save_pretrained(tmp_path)
+    changed(
+        tmp_path,
+        lambda tensors: {name: one for name, one in tensors.items() if ".0.block_sparse_moe.experts.11." not in name},
+    )
+    with pytest.raises(CheckpointError, match=r"Shape mismatch for .*gate_up_proj: expected \[12.* got \[11"):
+        match(tmp_path)
+
+
+def test_experts_that_are_stored_as_one_are_found_too(tmp_path: Path) -> None:
+    model = mixtral()
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert match(tmp_path).keys() == model.state_dict().keys()
+
+
+def test_only_rules_that_stack_experts_are_known() -> None:
+    from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
+
+    def rule(*operations: object) -> WeightConverter:
+        return WeightConverter(["a.*.x", "a.*.y"], "a.xy", operations=list(operations))
+
+    assert only_stacks(rule(MergeModulelist(0), Concatenate(1)))
+    assert not only_stacks(rule(MergeModulelist(0), Concatenate(0)))
+    assert not only_stacks(rule(MergeModulelist(0), Concatenate(1), Transpose(1, 2)))
