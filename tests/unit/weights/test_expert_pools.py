@@ -38,6 +38,11 @@ def test_every_kind_gets_what_a_token_chooses_and_its_layers_share_of_the_rest(n
     assert small.num_slots + large.num_slots == num_slots
 
 
+def test_two_layers_of_three_get_two_thirds_of_the_slots_beyond_the_fewest() -> None:
+    small, large = expert_pools(decoder_of(SMALL, LARGE, SMALL), 11)
+    assert (small.num_slots, large.num_slots) == (2 + 4, 3 + 2)
+
+
 def test_modules_of_all_layers_are_bound_to_the_pool_s_memory() -> None:
     decoder = decoder_of(SMALL, DENSE, SMALL)
     (pool,) = expert_pools(decoder, 4)
