@@ -233,7 +233,7 @@ Where the estimate is wrong:
 - **Speed.** It expects that compute hides the copies of small models and half of a large one's. In decode a weight is
   used once for each token, so a group computes in the time in which memory is read, and is copied in the time of the
   link: {memory / link:.0f} times as long here. With everything streamed the loss is the same for every size. What helps
-  is to stream less: under `auto` models that fit lose nothing, the others as much as copying the rest takes. Prefill and
+  is to stream less: under `auto` models that fit lose nothing, the others what copying the rest takes. Prefill and
   large batches are different: there a copy serves many tokens.
 - **Weights.** It counts 1.6 bits for each weight. Ternary weights lie in memory at 2 bits (i2_s), and table and head
   are not ternary.

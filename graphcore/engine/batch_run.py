@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.runner import Runner, set_inputs
+from graphcore.engine.runner import set_inputs
 from graphcore.engine.sampler import Sampler, SamplingParams
 from graphcore.engine.sequence import Generation, Timings, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import GraphError
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import run_program
@@ -30,7 +31,7 @@ class BatchRun:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: TokenRunner,
         requests: Sequence[Request],
         params: SamplingParams,
         wants_logprobs: bool = False,
@@ -44,10 +45,9 @@ class BatchRun:
         self.on_progress = on_progress
         self.total = max(request.max_new_tokens for request in requests)
         self.is_greedy = params.temperature == 0.0 and params.repetition_penalty == 1.0
-        vocab = runner.builder.decoder.spec.vocab
         histories = [request.prompt_ids for request in requests]
         histories += [()] * (runner.width(len(requests)) - len(requests))
-        self.sampler = Sampler(params, histories, vocab, runner.device)
+        self.sampler = Sampler(params, histories, runner.vocab, runner.device)
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
 
@@ -118,7 +118,7 @@ class BatchRun:
             if logprob is not None:
                 request.logprobs.append(logprob)
             used = len(request.prompt_ids) + len(request.token_ids) + 1
-            text = request.push(token_ids[row], is_context_full=used > self.runner.builder.context)
+            text = request.push(token_ids[row], is_context_full=used > self.runner.context)
             yield TokenEvent(row, token_ids[row], text, logprob, request.finish_reason)
 
     def _generation(self, request: Request) -> Generation:

@@ -1,5 +1,6 @@
 """From a plan to what runs: resident weights loaded, slots bound, caches allocated, programs to be built."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from graphcore.engine.assembly import Assembly, compile_cache_dir
 from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
@@ -25,7 +27,7 @@ from graphcore.weights.residents import load_resident
 class Running:
     """What runs programs, and what moves their weights."""
 
-    runner: Runner
+    runner: TokenRunner
     stream: WeightStream
 
 
@@ -44,10 +46,12 @@ def build_running(
     with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
-    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
+    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
     builder.fetcher = stream.experts
-    return Running(Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk), stream)
+    runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
+    weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
+    return Running(runner, stream)
 
 
 def _store(parts: Assembly, movement: Movement) -> HostStore:
@@ -67,6 +71,11 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices = parts.choices
+    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    if movement.plan.is_streaming:
+        for cache in caches:  # memory that is only promised would be missing later, under a budget
+            cache.k.zero_()
+            cache.v.zero_()
     compiled: list[str] = []
 
     def report(name: str) -> None:
@@ -77,7 +86,7 @@ def _builder(
         parts.decoder,
         choices.graph,
         layer_groups,
-        allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device),
+        caches,
         choices.context,
         choices.device,
         report,

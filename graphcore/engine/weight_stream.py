@@ -4,6 +4,7 @@ plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
@@ -75,13 +77,38 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
 
 @dataclass
 class WeightStream:
-    """Everything that is open while weights move; `policy` is what programs run under."""
+    """Everything that is open while weights move.
+
+    Attributes:
+        policy: what programs run under.
+        jobs: that fill each group's slot.
+        host_nbytes: of weights that wait in RAM.
+        expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+    """
 
     policy: Policy
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+    host_nbytes: int = 0
     experts: ExpertCache | None = None
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """Share of the routed experts that were there already; None without a cache of experts."""
+        return None if self.experts is None else self.experts.hit_rate
+
+    def raw_link(self, most_nbytes: int) -> float | None:
+        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+
+        What has been read ahead is forgotten first.
+        """
+        if self.filler is None:
+            return None
+        self.policy.reset()
+        jobs = without_pieces([job for each in self.jobs.values() for job in each])
+        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
 
     def close(self) -> None:
         """End the threads and close the files."""
@@ -100,7 +127,12 @@ def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Pat
     """
     checkpoint = loader.checkpoint
     paths = {span.file for name in weights for span in checkpoint.spans(loader.sources[name].name)}
-    return {path: StreamedFile.open(path, checkpoint.files[path], direct) for path in sorted(paths)}
+    with ExitStack() as opened:  # closes them again if one cannot be opened
+        files: dict[Path, ByteSource] = {}
+        for path in sorted(paths):
+            files[path] = opened.enter_context(StreamedFile.open(path, checkpoint.files[path], direct))
+        opened.pop_all()
+    return files
 
 
 def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> list[dict[str, Tensor]]:
@@ -110,8 +142,12 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
         For each group the views of its slot, by place in order, and under "" the slot's bytes.
     """
     memory = Slot.allocate(plan.slots_nbytes, device)
+    memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
+        assert group.layout.nbytes <= plan.slot_nbytes, (
+            f"{group.label} does not fit in a slot of {plan.slot_nbytes} bytes"
+        )
         start = number % plan.num_slots * plan.slot_nbytes
         slot = Slot(memory.raw[start : start + group.layout.nbytes])
         views = slot.views(group.layout)
@@ -133,15 +169,33 @@ def open_stream(
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
     """
-    plan, timeline = movement.plan, Timeline()
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    experts = open_experts(loader, decoder, movement, store, files, timeline, device)
-    if not movement.groups:
-        return WeightStream(Resident(), timeline, None, files, experts)
+    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device)
+    stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+    return stream
+
+
+def stream_groups(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    device: torch.device,
+) -> WeightStream:
+    """Return what moves groups through slots, which are bound here; nothing has been read yet.
+
+    Args:
+        store: where the groups wait in RAM; None reads the files.
+        files: open; they are closed with the stream.
+    """
+    timeline, host_nbytes = Timeline(), 0 if store is None else store.nbytes
+    if not groups:
+        return WeightStream(Resident(), timeline, None, files, host_nbytes=host_nbytes)
     jobs: dict[int, list[Job]] = {}
-    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
+    for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
         if store is not None:
             source = store.groups[group.index]
             jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
@@ -149,14 +203,14 @@ def open_stream(
         pieces = [
             piece
             for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
         ]
         jobs[group.index] = file_jobs(pieces)
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files, experts)
+    return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
 
 
 def open_experts(
@@ -193,12 +247,6 @@ def open_experts(
 def flat(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor's bytes, uint8."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _part_of(rows: range | None, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows
 
 
 def _rows(

@@ -30,6 +30,12 @@ class HostStore:
     groups: Mapping[int, Tensor]
     tables: Mapping[str, Tensor]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of RAM; parts of a table are not counted twice."""
+        held = [*self.groups.values(), *self.tables.values()]
+        return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
+
 
 def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables: Sequence[str]) -> HostStore:
     """Return a store with every byte in its place, read from the checkpoint once.

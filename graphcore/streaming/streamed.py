@@ -35,6 +35,7 @@ class Streamed:
     timeline: Timeline
     _ahead: deque[Ticket] = field(default_factory=deque)
     _last_of_slot: dict[int, Ticket] = field(default_factory=dict)
+    _begun: list[Ticket] = field(default_factory=list)  # all that a thread may still be at
     _current: Ticket | None = None
     _computing_since: float = 0.0
 
@@ -50,34 +51,44 @@ class Streamed:
             StreamingError: no thread can read any more.
         """
         if group not in self._position:
+            self._computing_since = time.perf_counter()
             return
+        try:
+            self._acquire(group)
+        except BaseException:  # Ctrl-C too, anywhere in there
+            self.reset()
+            raise
+
+    def release(self, group: int) -> None:
+        """Let the group's slot be filled with what comes next."""
+        is_streamed = self._current is not None and self._current.group == group
+        if is_streamed or group not in self._position:
+            self.timeline.add(Event("compute", group, self._computing_since, time.perf_counter()))
+        if is_streamed:
+            self._leave()
+
+    def reset(self) -> None:
+        """Forget what has been read ahead; no thread is at it any more when this returns.
+
+        If that is interrupted, nothing counts as read ahead, and so the next `acquire` resets again.
+        """
+        self._leave()
+        self._ahead.clear()
+        self.filler.cancel(self._begun)
+        self._begun.clear()
+        self._last_of_slot.clear()
+
+    def _acquire(self, group: int) -> None:
         self._leave()
         began = time.perf_counter()
         ticket = self._next(group)
-        try:
-            self.filler.wait(ticket)
-        except BaseException:
-            self.reset([ticket])
-            raise
+        self.filler.wait(ticket)
         self._computing_since = time.perf_counter()
         if self._computing_since - began > 0:
             self.timeline.add(Event("stall", group, began, self._computing_since))
         self._current = ticket
         if self.reads_ahead:
             self._read_ahead(self._position[group])
-
-    def release(self, group: int) -> None:
-        """Let the group's slot be filled with what comes next."""
-        if self._current is not None and self._current.group == group:
-            self.timeline.add(Event("compute", group, self._computing_since, time.perf_counter()))
-            self._leave()
-
-    def reset(self, more: Sequence[Ticket] = ()) -> None:
-        """Forget what has been read ahead; no thread is at it any more when this returns."""
-        self._leave()
-        self.filler.cancel([*self._ahead, *more])
-        self._ahead.clear()
-        self._last_of_slot.clear()
 
     def _leave(self) -> None:
         """Give back the group that was computed with, if that did not happen: an exception may have come between."""
@@ -96,6 +107,7 @@ class Streamed:
         group, slot = self._order[position], position % self.num_slots
         ticket = self.filler.begin(group, self.jobs[group], self._last_of_slot.get(slot))
         self._last_of_slot[slot] = ticket
+        self._begun = [*(earlier for earlier in self._begun if earlier.left), ticket]
         return ticket
 
     def _read_ahead(self, position: int) -> None:

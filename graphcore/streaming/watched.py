@@ -29,6 +29,10 @@ class Watched:
         """Let the group's slot go."""
         self._policy.release(group)
 
+    def reset(self) -> None:
+        """Forget what was moved ahead of its use."""
+        self._policy.reset()
+
 
 def watched(policy: Policy, on_progress: Progress, stage: str, done: int, total: int) -> Policy:
     """Return a policy that reports each group of the pass that begins now; one that moves nothing is left as it is."""

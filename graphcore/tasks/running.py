@@ -4,6 +4,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
+from graphcore.engine.runner import Runner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
@@ -33,6 +34,20 @@ def moved_nbytes(plan: Plan) -> list[int]:
     """Return what a pass over the weights moves for each group, by its number; 0 for those that stay."""
     num_groups = plan.num_layer_groups + 1 + max(1, len(plan.head_slices))
     return [plan.nbytes_of(group) if group in plan.streamed else 0 for group in range(num_groups)]
+
+
+def own_runner(engine: Engine, task: str) -> Runner:
+    """Return what runs graphcore's own programs.
+
+    Raises:
+        ConfigError: the engine runs a transformers model, which has none.
+    """
+    if not isinstance(engine.runner, Runner):
+        raise ConfigError(
+            f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
+            "task=generate, chat or plan"
+        )
+    return engine.runner
 
 
 def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:

@@ -6,12 +6,15 @@ from pathlib import Path
 import torch
 from omegaconf import MISSING
 
+from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.settings import Settings
 from graphcore.device import find_cpp_compiler, resolve_device
-from graphcore.engine.assembly import Assembly, Choices, choose_graph, prepare
-from graphcore.engine.model import Model, open_model
+from graphcore.engine.assembly import Choices, choose_graph, prepare
+from graphcore.engine.model import open_model
 from graphcore.engine.planning import plan_run
+from graphcore.engine.transformers_model import open_transformers
 from graphcore.errors import ConfigError, PlanError
+from graphcore.progress import Progress
 from graphcore.tasks.plan_report import (
     group_rows,
     memory_record,
@@ -43,12 +46,15 @@ class Outcome:
 
     Attributes:
         source: where streamed weights wait, "disk" or "host"; empty if the plan does not fit.
+        expert_nbytes: of all experts.
         error: why it does not fit, or None.
     """
 
-    parts: Assembly
+    config: ModelConfig
+    choices: Choices
     plan: Plan
     source: str
+    expert_nbytes: int = 0
     error: PlanError | None = None
 
 
@@ -58,21 +64,14 @@ def run(context: Context, task: PlanSettings) -> Record:
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
     rates = rates_of(task)
     choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)
-    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
-    outcome = _planned(settings, model)
-    choices, plan = outcome.parts.choices, outcome.plan
+    outcome = planned(settings, console.progress)
+    config, choices, plan = outcome.config, outcome.choices, outcome.plan
     predicted = predict(plan, rates) if rates and outcome.error is None else None
-    for note in (*choices.notes, *group_note(settings, model.config.model_type)):
+    for note in (*choices.notes, *group_note(settings, config.model_type)):
         console.note(note)
-    experts = sizes_of(outcome.parts.decoder, outcome.parts.loader.is_tied, 1).experts
-    groups = planned_groups(
-        plan,
-        len(model.spec.blocks),
-        settings.streaming.layer_group_size,
-        0 if experts is None else experts.total_nbytes,
-    )
+    groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
     free = free_nbytes(choices.device)
-    title = f"{settings.model.name} ({model.config.model_type}) on {plan.device}, streaming={plan.policy}"
+    title = f"{settings.model.name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     for heading, rows in ((f"{title}: weights", group_rows(groups)), (f"{title}: device", tier_rows(plan, free))):
         cells = [[name, f"{nbytes:,}", in_words(nbytes), where] for name, nbytes, where in rows]
         console.table(heading, ("", "bytes", "", "where"), cells)
@@ -80,7 +79,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.line(movement_line(plan, outcome.source, predicted))
     return {
         **_fit(outcome),
-        **_ran(settings, model, choices),
+        **_ran(settings, config, choices),
         "streaming": streaming_record(plan, outcome.source),
         "groups": [{"name": one.name, "bytes": one.nbytes, "place": one.place} for one in groups],
         "memory": memory_record(plan),
@@ -107,16 +106,26 @@ def rates_of(task: PlanSettings) -> Rates | None:
     return Rates(task.link_gb_per_second * 1e9, task.memory_gb_per_second * 1e9)
 
 
-def _planned(settings: Settings, model: Model) -> Outcome:
-    """Return the plan, or the smallest one where none fits."""
-    parts = prepare(settings, model)
+def planned(settings: Settings, on_progress: Progress) -> Outcome:
+    """Return the plan, or the smallest one where none fits.
+
+    Raises:
+        GraphcoreError: as for a load.
+    """
+    if settings.model.fallback is not None:
+        model, parts, plan, tier = open_transformers(settings, on_progress)
+        return Outcome(model.config, parts.choices, plan, tier.kind)
+    own = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
+    assembly = prepare(settings, own)
+    experts = sizes_of(assembly.decoder, assembly.loader.is_tied, 1).experts
+    expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
-        planned, plan, tier = plan_run(settings, model, parts)
+        assembly, plan, tier = plan_run(settings, own, assembly)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(parts, error.smallest, "", error)
-    return Outcome(planned, plan, tier.kind)
+        return Outcome(own.config, assembly.choices, error.smallest, "", expert_nbytes, error)
+    return Outcome(own.config, assembly.choices, plan, tier.kind, expert_nbytes)
 
 
 def _fit(outcome: Outcome) -> Record:
@@ -126,12 +135,12 @@ def _fit(outcome: Outcome) -> Record:
     return {"fits": True}
 
 
-def _ran(settings: Settings, model: Model, choices: Choices) -> Record:
+def _ran(settings: Settings, config: ModelConfig, choices: Choices) -> Record:
     return {
         "model": {
             "source": settings.model.checkpoint,
-            "model_type": model.config.model_type,
-            "num_hidden_layers": model.config.num_hidden_layers,
+            "model_type": config.model_type,
+            "num_hidden_layers": config.num_hidden_layers,
         },
         "device": str(choices.device),
         "dtype": str(choices.dtype).removeprefix("torch."),

@@ -57,6 +57,8 @@ def test_another_run_begins_anew() -> None:
     words.take("generate", None, 8, 8)
     clock.now += 60.0
     assert words.take("generate", None, 1, 8) == "token 1/8"
+    clock.now += 1.0
+    assert words.take("generate", None, 2, 8) == "token 2/8, ETA 0:06"
 
 
 def test_speed_is_that_of_the_last_seconds() -> None:
