@@ -138,7 +138,7 @@ class Engine:
     @property
     def stats(self) -> dict[str, int | str | float]:
         """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts."""
-        hit_rate = self.expert_hit_rate
+        hit_rate = self.weight_stream.expert_hit_rate
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
@@ -148,11 +148,6 @@ class Engine:
             "kv_bytes": self.plan.kv_nbytes,
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
-
-    @property
-    def expert_hit_rate(self) -> float | None:
-        """Share of the routed experts that were on the device already; None if none was fetched yet, or all stay."""
-        return None if self._stream.experts is None else self._stream.experts.hit_rate
 
     def warm_up(self, num_sequences: int = 1) -> CompileReport:
         """Compile what that many sequences will need, or load it from the cache on disk; return what it took.

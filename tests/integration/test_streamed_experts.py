@@ -90,7 +90,7 @@ def outputs_of(engine: Engine, new_tokens: int = 12) -> list[Tensor]:
 
 
 def cache_of(engine: Engine) -> ExpertCache:
-    cache = engine._stream.experts
+    cache = engine.weight_stream.experts
     assert cache is not None
     return cache
 
@@ -265,7 +265,7 @@ def test_padding_and_rows_without_a_sequence_fetch_nobody(files: Callable[[str],
 
 def test_the_hit_rate_is_that_of_the_tokens_that_ran(files: Callable[[str], Path]) -> None:
     with load(files("mxfp4"), "captured", "bf16") as engine:
-        assert engine.expert_hit_rate is None
+        assert engine.weight_stream.expert_hit_rate is None
         assert "expert_hit_rate" not in engine.stats
         with torch.inference_mode():
             engine.runner.feed([[5]], [0])
