@@ -8,6 +8,7 @@ nothing is left out in silence. One sequence; wider batches run compiled.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,8 @@ class NativeStep:
         """Run chosen experts from wherever they are fetched to."""
         chosen = choice.chosen.tolist()
         assert self.fetcher is not None, "choices come with who fetches them"
-        for places in self.fetcher.waves(choice.layer, chosen):
+        with closing(self.fetcher.waves(choice.layer, chosen)) as waves:
+            places = next(waves)  # a token's experts come together
             choice.places.copy_(torch.tensor([places[expert] for expert in chosen]))
             self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
 
