@@ -4,7 +4,8 @@ A step reads its inputs from the state and leaves its outputs there. Whether its
 decided by whoever built it; a captured program replays all of its steps as one CUDA graph.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,11 +79,11 @@ def experts_of(block: Block) -> Experts:
 class ExpertFetcher(Protocol):
     """Brings experts to places in the tensors that their modules are bound to."""
 
-    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[list[int]]:
+    def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
         """Yield where experts lie, until each was there once; what is yielded holds until the next is asked for.
 
         For each of the layer's experts its place, or -1; all that are asked for at once if they are no more than a
-        token chooses.
+        token chooses. Whoever stops in between closes the generator.
         """
 
 
@@ -109,13 +110,11 @@ class FetchedBlock:
         """Return the experts' answers, [B, T, C, D]; each wave has some of the rows."""
         chosen = routed.chosen
         answers: Tensor | None = None
-        for places in self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1})):
-            found = experts(routed.fed, chosen, places)
-            if answers is None:
-                answers = found
-                continue
-            is_here = torch.tensor(places, device=chosen.device)[chosen] >= 0
-            answers = torch.where(is_here[..., None], found, answers)
+        with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
+            for places in waves:
+                found = experts(routed.fed, chosen, places)
+                is_here = torch.tensor(places, device=chosen.device)[chosen] >= 0
+                answers = found if answers is None else torch.where(is_here[..., None], found, answers)
         return experts(routed.fed, chosen) if answers is None else answers  # nobody was chosen
 
 

@@ -7,7 +7,7 @@ An expert that is computed with, or whose wave comes next, is pinned: its slot i
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from graphcore.streaming.expert_heat import ExpertHeat
@@ -105,7 +105,7 @@ class ExpertCache:
         asked = self.hits + self.misses
         return self.hits / asked if asked else None
 
-    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[list[int]]:
+    def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
         """Yield where experts lie, until each was there once; what is yielded holds until the next is asked for.
 
         Args:
