@@ -14,6 +14,7 @@ from tiny_models import VOCAB
 from torch import Tensor, nn
 
 from graphcore import Engine
+from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.span import Span
 from graphcore.errors import CheckpointError, PlanError
 from graphcore.streaming.expert_cache import ExpertCache
@@ -181,12 +182,12 @@ def routed_by(model: nn.Module, ids: Tensor) -> list[set[int]]:
 class RecordingSource:
     """A file that says what was read of it."""
 
-    def __init__(self, path: Path, source: object, reads: list[Span]) -> None:
-        self.path, self.source, self.reads = path, source, reads
+    def __init__(self, source: ByteSource, reads: list[Span]) -> None:
+        self.source, self.reads, self.size = source, reads, source.size
 
-    def read_into(self, buffer: Tensor, offset: int, nbytes: int) -> None:
-        self.reads.append(Span(self.path, offset, nbytes))
-        self.source.read_into(buffer, offset, nbytes)
+    def read_into(self, space: Tensor, offset: int, nbytes: int) -> int:
+        self.reads.append(Span(self.source.path, offset, nbytes))
+        return self.source.read_into(space, offset, nbytes)
 
     def check_unchanged(self) -> None:
         self.source.check_unchanged()
@@ -212,7 +213,7 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
     routed = routed_by(model, ids)
     with load(path, "eager", "fp32", "streaming.source=disk") as engine:
         cache, reads = cache_of(engine), list[Span]()
-        cache.filler.files = {at: RecordingSource(at, one, reads) for at, one in cache.filler.files.items()}
+        cache.filler.files = {at: RecordingSource(one, reads) for at, one in cache.filler.files.items()}
         with torch.inference_mode():
             engine.runner.feed([[int(ids[0, 0])]], [0])
         wanted = list(expert_spans(engine, routed))
