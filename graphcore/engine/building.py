@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from graphcore.config.settings import Settings
@@ -9,7 +10,7 @@ from graphcore.engine.assembly import Assembly, compile_cache_dir
 from graphcore.engine.model import Model, Progress
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
-from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
+from graphcore.engine.weight_stream import Movement, WeightStream, cuda_link, movement_of, open_stream
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.kv_cache import allocate_cache
@@ -43,7 +44,9 @@ def build_running(
     with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
-    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
+    pinned = settings.streaming.pinned_memory
+    link_to = partial(cuda_link, choices.device, pinned) if choices.device.type == "cuda" else None
+    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device, link_to)
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
     return Running(Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk), stream)
 

@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim, V vocab.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,7 +50,8 @@ class Engine:
 
     def __init__(self, settings: Settings, model: Model, parts: Assembly, running: Running, plan: Plan) -> None:
         self.settings = settings
-        self.choices = parts.choices
+        notes = (running.stream.note,) if running.stream.note else ()
+        self.choices = replace(parts.choices, notes=(*parts.choices.notes, *notes))
         self.loader = parts.loader
         self.plan = plan
         self._model = model

@@ -3,7 +3,7 @@
 plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,23 +12,23 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
+from graphcore.engine.device_stream import DeviceLink, stream_to_device
+from graphcore.engine.group_jobs import filler_for, jobs_from_files
 from graphcore.nn.decoder import Decoder, Head
+from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
-from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.jobs import copy_jobs
+from graphcore.streaming.pinning import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
-
-THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
-BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,26 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
 
 @dataclass
 class WeightStream:
-    """Everything that is open while weights move; `policy` is what programs run under."""
+    """Everything that is open while weights move; `policy` is what programs run under.
+
+    Attributes:
+        link: to a device with memory of its own; None where the device is RAM.
+        note: what did not go as one might expect; empty if nothing did.
+    """
 
     policy: Policy
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
+    link: DeviceLink | None = None
+    note: str = ""
 
     def close(self) -> None:
-        """End the threads and close the files."""
+        """End the threads and copies, and close the files."""
         if self.filler is not None:
             self.filler.close()
+        if self.link is not None:
+            self.link.close()
         for source in self.files.values():
             source.close()
 
@@ -110,47 +119,87 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
     return bound
 
 
+def cuda_link(device: torch.device, pinned: bool) -> DeviceLink:
+    """Return the way to a GPU.
+
+    Args:
+        pinned: lock the memory that copies start from.
+    """
+    return DeviceLink(CudaLanes(device), Pins(CudaRegistrar(device)) if pinned else None)
+
+
 def open_stream(
-    loader: Loader, decoder: Decoder, movement: Movement, store: HostStore | None, direct: bool, device: torch.device
+    loader: Loader,
+    decoder: Decoder,
+    movement: Movement,
+    store: HostStore | None,
+    direct: bool,
+    device: torch.device,
+    link_to: Callable[[], DeviceLink] | None = None,
 ) -> WeightStream:
     """Return what moves the weights, its slots bound; nothing has been read yet.
 
     Args:
         store: where they wait in RAM; None reads the checkpoint's files.
         direct: read past the page cache.
+        link_to: makes the way to the device, if it has memory of its own and anything goes there.
 
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
     """
-    plan, timeline = movement.plan, Timeline()
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    if not movement.groups:
+    return stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
+
+
+def stream_groups(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    device: torch.device,
+    link_to: Callable[[], DeviceLink] | None = None,
+) -> WeightStream:
+    """Return what moves groups through slots, which are bound here; nothing has been read yet.
+
+    Args:
+        store: where the groups wait in RAM; None reads the files.
+        files: open; they are closed with the stream.
+        link_to: as for `open_stream`.
+    """
+    timeline = Timeline()
+    if not groups:
         return WeightStream(Resident(), timeline, None, files)
-    jobs: dict[int, list[Job]] = {}
-    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
-        if store is not None:
-            source = store.groups[group.index]
-            jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
-            continue
-        pieces = [
-            piece
-            for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
-        ]
-        jobs[group.index] = file_jobs(pieces)
-    room = max((job.room for each in jobs.values() for job in each), default=0)
-    large = room if room > BUFFER_NBYTES else 0
-    filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
+    bound = dict(zip((group.index for group in groups), bind_slots(groups, plan, device), strict=True))
+    held = None if store is None else store.groups
+    if link_to is None:
+        return _stream_in_ram(loader, groups, plan, bound, held, files, timeline)
+    link, slots = link_to(), {index: views[""] for index, views in bound.items()}
+    stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+    return WeightStream(stream.policy, timeline, stream.filler, files, link, stream.note)
+
+
+def _stream_in_ram(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    bound: Mapping[int, Mapping[str, Tensor]],
+    held: Mapping[int, Tensor] | None,
+    files: dict[Path, ByteSource],
+    timeline: Timeline,
+) -> WeightStream:
+    """Return what moves groups where the device is RAM: threads write into the slots themselves."""
+    jobs = {
+        group.index: jobs_from_files(loader, group, bound[group.index])
+        if held is None
+        else copy_jobs(group.label, held[group.index], bound[group.index][""][: held[group.index].nbytes])
+        for group in groups
+    }
+    filler = filler_for(jobs, files, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
     return WeightStream(policy, timeline, filler, files)
-
-
-def _part_of(rows: range | None, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows
 
 
 def _rows(
