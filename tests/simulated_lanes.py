@@ -1,8 +1,8 @@
 """A device with two lanes that runs what is enqueued late, in any order that marks allow, and copies in two halves.
 
 Which lane goes next is drawn at random, at every call of the host and whenever the host waits, so that over many runs
-every legal interleaving of the two lanes and the host comes up. A copy that reads or writes too early or too late leaves
-wrong bytes behind.
+all kinds of legal interleavings of the two lanes and the host come up. A copy that reads or writes too early or too
+late leaves wrong bytes behind.
 """
 
 import random
