@@ -68,10 +68,10 @@ class SimulatedLanes:
             mark.is_done, mark.seconds = True, self.now
             return True
 
-        self.enqueue(lane, end)
         if lane == "compute" and self.computes_at_once:
-            with self.lock:
-                self.queues[lane].pop()()
+            end()
+        else:
+            self.enqueue(lane, end)
         return mark
 
     def copy(self, source: Tensor, target: Tensor) -> None:
