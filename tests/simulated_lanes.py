@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from graphcore.streaming.lanes import LaneName
@@ -107,11 +108,12 @@ class SimulatedLanes:
         names: list[LaneName] = ["copy", "compute"]
         self.random.shuffle(names)
         self.now += 1.0
-        for name in names:
-            queue = self.queues[name]
-            if queue and queue[0]():
-                queue.popleft()
-                return True
+        with torch.inference_mode():  # on whatever thread this is
+            for name in names:
+                queue = self.queues[name]
+                if queue and queue[0]():
+                    queue.popleft()
+                    return True
         return False
 
     def run_dry(self) -> None:

@@ -155,6 +155,7 @@ class Filler:
         for thread in self._threads:
             thread.join()
 
+    @torch.inference_mode()  # a thread's own: slots are inference tensors, which nothing else may write to
     def _work(self, number: int) -> None:
         buffer = aligned_buffer(self.buffer_nbytes)
         while (item := self._take()) is not None:

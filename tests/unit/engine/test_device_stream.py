@@ -53,8 +53,9 @@ def engine_on(
         return open_stream(*arguments[:6], lambda: DeviceLink(lanes, pins))  # type: ignore[arg-type]
 
     monkeypatch.setattr(building, "open_stream", opened)
-    settings = ["context_length=64", "prefill_chunk=4", *overrides]
-    with Engine.load(TINY / "qwen3", "fp32", streaming="on", graph="eager", device="cpu", overrides=settings) as engine:
+    dtype = "bf16" if "dtype=bf16" in overrides else "fp32"
+    settings = ["context_length=64", "prefill_chunk=4", *(key for key in overrides if not key.startswith("dtype"))]
+    with Engine.load(TINY / "qwen3", dtype, streaming="on", graph="eager", device="cpu", overrides=settings) as engine:
         yield engine
 
 
@@ -99,6 +100,22 @@ def test_a_store_that_cannot_be_locked_goes_through_two_host_slots_that_can(monk
         engine.generate(IDS, max_new_tokens=2, ignore_eos=True)
         sources = {source.data_ptr() for source, _ in lanes.copied}
         assert len(sources) == 2
+
+
+@pytest.mark.parametrize("is_device", [False, True])
+def test_threads_may_cast_what_they_read(monkeypatch: pytest.MonkeyPatch, is_device: bool) -> None:
+    """A float32 file that runs in bf16: its rows are not copied but cast, into slots that are inference tensors."""
+    small = ["context_length=64", "prefill_chunk=4"]
+    with Engine.load(TINY / "qwen3", "bf16", graph="eager", device="cpu", overrides=small) as engine:
+        expected = engine.logits(IDS)
+    if is_device:
+        lanes = SimulatedLanes(random.Random(0), computes_at_once=True)
+        with engine_on(monkeypatch, lanes, None, "dtype=bf16", "streaming.source=disk") as engine:
+            assert torch.equal(engine.logits(IDS), expected)
+        return
+    small.append("streaming.source=disk")
+    with Engine.load(TINY / "qwen3", "bf16", streaming="on", graph="eager", device="cpu", overrides=small) as engine:
+        assert torch.equal(engine.logits(IDS), expected)
 
 
 @dataclass
