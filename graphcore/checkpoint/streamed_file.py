@@ -90,8 +90,7 @@ class StreamedFile:
         while done < expected:
             count = self._read_once(memory[done:], offset + done)
             done += count
-            # A direct read that stops between two blocks has met the end of the file, and cannot go on from there.
-            if not count or (self.is_direct and count % self.alignment and done < expected):
+            if not count:
                 raise CheckpointError(
                     f"{self.path}: bytes {offset} to {offset + expected} are needed, the file now ends at "
                     f"{offset + done}; it shrank while it was being read, fetch it again"

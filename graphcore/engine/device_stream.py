@@ -7,7 +7,7 @@ store, pinned_memory=false             one copy per group, by way of the driver'
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -57,12 +57,14 @@ class DeviceStream:
 
     Attributes:
         filler: of host slots; None where nothing is staged.
+        jobs: that fill each group's host slot.
         note: what is worth saying about it; empty if nothing is.
     """
 
     policy: Policy
-    filler: Filler | None
-    note: str
+    filler: Filler | None = None
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+    note: str = ""
 
 
 def host_ring_nbytes(plan: Plan) -> int:
@@ -87,10 +89,10 @@ def stream_to_device(
         held: the groups' bytes in RAM; None reads the files.
     """
     if held is not None and link.pins is None:
-        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0), None, "")
+        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0))
     obstacle = link.pins.add(held.values()) if held is not None and link.pins is not None else ""
     if held is not None and not obstacle:
-        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0), None, "")
+        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0))
     ring = Slot.allocate(host_ring_nbytes(plan), torch.device("cpu")).raw
     ring_obstacle = link.pins.add([ring]) if link.pins is not None else ""
     host = {group.index: _host_slot(ring, number, plan, group) for number, group in enumerate(groups)}
@@ -99,7 +101,7 @@ def stream_to_device(
     raw = {index: slot.raw for index, slot in host.items()}
     store = Staged(jobs, raw, HOST_SLOTS, filler)
     policy = _policy(store, slots, plan, link, timeline, filler.num_threads)
-    return DeviceStream(policy, filler, _note(obstacle, ring_obstacle, held, ring))
+    return DeviceStream(policy, filler, jobs, _note(obstacle, ring_obstacle, held, ring))
 
 
 def _policy(

@@ -11,7 +11,6 @@ from graphcore.streaming.jobs import Job, file_jobs
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import HEAD
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
 
 THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
@@ -27,7 +26,7 @@ def jobs_from_files(loader: Loader, group: Group, views: Mapping[str, Tensor]) -
     pieces = [
         piece
         for place in group.places
-        for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+        for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
     ]
     return file_jobs(pieces)
 
@@ -37,9 +36,3 @@ def filler_for(jobs: Mapping[int, Sequence[Job]], files: Mapping[Path, ByteSourc
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
     return Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
-
-
-def _part_of(rows: range | None, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows

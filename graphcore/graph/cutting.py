@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
-from graphcore.graph.step import EmbedStep, Step
+from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
 from graphcore.nn.block import RESIDUAL_DTYPE
 
 
@@ -124,4 +124,6 @@ def with_handover(piece: Piece, state: StepState, handover: Handover) -> Piece:
 
 def asks_host(step: Step) -> bool:
     """Return whether the step reads values back from the device, or brings bytes there: no capture may do that."""
+    if isinstance(step, BlocksStep):
+        return any(isinstance(bound.run, FetchedBlock) for bound in step.blocks)
     return isinstance(step, EmbedStep) and step.embedding.is_gathered

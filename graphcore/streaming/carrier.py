@@ -17,6 +17,10 @@ class Filling(Protocol):
     def group(self) -> int:
         """Whose bytes."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to give up."""
+
 
 FillingT = TypeVar("FillingT", bound=Filling)
 

@@ -40,6 +40,11 @@ class Copying(Generic[LoadT]):
     free: Mark | None = None
 
     @property
+    def is_done(self) -> bool:
+        """Whether the copy has been enqueued, which cannot be taken back."""
+        return self.there is not None
+
+    @property
     def may_start(self) -> bool:
         """Whether the slot's last reader is known."""
         return self.after is None or self.after.free is not None

@@ -14,7 +14,7 @@ from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.quant.packing import Packing
 from graphcore.streaming.filler import aligned_buffer
-from graphcore.streaming.jobs import file_jobs
+from graphcore.streaming.jobs import file_jobs, read_job
 from graphcore.weights.loader import Loader
 from graphcore.weights.pieces import PIECE_NBYTES, RowsPiece, row_span
 
@@ -55,11 +55,11 @@ class FileRows:
             for row, token_id in enumerate(distinct.tolist())
         ]
         for job in file_jobs(pieces):
-            for read in job.reads:
-                source = self.files[read.file]
-                source.read_into(self._buffer[read.at : read.at + read.nbytes], read.offset, read.nbytes)
+            read_job(job, self.files, self._buffer)
             for piece, at in job.pieces:
                 piece.write([self._buffer[at[0] : at[0] + piece.spans[0].nbytes]], 1)
+        for path in {span.file for piece in pieces for span in piece.spans}:
+            self.files[path].check_unchanged()
         return rows[places].to(self.device)
 
 

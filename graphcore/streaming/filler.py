@@ -12,7 +12,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
-from graphcore.streaming.jobs import Job
+from graphcore.streaming.jobs import Job, read_job
 from graphcore.streaming.timeline import Event, Timeline
 
 LIVELINESS_SECONDS = 0.2  # between two looks whether the threads that are waited for still live
@@ -35,7 +35,6 @@ class Ticket:
         after: the filling of the same slot before this one, which must be released before it is overwritten.
         unwritten: jobs whose pieces are not in the slot.
         left: jobs that are not done.
-        busy: jobs that a thread is at.
         drained: returns when the slot, though released, is no longer read; None if it is not.
     """
 
@@ -43,7 +42,6 @@ class Ticket:
     after: "Ticket | None"
     unwritten: int
     left: int
-    busy: int = 0
     is_released: bool = False
     is_cancelled: bool = False
     fault: BaseException | None = None
@@ -57,12 +55,17 @@ class Ticket:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing to wait for."""
-        return self.left == 0 or self.fault is not None
+        return self.fault is not None or (self.left == 0 and self.unwritten == 0)
 
     @property
     def is_full(self) -> bool:
         """Whether the slot holds the group's bytes."""
-        return self.left == 0 and self.fault is None
+        return self.is_over and self.fault is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no thread is at it, or will be."""
+        return self.left == 0
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Filler:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _large_lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
+    _at: dict[int, Ticket] = field(default_factory=dict)  # what each thread is at, by its number
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -97,9 +101,11 @@ class Filler:
 
         Args:
             after: whose release the slot waits for; None if it is free.
+
+        Raises:
+            StreamingError: nothing can be filled any more.
         """
-        if self._is_closed:
-            raise StreamingError("this engine is closed and reads no more weights; load it again")
+        self._check_alive()
         ticket = Ticket(group, after, len(jobs), len(jobs))
         with self._changed:
             self._queue.extend((ticket, job) for job in jobs)
@@ -113,12 +119,11 @@ class Filler:
             CheckpointError: a file changed, or cannot be read.
             StreamingError: a thread has died, or something that no file can be blamed for has failed.
         """
+        assert not ticket.is_cancelled, f"group {ticket.group} was given up"
         with self._changed:
             while not ticket.is_over:
+                self._check_alive()
                 self._changed.wait(LIVELINESS_SECONDS)
-                dead = [thread.name for thread in self._threads if not thread.is_alive()]
-                if dead and not ticket.is_over:
-                    raise StreamingError(f"thread {dead[0]}, which reads weights, has died; load the model again")
         if isinstance(ticket.fault, GraphcoreError):
             raise ticket.fault
         if ticket.fault is not None:
@@ -136,14 +141,15 @@ class Filler:
             ticket.is_released = True
             self._changed.notify_all()
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
+    def cancel(self, tickets: Collection[Ticket]) -> None:
         """Return when no thread is at these tickets' jobs any more; their slots hold nothing of use."""
         with self._changed:
             for ticket in tickets:
                 ticket.is_cancelled = ticket.is_released = True
             self._queue = deque(item for item in self._queue if not item[0].is_cancelled)
             self._changed.notify_all()
-            while any(ticket.busy for ticket in tickets) and any(thread.is_alive() for thread in self._threads):
+            # A thread that died at a job will never leave it.
+            while any(at in tickets and self._threads[number].is_alive() for number, at in self._at.items()):
                 self._changed.wait(LIVELINESS_SECONDS)
 
     def close(self) -> None:
@@ -155,19 +161,27 @@ class Filler:
         for thread in self._threads:
             thread.join()
 
-    @torch.inference_mode()  # a thread's own: slots are inference tensors, which nothing else may write to
+    @torch.inference_mode()  # as whoever allocated the slots was, or they could not be written to
     def _work(self, number: int) -> None:
         buffer = aligned_buffer(self.buffer_nbytes)
-        while (item := self._take()) is not None:
+        while (item := self._take(number)) is not None:
             ticket, job = item
             fault: BaseException | None = None
             try:
                 self._do(ticket, job, buffer, number)
             except BaseException as error:  # noqa: BLE001  # it belongs to whoever waits for the ticket
                 fault = error
-            self._end(ticket, fault)
+            self._end(number, ticket, fault)
 
-    def _take(self) -> tuple[Ticket, Job] | None:
+    def _check_alive(self) -> None:
+        """Return if the threads work."""
+        if self._is_closed:
+            raise StreamingError("this engine is closed and reads no more weights; load it again")
+        dead = [thread.name for thread in self._threads if not thread.is_alive()]
+        if dead:
+            raise StreamingError(f"thread {dead[0]}, which reads weights, has died; load the model again")
+
+    def _take(self, number: int) -> tuple[Ticket, Job] | None:
         """Return the next job, or None when there will be none."""
         with self._changed:
             while not self._queue and not self._is_closed:
@@ -175,20 +189,22 @@ class Filler:
             if self._is_closed:
                 return None
             ticket, job = self._queue.popleft()
-            ticket.busy += 1
+            self._at[number] = ticket
             return ticket, job
 
     def _do(self, ticket: Ticket, job: Job, buffer: Tensor, number: int) -> None:
         if job.room <= buffer.nbytes:
             self._fill(ticket, job, buffer, number)
             return
-        with self._large_lock:
-            self._fill(ticket, job, self._large, number)
+        # Whoever has the buffer that all share must not wait for a slot: the slot may be waiting for an earlier ticket,
+        # and that one for the buffer.
+        if self._await_slot(ticket):
+            with self._large_lock:
+                self._fill(ticket, job, self._large, number)
 
     def _fill(self, ticket: Ticket, job: Job, buffer: Tensor, number: int) -> None:
         began = time.perf_counter()
-        for read in job.reads:
-            self.files[read.file].read_into(buffer[read.at : read.at + read.nbytes], read.offset, read.nbytes)
+        read_job(job, self.files, buffer)
         read_at = time.perf_counter()
         if job.reads:
             self.timeline.add(Event("copy", ticket.group, began, read_at, job.nbytes, number))
@@ -222,9 +238,9 @@ class Filler:
             ticket.unwritten -= 1
             return ticket.unwritten == 0
 
-    def _end(self, ticket: Ticket, fault: BaseException | None) -> None:
+    def _end(self, number: int, ticket: Ticket, fault: BaseException | None) -> None:
         with self._changed:
-            ticket.busy -= 1
+            del self._at[number]
             ticket.left -= 1
             ticket.fault = ticket.fault or fault
             self._changed.notify_all()

@@ -5,13 +5,15 @@ read        [--------------------------]            widened to multiples of 4096
 buffer      [--------------------------]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
+from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.span import Span
+from graphcore.errors import CheckpointError
 from graphcore.weights.pieces import PIECE_NBYTES, Piece, copy_bytes
 
 ALIGNMENT = 4096  # of reads past the page cache
@@ -26,6 +28,11 @@ class Read:
     offset: int
     nbytes: int
     at: int
+
+    @property
+    def end(self) -> int:
+        """The byte of the file after the last one."""
+        return self.offset + self.nbytes
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,23 @@ def copy_jobs(weight: str, source: Tensor, out: Tensor) -> list[Job]:
     return [Job((), ((CopyPiece(weight, part, place), ()),), part.nbytes, 0) for part, place in parts]
 
 
+def read_job(job: Job, files: Mapping[Path, ByteSource], buffer: Tensor) -> None:
+    """Read a job's bytes into their places in the buffer.
+
+    Raises:
+        CheckpointError: a file cannot be read, or gives fewer bytes than it has.
+    """
+    for read in job.reads:
+        source = files[read.file]
+        count = source.read_into(buffer[read.at : read.at + read.nbytes], read.offset, read.nbytes)
+        expected = min(read.nbytes, source.size - read.offset)
+        if count < expected:
+            raise CheckpointError(
+                f"{read.file}: {count} of {expected} bytes came from byte {read.offset} on; check the disk, or fetch "
+                "the file again"
+            )
+
+
 def _joins(together: Sequence[Piece], span: Span) -> bool:
     """Return whether a span is read along with pieces in the order of their bytes."""
     first, last = together[0].spans[0], together[-1].spans[0]
@@ -112,7 +136,5 @@ def _cover(spans: Sequence[Span]) -> Span:
 
 def _place(span: Span, reads: Sequence[Read]) -> int:
     """Return where in the buffer a span's first byte comes to lie."""
-    read = next(
-        read for read in reads if read.file == span.file and read.offset <= span.offset < read.offset + read.nbytes
-    )
+    read = next(read for read in reads if read.file == span.file and read.offset <= span.offset <= span.end <= read.end)
     return read.at + span.offset - read.offset

@@ -9,7 +9,7 @@ wait for it. Which group comes when is decided here; how it comes, and who waits
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -38,6 +38,7 @@ class Streamed(Generic[Work, FillingT]):
     watch: Watch
     _ahead: deque[FillingT] = field(default_factory=deque)
     _last_of_slot: dict[int, FillingT] = field(default_factory=dict)
+    _begun: list[FillingT] = field(default_factory=list)  # all that may still be on their way
     _current: FillingT | None = None
     _computing: Stopwatch | None = None
 
@@ -53,33 +54,44 @@ class Streamed(Generic[Work, FillingT]):
             StreamingError: no thread can read any more.
         """
         if group not in self._position:
+            self._computing = self.watch.start("compute", group)
             return
+        try:
+            self._acquire(group)
+        except BaseException:  # Ctrl-C too, anywhere in there
+            self.reset()
+            raise
+
+    def release(self, group: int) -> None:
+        """Let the group's slot be filled with what comes next."""
+        is_streamed = self._current is not None and self._current.group == group
+        if self._computing is not None and (is_streamed or group not in self._position):
+            self._computing.stop()
+            self._computing = None
+        if is_streamed:
+            self._leave()
+
+    def reset(self) -> None:
+        """Forget what has been read ahead; no thread is at it any more when this returns.
+
+        If that is interrupted, nothing counts as read ahead, and so the next `acquire` resets again.
+        """
+        self._leave()
+        self._ahead.clear()
+        self.carrier.cancel(self._begun)
+        self._begun.clear()
+        self._last_of_slot.clear()
+
+    def _acquire(self, group: int) -> None:
         self._leave()
         stall = self.watch.start("stall", group)
         filling = self._next(group)
-        try:
-            self.carrier.wait(filling)
-        except BaseException:
-            self.reset([filling])
-            raise
+        self.carrier.wait(filling)
         stall.stop()
         self._computing = self.watch.start("compute", group)
         self._current = filling
         if self.reads_ahead:
             self._read_ahead(self._position[group])
-
-    def release(self, group: int) -> None:
-        """Let the group's slot be filled with what comes next."""
-        if self._computing is not None and self._current is not None and self._current.group == group:
-            self._computing.stop()
-            self._leave()
-
-    def reset(self, more: Sequence[FillingT] = ()) -> None:
-        """Forget what has been read ahead; no thread is at it any more when this returns."""
-        self._leave()
-        self.carrier.cancel([*self._ahead, *more])
-        self._ahead.clear()
-        self._last_of_slot.clear()
 
     def _leave(self) -> None:
         """Give back the group that was computed with, if that did not happen: an exception may have come between."""
@@ -98,6 +110,7 @@ class Streamed(Generic[Work, FillingT]):
         group, slot = self._order[position], position % self.num_slots
         filling = self.carrier.begin(group, self.work[group], self._last_of_slot.get(slot))
         self._last_of_slot[slot] = filling
+        self._begun = [*(earlier for earlier in self._begun if not earlier.is_done), filling]
         return filling
 
     def _read_ahead(self, position: int) -> None:

@@ -149,6 +149,16 @@ def test_a_file_that_changed_between_its_header_and_its_opening_is_refused_and_c
     assert len(list(Path("/dev/fd").iterdir())) == descriptors
 
 
+def test_an_open_file_that_is_not_the_one_of_its_name_is_told(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(CONTENT)
+    with (
+        StreamedFile(path, os.open(other, os.O_RDONLY), file_identity(path), "a test") as source,
+        pytest.raises(CheckpointError, match="another file has taken its place"),
+    ):
+        source.check_unchanged()
+
+
 def test_a_missing_file_and_a_pipe_are_errors_and_do_not_wait(path: Path, tmp_path: Path) -> None:
     identity = file_identity(path)
     with pytest.raises(CheckpointNotFoundError, match="gone: no such file"):

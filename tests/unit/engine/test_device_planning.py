@@ -11,7 +11,7 @@ from graphcore.engine import planning
 from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
-from graphcore.errors import PlanError
+from graphcore.errors import ConfigError, PlanError
 from graphcore.weights.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
@@ -25,7 +25,7 @@ def plan_on(
     """Return the plan of a tiny model whose weights stream, and where they wait."""
     overrides = ("device=cpu", "graph=eager", "context_length=64", "streaming=on", f"cache_dir={tmp_path}", *overrides)
     settings = compose_settings([*overrides])
-    settings.model.checkpoint = str(QWEN3)
+    settings.model.checkpoint = str(model_folder)
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
     parts = prepare(settings, model)
     monkeypatch.setattr(planning, "free_nbytes", lambda device: FREE[device.type])
@@ -55,10 +55,18 @@ def test_weights_for_a_gpu_wait_in_ram_unless_asked_otherwise(monkeypatch: pytes
 def test_ram_that_is_not_enough_for_what_goes_through_it_is_refused_with_what_would_be(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, word: str
 ) -> None:
-    asked = f"streaming.source={source}", "streaming.host_memory_budget=1000"
+    asked = f"streaming.source={source}", "streaming.host_memory_budget=1kB"
     with pytest.raises(PlanError, match=rf"{word}.*host_memory_budget is 1000 bytes") as error:
         plan_on(GPU, monkeypatch, tmp_path, *asked)
     enough = next(word for word in str(error.value).split("; ") if word.endswith("bytes would do")).split()[0]
     plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={enough}")
     with pytest.raises(PlanError):
         plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={int(enough) - 1}")
+
+
+def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="experts stream on the CPU only; use device=cpu"):
+        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gpt_oss")
+    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gpt_oss")

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+import torch
+from byte_pieces import FILE, BytePiece, piece
+from fake_source import FakeSource, numbered_bytes
+
+from graphcore.checkpoint.span import Span
+from graphcore.errors import CheckpointError
+from graphcore.streaming.filler import aligned_buffer
+from graphcore.streaming.jobs import ALIGNMENT, GAP, Job, copy_jobs, file_jobs, read_job
+from graphcore.weights.pieces import PIECE_NBYTES
+
+OTHER = Path("other.safetensors")
+
+
+def done(jobs: list[Job], *sources: FakeSource) -> None:
+    """Do the jobs as a thread does."""
+    for job in jobs:
+        buffer = aligned_buffer(job.room)
+        read_job(job, {source.path: source for source in sources}, buffer)
+        for one, places in job.pieces:
+            one.write([buffer[at : at + span.nbytes] for at, span in zip(places, one.spans, strict=True)], 1)
+
+
+def test_pieces_that_touch_are_read_at_once() -> None:
+    (job,) = file_jobs([piece(5000, 100), piece(5100, 900)])
+    assert [(read.offset, read.nbytes) for read in job.reads] == [(4096, 4096)]
+    assert job.nbytes == 1000
+
+
+def test_pieces_are_read_in_the_order_of_the_file_whatever_order_they_are_given_in() -> None:
+    """Layers 0, 1, 10, 11, 2 ... of a file that is sorted by name: their groups' reads follow the bytes."""
+    far = GAP + ALIGNMENT
+    jobs = file_jobs([piece(far * at, 10) for at in (4, 0, 3, 1, 2)])
+    assert [job.reads[0].offset // far for job in jobs] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("gap", "num_jobs"), [(0, 1), (GAP, 1), (GAP + 1, 2)])
+def test_a_small_gap_is_read_along_and_a_larger_one_is_not(gap: int, num_jobs: int) -> None:
+    jobs = file_jobs([piece(0, 777), piece(777 + gap, 10)])
+    assert len(jobs) == num_jobs
+
+
+def test_no_job_reads_more_than_its_thread_has_room_for() -> None:
+    sizes = [PIECE_NBYTES, 1, PIECE_NBYTES - 1, 3, PIECE_NBYTES // 2, PIECE_NBYTES // 2, PIECE_NBYTES // 2]
+    begins = [sum(sizes[:at]) + 13 for at in range(len(sizes))]
+    jobs = file_jobs([piece(begin, nbytes) for begin, nbytes in zip(begins, sizes, strict=True)])
+    assert max(job.room for job in jobs) <= PIECE_NBYTES + 2 * ALIGNMENT
+    assert sum(job.nbytes for job in jobs) == sum(sizes)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 7, 4095])
+def test_every_piece_gets_its_own_bytes_at_any_offset(shift: int) -> None:
+    """Odd offsets, gaps, neighbours, a piece that ends with the file."""
+    content = numbered_bytes(100_000 + shift)
+    spans = [(shift + begin, nbytes) for begin, nbytes in [(0, 1), (1, 4095), (4097, 5), (9000, 30_001), (99_990, 10)]]
+    pieces = [piece(begin, nbytes) for begin, nbytes in reversed(spans)]
+    done(file_jobs(pieces), FakeSource(FILE, content))
+    for one in pieces:
+        (span,) = one.spans
+        assert torch.equal(one.out, content[span.offset : span.end]), span
+
+
+def test_a_layer_across_two_shards_is_read_from_both() -> None:
+    first, second = FakeSource(FILE, numbered_bytes(9000, 1)), FakeSource(OTHER, numbered_bytes(9000, 2))
+    pieces = [piece(8000, 1000), piece(0, 500, OTHER), piece(500, 500, OTHER)]
+    jobs = file_jobs(pieces)
+    assert [{read.file for read in job.reads} for job in jobs] == [{FILE}, {OTHER}]
+    done(jobs, first, second)
+    assert torch.equal(pieces[0].out, first.content[8000:])
+    assert torch.equal(torch.cat([pieces[1].out, pieces[2].out]), second.content[:1000])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((100, 4900), (5000, 4000)), ((5000, 4000), (100, 4900)), ((0, 10), (10, 9000)), ((0, 50_000), (90_000, 1))],
+)
+def test_a_piece_of_several_spans_gets_the_bytes_of_each(first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Blocks and their scales: runs of one file that touch, so that the reads around them overlap."""
+    content = numbered_bytes(100_000)
+    spans = (Span(FILE, *first), Span(FILE, *second))
+    one = BytePiece("weight", spans, torch.zeros(first[1] + second[1], dtype=torch.uint8))
+    done(file_jobs([one]), FakeSource(FILE, content))
+    assert torch.equal(one.out, torch.cat([content[span.offset : span.end] for span in spans]))
+
+
+def test_a_read_that_comes_short_is_an_error_and_not_a_weight() -> None:
+    jobs = file_jobs([piece(0, 9000)])
+    with pytest.raises(CheckpointError, match=r"^model.safetensors: 8900 of 9000 bytes came from byte 0 on; check the"):
+        done(jobs, FakeSource(FILE, numbered_bytes(9000), lacking=100))
+
+
+@pytest.mark.parametrize("nbytes", [1, 256, PIECE_NBYTES, 2 * PIECE_NBYTES + 77])
+def test_copies_from_memory_bring_every_byte(nbytes: int) -> None:
+    source, out = numbered_bytes(nbytes), torch.zeros(nbytes, dtype=torch.uint8)
+    jobs = copy_jobs("layer 1", source, out)
+    assert sum(job.nbytes for job in jobs) == nbytes
+    done(jobs)
+    assert torch.equal(out, source)
