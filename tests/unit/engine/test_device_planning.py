@@ -20,7 +20,7 @@ FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
 
 
 def plan_on(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *overrides: str
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *overrides: str, model_folder: Path = QWEN3
 ) -> tuple[Plan, Tier]:
     """Return the plan of a tiny model whose weights stream, and where they wait."""
     overrides = ("device=cpu", "graph=eager", "context_length=64", "streaming=on", f"cache_dir={tmp_path}", *overrides)
@@ -68,5 +68,5 @@ def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="experts stream on the CPU only; use device=cpu"):
-        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gpt_oss")
-    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gpt_oss")
+        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
+    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
