@@ -11,7 +11,7 @@ from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
 from graphcore.engine.token_runner import TokenRunner
-from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
+from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream, way_to
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.kv_cache import allocate_cache
@@ -47,7 +47,8 @@ def build_running(
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
-    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
+    link_to = way_to(choices.device, settings.streaming.pinned_memory)
+    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device, link_to)
     builder.fetcher = stream.experts
     runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
     weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed

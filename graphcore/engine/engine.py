@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim, V vocab.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -56,7 +57,8 @@ class Engine:
         on_progress: Progress = ignore_progress,
     ) -> None:
         self.settings = settings
-        self.choices = parts.choices
+        notes = (running.stream.note,) if running.stream.note else ()
+        self.choices = replace(parts.choices, notes=(*parts.choices.notes, *notes))
         self.loader = parts.loader
         self.plan = plan
         self._model = model

@@ -8,8 +8,9 @@ from graphcore.checkpoint.page_cache import cached_share
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly
+from graphcore.engine.device_stream import host_ring_nbytes
+from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS
 from graphcore.engine.model import Model
-from graphcore.engine.weight_stream import BUFFER_NBYTES, THREADS
 from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.kv_cache import cache_nbytes
@@ -47,7 +48,7 @@ def plan_run(settings: Settings, model: Model, parts: Assembly) -> tuple[Assembl
 
     Raises:
         PlanError: it does not fit, on the device or in RAM; the message has the smallest budget that works.
-        ConfigError: the weights cannot wait where they were asked to.
+        ConfigError: the weights cannot wait where they were asked to, or experts would have to go to a GPU.
     """
     choices, streaming = parts.choices, settings.streaming
     tier = choose_tier(settings, parts)
@@ -68,12 +69,17 @@ def plan_run(settings: Settings, model: Model, parts: Assembly) -> tuple[Assembl
             workspace_nbytes=workspace_nbytes(model.spec, choices.batch_size, choices.prefill_chunk, choices.dtype)
             if streaming.policy != "off"
             else 0,
-            buffer_nbytes=buffer_nbytes(parts, tier),
+            buffer_nbytes=buffer_nbytes(parts, tier) if choices.device.type == "cpu" else 0,
         ),
         Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
     )
-    if tier.kind == "host" and plan.is_streaming:
-        check_host(settings, parts, plan)
+    if plan.experts is not None and choices.device.type == "cuda":
+        raise ConfigError(
+            f"the experts of this model do not fit on {choices.device}, and experts stream on the CPU only; use "
+            "device=cpu, or a quant or context_length that lets streaming=auto keep them"
+        )
+    if plan.is_streaming and (tier.kind == "host" or choices.device.type == "cuda"):
+        check_host(settings, parts, plan, tier)
     notes = (*choices.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
     chunk = min(choices.prefill_chunk, plan.context or context)
     changed = replace(choices, context=plan.context or context, prefill_chunk=chunk, notes=notes)
@@ -132,23 +138,28 @@ def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
     return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * largest + of_experts
 
 
-def check_host(settings: Settings, parts: Assembly, plan: Plan) -> None:
-    """Return if the weights that wait in RAM fit there.
+def check_host(settings: Settings, parts: Assembly, plan: Plan, tier: Tier) -> None:
+    """Return if what waits in RAM, or goes through it to a device, fits there.
 
     Raises:
-        PlanError: they do not; the message has what they need.
+        PlanError: it does not; the message has what it needs.
     """
     budget = parse_nbytes("streaming.host_memory_budget", settings.streaming.host_memory_budget)
     cpu = parts.choices.device.type == "cpu"
     free = free_nbytes(parts.choices.device) - plan.total_nbytes if cpu else free_nbytes(CPU)
-    needed = host_nbytes(plan)
+    is_held = tier.kind == "host"
+    # A store that cannot be locked goes through host slots as well.
+    ring = 0 if cpu else host_ring_nbytes(plan) + buffer_nbytes(parts, tier)
+    needed = ring + (host_nbytes(plan) if is_held else 0)
     most = free if budget is None else min(budget, free)
     if needed > most:
         has = f"streaming.host_memory_budget is {in_words(budget)}" if budget is not None and budget < free else ""
+        what = "the weights that wait there" if is_held else "weights on their way to the device"
+        rather = "streaming.source=disk" if is_held else "a smaller layer_group_size"
         raise PlanError(
-            f"streaming.source=host needs {in_words(needed)} of RAM for the weights that wait there, "
+            f"streaming.source={tier.kind} needs {in_words(needed)} of RAM for {what}, "
             f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; keep more on the device with "
-            "streaming=auto, or use streaming.source=disk"
+            f"streaming=auto, or use {rather}"
         )
 
 

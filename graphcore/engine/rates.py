@@ -7,8 +7,9 @@ as much memory as fast as products can.
 import torch
 
 from graphcore.engine.assembly import Assembly
+from graphcore.engine.group_jobs import THREADS
 from graphcore.engine.planning import Tier
-from graphcore.engine.weight_stream import THREADS, movement_of, open_files
+from graphcore.engine.weight_stream import movement_of, open_files
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.streaming.link import PROBE_NBYTES, measure_jobs, scratch_copies, scratch_jobs
 from graphcore.weights.groups import split_layers

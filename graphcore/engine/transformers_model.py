@@ -82,7 +82,7 @@ def load_transformers(
     model, parts, plan, tier = open_transformers(settings, on_progress)
     device = parts.choices.device
     load_resident_skeleton(parts.weights, device, on_progress, moved_names(parts.weights, plan))
-    stream = open_transformers_stream(parts.weights, plan, tier, device)
+    stream = open_transformers_stream(parts.weights, plan, tier, device, settings.streaming.pinned_memory)
     runner = TransformersRunner(parts.weights, stream.policy, parts.choices, model.config.max_position_embeddings)
     return model, parts, Running(runner, stream), plan
 

@@ -9,8 +9,8 @@ from graphcore.checkpoint.page_cache import cached_share
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Choices
+from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS
 from graphcore.engine.planning import CACHED, CPU, Tier, host_nbytes
-from graphcore.engine.weight_stream import BUFFER_NBYTES, THREADS
 from graphcore.errors import PlanError
 from graphcore.weights.pieces import PIECE_NBYTES
 from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
@@ -42,7 +42,7 @@ def plan_transformers(
         Costs(
             kv_nbytes=lambda tokens: kv_nbytes(config, choices, tokens),
             workspace_nbytes=workspace_nbytes(config, choices, attention) if streaming.policy != "off" else 0,
-            buffer_nbytes=buffer_nbytes(weights, tier),
+            buffer_nbytes=buffer_nbytes(weights, tier) if choices.device.type == "cpu" else 0,
         ),
         Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
     )

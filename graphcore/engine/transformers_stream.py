@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.planning import Tier
-from graphcore.engine.weight_stream import WeightStream, open_files, stream_groups
+from graphcore.engine.weight_stream import WeightStream, open_files, stream_groups, way_to
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.host_store import HostStore
 from graphcore.weights.groups import Group
@@ -29,8 +29,13 @@ def moved_names(weights: SkeletonWeights, plan: Plan) -> set[str]:
     return names | ({weights.skeleton.table_weight} if is_gathered else set())
 
 
-def open_transformers_stream(weights: SkeletonWeights, plan: Plan, tier: Tier, device: torch.device) -> WeightStream:
+def open_transformers_stream(
+    weights: SkeletonWeights, plan: Plan, tier: Tier, device: torch.device, pinned: bool = True
+) -> WeightStream:
     """Return what moves the weights, its slots bound; of weights that wait in RAM all have been read, else none.
+
+    Args:
+        pinned: lock the memory that copies to a GPU start from.
 
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
@@ -44,7 +49,7 @@ def open_transformers_stream(weights: SkeletonWeights, plan: Plan, tier: Tier, d
         weight = table.weight
         rows = FileRows(weights.loader, name, files, table.embedding_dim, weight.dtype, device)
         table.gather = rows if store is None else HostRows(whole(weights, name), None, device)
-    return stream_groups(weights.loader, groups, plan, store, files, device)
+    return stream_groups(weights.loader, groups, plan, store, files, device, way_to(device, pinned))
 
 
 def fill_store(weights: SkeletonWeights, groups: Sequence[Group]) -> HostStore:

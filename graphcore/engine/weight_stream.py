@@ -3,7 +3,7 @@
 plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,17 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
+from graphcore.engine.device_stream import DeviceLink, stream_to_device
+from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS, filler_for, jobs_from_files
 from graphcore.nn.decoder import Decoder, Head
+from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
 from graphcore.streaming.link import measure_jobs, without_pieces
+from graphcore.streaming.pinning import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
@@ -29,12 +33,8 @@ from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
-
-THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
-BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class WeightStream:
         jobs: that fill each group's slot.
         host_nbytes: of weights that wait in RAM.
         expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+        link: to a device with memory of its own; None where the device is RAM.
+        note: what did not go as one might expect; empty if nothing did.
     """
 
     policy: Policy
@@ -93,6 +95,8 @@ class WeightStream:
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     host_nbytes: int = 0
     experts: ExpertCache | None = None
+    link: DeviceLink | None = None
+    note: str = ""
 
     @property
     def expert_hit_rate(self) -> float | None:
@@ -111,10 +115,12 @@ class WeightStream:
         return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
 
     def close(self) -> None:
-        """End the threads and close the files."""
+        """End the threads and copies, and close the files."""
         for filler in (self.filler, None if self.experts is None else self.experts.filler):
             if filler is not None:
                 filler.close()
+        if self.link is not None:
+            self.link.close()
         for source in self.files.values():
             source.close()
 
@@ -157,14 +163,32 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
     return bound
 
 
+def way_to(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] | None:
+    """Return what makes the way to a device, or None if the device is RAM.
+
+    Args:
+        pinned: lock the memory that copies start from.
+    """
+    if device.type == "cpu":
+        return None
+    return lambda: DeviceLink(CudaLanes(device), Pins(CudaRegistrar(device)) if pinned else None)
+
+
 def open_stream(
-    loader: Loader, decoder: Decoder, movement: Movement, store: HostStore | None, direct: bool, device: torch.device
+    loader: Loader,
+    decoder: Decoder,
+    movement: Movement,
+    store: HostStore | None,
+    direct: bool,
+    device: torch.device,
+    link_to: Callable[[], DeviceLink] | None = None,
 ) -> WeightStream:
     """Return what moves the weights, its slots bound; nothing has been read yet.
 
     Args:
         store: where they wait in RAM; None reads the checkpoint's files.
         direct: read past the page cache.
+        link_to: makes the way to the device, if it has memory of its own.
 
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
@@ -172,7 +196,7 @@ def open_stream(
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device)
+    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
     stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
     return stream
 
@@ -184,33 +208,37 @@ def stream_groups(
     store: HostStore | None,
     files: dict[Path, ByteSource],
     device: torch.device,
+    link_to: Callable[[], DeviceLink] | None = None,
 ) -> WeightStream:
     """Return what moves groups through slots, which are bound here; nothing has been read yet.
 
     Args:
         store: where the groups wait in RAM; None reads the files.
         files: open; they are closed with the stream.
+        link_to: as for `open_stream`.
     """
     timeline, host_nbytes = Timeline(), 0 if store is None else store.nbytes
     if not groups:
         return WeightStream(Resident(), timeline, None, files, host_nbytes=host_nbytes)
-    jobs: dict[int, list[Job]] = {}
-    for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
-        if store is not None:
-            source = store.groups[group.index]
-            jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
-            continue
-        pieces = [
-            piece
-            for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
-        ]
-        jobs[group.index] = file_jobs(pieces)
-    room = max((job.room for each in jobs.values() for job in each), default=0)
-    large = room if room > BUFFER_NBYTES else 0
-    filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
-    policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
+    bound = dict(zip((group.index for group in groups), bind_slots(groups, plan, device), strict=True))
+    held = None if store is None else store.groups
+    if link_to is None:
+        jobs = {group.index: _jobs(loader, group, bound[group.index], held) for group in groups}
+        filler = filler_for(jobs, files, timeline)
+        policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
+        return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
+    link, slots = link_to(), {index: views[""] for index, views in bound.items()}
+    stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+    jobs, note = stream.jobs, stream.note
+    return WeightStream(stream.policy, timeline, stream.filler, files, jobs, host_nbytes, link=link, note=note)
+
+
+def _jobs(loader: Loader, group: Group, views: Mapping[str, Tensor], held: Mapping[int, Tensor] | None) -> list[Job]:
+    """Return the jobs that fill a group's slot in RAM."""
+    if held is None:
+        return jobs_from_files(loader, group, views)
+    source = held[group.index]
+    return copy_jobs(group.label, source, views[""][: source.nbytes])
 
 
 def open_experts(

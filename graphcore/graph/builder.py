@@ -11,8 +11,9 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from graphcore.graph.capture import CapturedStep
+from graphcore.graph.capture import captured
 from graphcore.graph.compile import compile_cache, compile_whole, mark_length
+from graphcore.graph.cutting import Handover
 from graphcore.graph.native import Recorder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
@@ -93,8 +94,9 @@ class GraphBuilder:
         steps = list(program.steps)
         if is_greedy:
             steps.append(GreedyStep(0, program.state))
-        if self.kind == "captured" and self.library is None and self.fetcher is None:
-            return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
+        if self.kind == "captured" and self.library is None:
+            handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
+            return Program(program.state, captured(program.state, steps, self.streamed, handover, self.device))
         return Program(program.state, steps)
 
     def _recorded(self, library: Path, is_greedy: bool) -> Program:

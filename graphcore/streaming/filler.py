@@ -12,7 +12,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Ticket:
         after: the filling of the same slot before this one, which must be released before it is overwritten.
         unwritten: jobs whose pieces are not in the slot.
         left: jobs that are not done.
+        drained: returns when the slot, though released, is no longer read; None if it is not.
     """
 
     group: int
@@ -44,6 +45,7 @@ class Ticket:
     is_released: bool = False
     is_cancelled: bool = False
     fault: BaseException | None = None
+    drained: Callable[[], None] | None = None
 
     @property
     def may_write(self) -> bool:
@@ -54,6 +56,16 @@ class Ticket:
     def is_over(self) -> bool:
         """Whether there is nothing to wait for."""
         return self.fault is not None or (self.left == 0 and self.unwritten == 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the slot holds the group's bytes."""
+        return self.is_over and self.fault is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no thread is at it, or will be."""
+        return self.left == 0
 
 
 @dataclass
@@ -118,9 +130,14 @@ class Filler:
             what = f"{type(ticket.fault).__name__}: {ticket.fault}"
             raise StreamingError(f"weights of group {ticket.group} could not be read: {what}") from ticket.fault
 
-    def release(self, ticket: Ticket) -> None:
-        """Say that nobody reads the ticket's slot any more."""
+    def release(self, ticket: Ticket, drained: Callable[[], None] | None = None) -> None:
+        """Say that nobody reads the ticket's slot any more, or only a copy.
+
+        Args:
+            drained: returns when that copy is done; called by a thread that is about to overwrite the slot.
+        """
         with self._changed:
+            ticket.drained = drained
             ticket.is_released = True
             self._changed.notify_all()
 
@@ -208,6 +225,10 @@ class Filler:
         with self._changed:
             while not ticket.may_write and not ticket.is_cancelled and not self._is_closed:
                 self._changed.wait()
+            after = ticket.after
+        if after is not None and after.drained is not None:
+            after.drained()  # before `after` goes, so that no other thread overtakes this one
+        with self._changed:
             ticket.after = None  # or every ticket would keep all before it alive
             return not ticket.is_cancelled and not self._is_closed
 

@@ -1,0 +1,38 @@
+"""The jobs that fill groups' slots from the checkpoint's files, and the threads that do them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.streaming.filler import Filler
+from graphcore.streaming.jobs import Job, file_jobs
+from graphcore.streaming.timeline import Timeline
+from graphcore.weights.groups import Group
+from graphcore.weights.loader import Loader
+from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
+
+THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
+BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
+
+
+def jobs_from_files(loader: Loader, group: Group, views: Mapping[str, Tensor]) -> list[Job]:
+    """Return the jobs that read a group's weights.
+
+    Args:
+        views: of the slot they go to, in RAM, by weight.
+    """
+    pieces = [
+        piece
+        for place in group.places
+        for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
+    ]
+    return file_jobs(pieces)
+
+
+def filler_for(jobs: Mapping[int, Sequence[Job]], files: Mapping[Path, ByteSource], timeline: Timeline) -> Filler:
+    """Return threads with buffers that the jobs fit in."""
+    room = max((job.room for each in jobs.values() for job in each), default=0)
+    large = room if room > BUFFER_NBYTES else 0
+    return Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)

@@ -1,0 +1,47 @@
+"""A device's two lanes of work, as far as streaming sees them: one that copies, one that computes.
+
+    copy      | 1 ==== * | wait | 3 ==== * |         what is enqueued in a lane runs in order, later than the host asked
+    compute   | wait | ##1## *  | wait | ##2## *     *: a mark, which is over when all before it in its lane is done
+
+Lanes know nothing of each other, except that a lane can be held until a mark of the other is over. On a GPU a lane is a
+stream and a mark an event (cuda_lanes.py).
+"""
+
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+LaneName = Literal["copy", "compute"]
+
+
+class Mark(Protocol):
+    """A place in a lane's work."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all work before it is done."""
+
+    @property
+    def seconds(self) -> float:
+        """When it came to be over, in seconds of time.perf_counter; it is over."""
+
+    def hold(self, lane: LaneName) -> None:
+        """Have what is enqueued in the lane from now on wait until this is over; the host does not wait."""
+
+    def wait(self) -> None:
+        """Return when it is over; for any thread."""
+
+
+class Lanes(Protocol):
+    """Where work is enqueued, by one thread."""
+
+    def mark(self, lane: LaneName) -> Mark:
+        """Put a mark behind what has been enqueued in a lane."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Enqueue a copy in the copy lane.
+
+        Args:
+            source: [nbytes] uint8 in RAM; it must not change before the copy is done.
+            target: [nbytes] uint8 on the device.
+        """

@@ -1,0 +1,72 @@
+"""What a plan for a GPU counts where: slots on the device, what weights wait in and go through in RAM."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphcore.config.compose import compose_settings
+from graphcore.engine import planning
+from graphcore.engine.assembly import prepare
+from graphcore.engine.model import open_model
+from graphcore.engine.planning import Tier, plan_run
+from graphcore.errors import ConfigError, PlanError
+from graphcore.weights.plan import Plan
+
+QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
+GPU = torch.device("cuda", 0)
+FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
+
+
+def plan_on(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *overrides: str, model_folder: Path = QWEN3
+) -> tuple[Plan, Tier]:
+    """Return the plan of a tiny model whose weights stream, and where they wait."""
+    overrides = ("device=cpu", "graph=eager", "context_length=64", "streaming=on", f"cache_dir={tmp_path}", *overrides)
+    settings = compose_settings([*overrides])
+    settings.model.checkpoint = str(model_folder)
+    model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
+    parts = prepare(settings, model)
+    monkeypatch.setattr(planning, "free_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr(planning, "physical_nbytes", lambda device: FREE[device.type])
+    _, plan, tier = plan_run(settings, model, replace(parts, choices=replace(parts.choices, device=device)))
+    return plan, tier
+
+
+def test_a_gpu_s_budget_is_its_own_free_memory_and_reads_take_none_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, _ = plan_on(GPU, monkeypatch, tmp_path, "streaming.source=disk")
+    assert plan.device == "cuda:0"
+    assert plan.budget == int(FREE["cuda"] * 0.95)
+    assert plan.buffer_nbytes == 0
+    in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, "streaming.source=disk")
+    assert in_ram.buffer_nbytes > 0
+    assert plan.total_nbytes == in_ram.total_nbytes - in_ram.buffer_nbytes
+
+
+def test_weights_for_a_gpu_wait_in_ram_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert plan_on(GPU, monkeypatch, tmp_path)[1].kind == "host"
+    assert plan_on(GPU, monkeypatch, tmp_path, "streaming.source=disk")[1].kind == "disk"
+
+
+@pytest.mark.parametrize(("source", "word"), [("host", "wait there"), ("disk", "on their way to the device")])
+def test_ram_that_is_not_enough_for_what_goes_through_it_is_refused_with_what_would_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, word: str
+) -> None:
+    asked = f"streaming.source={source}", "streaming.host_memory_budget=1kB"
+    with pytest.raises(PlanError, match=rf"{word}.*host_memory_budget is 1000 bytes") as error:
+        plan_on(GPU, monkeypatch, tmp_path, *asked)
+    enough = next(word for word in str(error.value).split("; ") if word.endswith("bytes would do")).split()[0]
+    plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={enough}")
+    with pytest.raises(PlanError):
+        plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={int(enough) - 1}")
+
+
+def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="experts stream on the CPU only; use device=cpu"):
+        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
+    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")

@@ -1,0 +1,207 @@
+"""Groups on their way to a device, in any order: no slot is read before it is full or overwritten before it is free."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from simulated_lanes import SimulatedLanes
+from torch import Tensor
+
+from graphcore.errors import StreamingError
+from graphcore.streaming.device_copy import DeviceCopy
+from graphcore.streaming.device_watch import DeviceWatch
+from graphcore.streaming.filler import Filler
+from graphcore.streaming.jobs import CopyPiece, Job
+from graphcore.streaming.staging import Held, Staged
+from graphcore.streaming.streamed import Streamed
+from graphcore.streaming.timeline import Timeline
+
+MANY = 1000  # steps
+ROOM = 64  # bytes of a slot
+
+
+def bytes_of(group: int) -> Tensor:
+    """Return bytes that only this group has, of its own length."""
+    return torch.full((ROOM - group,), group, dtype=torch.uint8)
+
+
+@dataclass(repr=False)  # pytest would print all of it
+class Device:
+    """A policy over a simulated device, and what its compute lane found in the slots."""
+
+    lanes: SimulatedLanes
+    policy: Streamed[Tensor, object]
+    timeline: Timeline
+    slots: dict[int, Tensor]
+    wrong: list[str]
+
+    def step(self, group: int, parts: int = 3) -> None:
+        """Compute with a group, looking at its slot several times."""
+        self.policy.acquire(group)
+        self.lanes.compute(*[lambda: self.look(group)] * parts)
+        self.policy.release(group)
+
+    def look(self, group: int) -> None:
+        expected = bytes_of(group)
+        if not torch.equal(self.slots[group][: len(expected)], expected):
+            self.wrong.append(f"group {group} found {self.slots[group].tolist()}")
+
+
+@contextmanager
+def device_of(
+    draw: random.Random, groups: int, num_slots: int, reads_ahead: bool, threads: int = 0
+) -> Iterator[Device]:
+    """Return a device whose groups are 1 .. `groups`.
+
+    Args:
+        threads: that stage the bytes in a ring of 2 or 3 host slots; 0 copies from where they lie.
+    """
+    lanes, timeline = SimulatedLanes(draw), Timeline()
+    memory = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(num_slots)]
+    slots = {group: memory[index % num_slots] for index, group in enumerate(range(1, groups + 1))}
+    held = {group: bytes_of(group) for group in slots}
+    filler = None
+    if threads:
+        num_host = draw.choice((2, 3))
+        ring = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(num_host)]
+        host = {group: ring[index % num_host][: len(held[group])] for index, group in enumerate(slots)}
+        jobs = {group: jobs_of(held[group], host[group]) for group in slots}
+        filler = Filler({}, threads, 0, 0, timeline)
+        copier = DeviceCopy(lanes, Staged(jobs, host, num_host, filler), timeline, threads)
+    else:
+        copier = DeviceCopy(lanes, Held(held), timeline)  # type: ignore[assignment]
+    policy = Streamed(slots, num_slots, reads_ahead, copier, DeviceWatch(lanes, timeline))
+    try:
+        yield Device(lanes, policy, timeline, slots, [])
+    finally:
+        if filler is not None:
+            filler.close()
+
+
+def jobs_of(source: Tensor, target: Tensor) -> list[Job]:
+    """Return two jobs, so that a host slot is filled by two threads."""
+    half = len(source) // 2
+    parts = [(source[:half], target[:half]), (source[half:], target[half:])]
+    return [Job((), ((CopyPiece("weight", part, place), ()),), part.nbytes, 0) for part, place in parts]
+
+
+def orders(draw: random.Random, groups: int, steps: int) -> Iterator[int]:
+    """Yield groups in the ring's order, which now and then jumps, repeats or turns around."""
+    at = 0
+    for _ in range(steps):
+        yield at % groups + 1
+        at += draw.choice((1, 1, 1, 1, 1, 1, 1, 0, 2, -1, draw.randrange(groups)))
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_a_thousand_random_steps_read_what_they_should(threads: int, reads_ahead: bool) -> None:
+    for seed in range(10):
+        draw = random.Random(seed)
+        groups, num_slots = draw.randint(1, 7), draw.randint(1, 4)
+        with device_of(draw, groups, num_slots, reads_ahead, threads) as device:
+            for group in orders(draw, groups, MANY // 10):
+                device.step(group)
+            device.lanes.run_dry()
+        assert not device.wrong, device.wrong[0]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_an_exception_leaves_behind_does_not_reach_the_next_step(threads: int) -> None:
+    """The group was acquired, something of it was enqueued, and it was never released."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        groups = draw.randint(1, 6)
+        with device_of(draw, groups, draw.randint(1, 3), True, threads) as device:
+            for group in orders(draw, groups, 50):
+                if draw.random() < 0.2:
+                    device.policy.acquire(group)
+                    device.lanes.compute(*[lambda device=device, group=group: device.look(group)] * 2)
+                if draw.random() < 0.05:
+                    device.policy.reset()
+                device.step(group)
+            device.lanes.run_dry()
+        assert not device.wrong, device.wrong[0]
+
+
+def test_the_host_never_waits_for_the_device_in_the_ring_s_order() -> None:
+    with device_of(random.Random(0), 5, 2, reads_ahead=True) as device:
+        for group in [1, 2, 3, 4, 5] * 20:
+            device.step(group)
+        assert device.lanes.num_host_waits == 0
+        device.lanes.run_dry()
+
+
+def test_the_next_group_is_copied_while_one_computes_and_the_one_after_it_is_not() -> None:
+    """Two slots: group 2 comes while group 1 computes, and group 3 when group 1's slot is free."""
+    with device_of(random.Random(0), 4, 2, reads_ahead=True) as device, device.lanes.nothing_runs():
+        device.policy.acquire(1)
+        device.lanes.run_dry()
+        assert [source[0].item() for source, _ in device.lanes.copied] == [1, 2]
+        device.policy.release(1)
+        device.lanes.run_dry()
+        assert [source[0].item() for source, _ in device.lanes.copied] == [1, 2, 3]
+
+
+def test_the_next_token_s_first_groups_are_copied_during_this_one_s_tail() -> None:
+    with device_of(random.Random(0), 3, 2, reads_ahead=True) as device:
+        for group in (1, 2, 3):
+            device.step(group)
+        device.lanes.run_dry()
+    assert [source[0].item() for source, _ in device.lanes.copied] == [1, 2, 3, 1, 2]
+
+
+def test_one_copy_moves_a_group_once_for_each_token() -> None:
+    with device_of(random.Random(0), 4, 2, reads_ahead=True) as device:
+        for group in [1, 2, 3, 4] * 5:
+            device.step(group)
+        device.lanes.run_dry()
+    assert len(device.lanes.copied) == 20 + 2
+
+
+def test_synchronous_mode_copies_nothing_that_was_not_asked_for() -> None:
+    with device_of(random.Random(0), 3, 1, reads_ahead=False) as device:
+        for group in (1, 2, 3, 1):
+            device.step(group)
+        device.lanes.run_dry()
+    assert [source[0].item() for source, _ in device.lanes.copied] == [1, 2, 3, 1]
+
+
+def test_slots_that_had_another_use_are_not_written_to_before_it_ends() -> None:
+    for seed in range(20):
+        lanes = SimulatedLanes(random.Random(seed))
+        slot, seen = torch.zeros(ROOM, dtype=torch.uint8), []
+        with lanes.nothing_runs():
+            lanes.compute(lambda seen=seen, slot=slot: seen.append(slot[0].item()))
+            copier = DeviceCopy(lanes, Held({1: bytes_of(1)}), Timeline())
+            copier.wait(copier.begin(1, slot, None))
+        lanes.run_dry()
+        assert seen == [0]
+        assert slot[0].item() == 1
+
+
+class Broken(CopyPiece):
+    def write(self, parts: object, threads: object) -> None:
+        raise OSError("the disk is gone")
+
+
+def test_a_fault_of_a_thread_is_raised_where_its_group_is_asked_for_and_others_still_come() -> None:
+    lanes, timeline = SimulatedLanes(random.Random(0)), Timeline()
+    slots = {group: torch.zeros(ROOM, dtype=torch.uint8) for group in (1, 2)}
+    host = {group: torch.zeros(ROOM - group, dtype=torch.uint8) for group in (1, 2)}
+    broken = [Job((), ((Broken("weight", bytes_of(2), host[2]), ()),), 1, 0)]
+    filler = Filler({}, 2, 0, 0, timeline)
+    store = Staged({1: jobs_of(bytes_of(1), host[1]), 2: broken}, host, 2, filler)
+    policy = Streamed(slots, 2, True, DeviceCopy(lanes, store, timeline, 2), DeviceWatch(lanes, timeline))
+    for _ in range(3):
+        policy.acquire(1)
+        policy.release(1)
+        with pytest.raises(StreamingError, match="the disk is gone"):
+            policy.acquire(2)
+    policy.acquire(1)
+    lanes.run_dry()
+    assert torch.equal(slots[1][: ROOM - 1], bytes_of(1))
+    filler.close()
