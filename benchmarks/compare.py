@@ -8,11 +8,11 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cases import CASES, prepare
 from engines import ENGINES
+from reporting import draw_bars, installed, is_ours, spread
 
 PHASES = ("prefill", "decode")
 DEFAULT_ENGINES = ["graphcore", "graphcore-int8", "llama.cpp", "transformers", "transformers-compiled"]
@@ -87,10 +87,6 @@ def main() -> None:
     write_report(options, runs, {worker.name: worker.weight_nbytes for worker in workers})
 
 
-def is_ours(name: str) -> bool:
-    return name.startswith("graphcore")
-
-
 def read_bandwidth(threads: int) -> dict[str, float | None]:
     """Return the machine's read bandwidth in GB/s, by torch and by a C++ reader; `best` is what shares are of."""
     import torch
@@ -137,7 +133,7 @@ def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> Table:
         table[name] = {}
         for phase in PHASES:
             values = [run[phase] for run in own]
-            row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+            row = spread(values)
             if baseline in runs:
                 ratios = [mine[phase] / theirs[phase] for mine, theirs in zip(own, runs[baseline], strict=True)]
                 row["ratio"] = statistics.median(ratios)
@@ -173,13 +169,6 @@ def write_report(
     print(markdown(options, table, bandwidth["best"]))
 
 
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def markdown(options: argparse.Namespace, table: Table, gb_per_second: float | None) -> str:
     ratio = f"x {options.baseline}"
     lines = [
@@ -210,17 +199,8 @@ def draw(options: argparse.Namespace, table: Table, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(PHASES), figsize=(10, 1.2 + 0.5 * len(table)), layout="constrained")
-    names = list(table)
     for axis, phase in zip(axes, PHASES, strict=True):
-        rows = [table[name][phase] for name in names]
-        medians = [row["median"] for row in rows]
-        spread = [[row["median"] - row["min"] for row in rows], [row["max"] - row["median"] for row in rows]]
-        colours = ["#1f6f8b" if name.startswith("graphcore") else "#b8b8b8" for name in names]
-        bars = axis.barh(names, medians, xerr=spread, color=colours, capsize=3)
-        axis.bar_label(bars, [f"{value:.0f}" for value in medians], padding=6)
-        axis.set(title=phase, xlabel="tokens/s")
-        axis.margins(x=0.18)
-        axis.invert_yaxis()
+        draw_bars(axis, {name: phases[phase] for name, phases in table.items()}, phase)
     axes[1].set_yticklabels([])
     figure.suptitle(
         f"{options.model}: {options.prompt_tokens} prompt, {options.new_tokens} new tokens, {options.threads} threads"

@@ -168,7 +168,7 @@ def transformers_model(path: str) -> "PreTrainedModel":
     from graphcore.tasks.reference import load_reference
 
     settings = compose_settings([f"model.checkpoint={path}"])
-    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda stage, done, total: None)
+    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda *_: None)
     _, loader = match_model(model, torch.float32)
     reference = load_reference(model, loader)
     reference.cast(torch.bfloat16)
@@ -197,9 +197,14 @@ ENGINES: dict[str, Callable[[str, int, int], PeerEngine]] = {
 }
 
 
+def prompt_ids(num_tokens: int) -> list[int]:
+    """Return the prompt that every engine runs."""
+    return [(7 * index) % 1000 + 100 for index in range(num_tokens)]
+
+
 def timed_run(engine: PeerEngine, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
     """Return tokens per second of a prefill and of a decode after it, and the tokens."""
-    prompt = [(7 * index) % 1000 + 100 for index in range(prompt_tokens)]
+    prompt = prompt_ids(prompt_tokens)
     began = time.perf_counter()
     token_id = engine.prefill(prompt)
     middle = time.perf_counter()

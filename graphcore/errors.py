@@ -30,7 +30,15 @@ class TokenizerError(GraphcoreError, ValueError):
 
 
 class PlanError(GraphcoreError, ValueError):
-    """The model does not fit where it was asked to fit."""
+    """The model does not fit where it was asked to fit.
+
+    Attributes:
+        smallest: the plan that takes least (weights/plan.py), for those who show it; None where none was made.
+    """
+
+    def __init__(self, message: str, smallest: object = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class GraphError(GraphcoreError, RuntimeError):

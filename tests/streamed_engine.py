@@ -43,7 +43,7 @@ def smallest_budget(folder: Path, *overrides: str, streaming: str = "on", dtype:
 
 def stream_of(engine: Engine) -> WeightStream:
     """Return what moves an engine's weights."""
-    return engine._stream
+    return engine.weight_stream
 
 
 def wrap(engine: Engine, on_read: Callable[[int], None] = lambda number: None, lacking: int = 0) -> list[Wrapped]:

@@ -63,7 +63,8 @@ def _defaults_of(model_type: str, source: str) -> ClassDefaults:
 def _unsupported(model_type: str, source: str) -> UnsupportedError:
     return UnsupportedError(
         f"{source}: model_type {quoted(model_type)} is not supported{nearest(model_type, CLASS_DEFAULTS)}; "
-        f"known: {_known()}; choose a checkpoint of one of these"
+        f"known: {_known()}; choose a checkpoint of one of these, or run it through transformers with "
+        "model.fallback=transformers"
     )
 
 

@@ -26,6 +26,8 @@ class ModelSettings:
     checkpoint: str = MISSING
     sha256: str | None = MISSING
     num_hidden_layers: int | None = MISSING
+    fallback: str | None = MISSING
+    attention: str = MISSING
     random_config: dict[str, Any] = MISSING
 
     @property

@@ -28,17 +28,24 @@ def check(settings: Settings) -> None:
 
 
 def _check_choices(settings: Settings) -> None:
-    choices = (
+    choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
         ("chat", settings.chat, ("auto", "on", "off")),
         ("kv_dtype", settings.kv_dtype, DTYPES),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
+        ("model.fallback", settings.model.fallback, (None, "transformers")),
+        ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
     )
     for key, value, allowed in choices:
         if value not in allowed:
-            raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}")
+            raise ConfigError(f"{key}={value} is not one of {', '.join(word or 'null' for word in allowed)}")
+    if settings.model.attention != "auto" and settings.model.fallback is None:
+        raise ConfigError(
+            f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "
+            "or add model.fallback=transformers"
+        )
 
 
 def _check_sizes(settings: Settings) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.runner import Runner, set_inputs
+from graphcore.engine.runner import set_inputs
 from graphcore.engine.sampler import Sampler, SamplingParams
 from graphcore.engine.sequence import Generation, Timings, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import GraphError
+from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import run_program
+from graphcore.streaming.watched import watched
 
 
 class BatchRun:
@@ -23,25 +26,28 @@ class BatchRun:
         params: of sampling.
         wants_logprobs: record each new token's log probability.
         cached: tokens of the first request's prompt that row 0 of the cache holds already.
+        on_progress: called in the stages "prefill" and "generate"; see `graphcore.progress`.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: TokenRunner,
         requests: Sequence[Request],
         params: SamplingParams,
         wants_logprobs: bool = False,
         cached: int = 0,
+        on_progress: Progress = ignore_progress,
     ) -> None:
         self.runner = runner
         self.requests = requests
         self.wants_logprobs = wants_logprobs
         self.cached = cached
+        self.on_progress = on_progress
+        self.total = max(request.max_new_tokens for request in requests)
         self.is_greedy = params.temperature == 0.0 and params.repetition_penalty == 1.0
-        vocab = runner.builder.decoder.spec.vocab
         histories = [request.prompt_ids for request in requests]
         histories += [()] * (runner.width(len(requests)) - len(requests))
-        self.sampler = Sampler(params, histories, vocab, runner.device)
+        self.sampler = Sampler(params, histories, runner.vocab, runner.device)
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
 
@@ -53,13 +59,15 @@ class BatchRun:
         width = self.runner.width(len(self.requests))
         starts = [self.cached, *[0] * (len(self.requests) - 1)]
         rows = [request.prompt_ids[start:] for request, start in zip(self.requests, starts, strict=True)]
-        logits = self.runner.feed(rows, starts)
+        logits = self.runner.feed(rows, starts, self.on_progress)
         padded = logits.new_zeros(width, logits.shape[1])
         padded[: len(rows)] = logits
         check_finite(logits)
         chosen = self.sampler.choose(padded)
         token_ids = chosen.tolist()
         self.prefill_seconds = time.perf_counter() - began
+        done = 1
+        self.on_progress("generate", None, done, self.total)
         yield from self._accept(token_ids, padded)
         program = self.runner.program("decode", width, self.is_greedy)
         state = program.state
@@ -68,7 +76,7 @@ class BatchRun:
         while self._mark_active(state.span.counts):
             self.runner.check_owner(number)
             began = time.perf_counter()
-            run_program(program, self.runner.policy)
+            run_program(program, watched(self.runner.policy, self.on_progress, "generate", done, self.total))
             if self.is_greedy:
                 chosen = state.chosen
             else:
@@ -77,6 +85,8 @@ class BatchRun:
                 state.feed(chosen)
             token_ids = chosen.tolist()  # waits for the device
             self.decode_seconds += time.perf_counter() - began
+            done += 1
+            self.on_progress("generate", None, done, self.total)
             yield from self._accept(token_ids, state.logits)
 
     def interrupt(self) -> None:
@@ -108,7 +118,7 @@ class BatchRun:
             if logprob is not None:
                 request.logprobs.append(logprob)
             used = len(request.prompt_ids) + len(request.token_ids) + 1
-            text = request.push(token_ids[row], is_context_full=used > self.runner.builder.context)
+            text = request.push(token_ids[row], is_context_full=used > self.runner.context)
             yield TokenEvent(row, token_ids[row], text, logprob, request.finish_reason)
 
     def _generation(self, request: Request) -> Generation:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly, compile_cache_dir
-from graphcore.engine.model import Model, Progress
+from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.nn.kv_cache import allocate_cache
+from graphcore.progress import Progress
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.weights.groups import split_layers
 from graphcore.weights.matching import EMBEDDING, HEAD
@@ -25,7 +27,7 @@ from graphcore.weights.residents import load_resident
 class Running:
     """What runs programs, and what moves their weights."""
 
-    runner: Runner
+    runner: TokenRunner
     stream: WeightStream
 
 
@@ -46,6 +48,7 @@ def build_running(
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
     stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
+    builder.fetcher = stream.experts
     runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
     weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
     return Running(runner, stream)
@@ -56,7 +59,7 @@ def _store(parts: Assembly, movement: Movement) -> HostStore:
     tables = {HEAD} if movement.heads else set()
     if movement.is_gathered and not (parts.loader.is_tied and tables):
         tables.add(EMBEDDING)
-    return fill_store(parts.loader, parts.decoder, movement.groups, sorted(tables))
+    return fill_store(parts.loader, parts.decoder, movement.groups, [*sorted(tables), *movement.expert_weights])
 
 
 def _builder(
@@ -68,17 +71,22 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices = parts.choices
+    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    if movement.plan.is_streaming:
+        for cache in caches:  # memory that is only promised would be missing later, under a budget
+            cache.k.zero_()
+            cache.v.zero_()
     compiled: list[str] = []
 
     def report(name: str) -> None:
         compiled.append(name)
-        on_progress(f"compile {name}", len(compiled), 0)
+        on_progress(f"compile {name}", None, len(compiled), 0)
 
     return GraphBuilder(
         parts.decoder,
         choices.graph,
         layer_groups,
-        allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device),
+        caches,
         choices.context,
         choices.device,
         report,

@@ -11,24 +11,22 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import return_freed_memory
-from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.batch_run import BatchRun
-from graphcore.engine.building import Running, build_running
+from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
-from graphcore.engine.model import Model, Progress, open_model
-from graphcore.engine.planning import plan_run
-from graphcore.engine.prefix import reusable_prefix
-from graphcore.engine.runner import Runner
+from graphcore.engine.loading import AnyModel, AnyParts, load
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
+from graphcore.engine.teacher_forced import teacher_forced
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.graph.compile import CompileReport, measure_compile
+from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.plan import Plan
 
@@ -44,17 +42,27 @@ class Engine:
         config: of the checkpoint, after normalisation.
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
+        weight_stream: what moves the weights, and the record of what it did.
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
-    def __init__(self, settings: Settings, model: Model, parts: Assembly, running: Running, plan: Plan) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: AnyModel,
+        parts: AnyParts,
+        running: Running,
+        plan: Plan,
+        on_progress: Progress = ignore_progress,
+    ) -> None:
         self.settings = settings
         self.choices = parts.choices
         self.loader = parts.loader
         self.plan = plan
         self._model = model
-        self._runner: Runner | None = running.runner
-        self._stream = running.stream
+        self._runner: TokenRunner | None = running.runner
+        self.weight_stream = running.stream
+        self._on_progress = on_progress
         self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
 
     @classmethod
@@ -76,7 +84,8 @@ class Engine:
             dtype, quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
             overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
-            on_progress: called with a stage ("download", "load", "compile ..."), done and total.
+            on_progress: called as on_progress(stage, group, done, total) now and while generating; done and total are
+                bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
 
         Raises:
             GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
@@ -89,18 +98,8 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        report = on_progress or _ignore
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), report)
-        parts = prepare(settings, model)
-        with torch.inference_mode():
-            parts, plan, tier = plan_run(settings, model, parts)
-            running = build_running(settings, model, parts, plan, tier, report)
-        if isinstance(model.checkpoint, GGUFCheckpoint):
-            model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
-        return_freed_memory()
-        return cls(settings, model, parts, running, plan)
+        report = on_progress or ignore_progress
+        return cls(settings, *load(settings, report), report)
 
     @property
     def config(self) -> ModelConfig:
@@ -126,7 +125,7 @@ class Engine:
         return self._model.tokenizer is not None
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> TokenRunner:
         """What runs the programs.
 
         Raises:
@@ -137,15 +136,17 @@ class Engine:
         return self._runner
 
     @property
-    def stats(self) -> dict[str, int | str]:
-        """What runs: graph kind, dtype, compiled graphs, bytes of weights and of KV cache."""
+    def stats(self) -> dict[str, int | str | float]:
+        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts."""
+        hit_rate = self.weight_stream.expert_hit_rate
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
             "device": str(self.choices.device),
-            "compiled_graphs": len(self.runner.builder.functions),
+            "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
+            **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
     def warm_up(self, num_sequences: int = 1) -> CompileReport:
@@ -162,7 +163,7 @@ class Engine:
         """Give weights and caches back; the engine cannot be used any more."""
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
-            self._stream.close()
+            self.weight_stream.close()
         self._runner = None
 
     def __enter__(self) -> Self:
@@ -174,29 +175,29 @@ class Engine:
         self.close()
 
     def logits(
-        self, token_ids: Tensor | Sequence[Sequence[int]], output_hidden_states: bool = False
-    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        self,
+        token_ids: Tensor | Sequence[Sequence[int]],
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> Tensor | tuple[Tensor, *tuple[tuple[Tensor, ...], ...]]:
         """Return teacher-forced logits, without sampling.
 
         Args:
             token_ids: [B, T] int64; any B, run batch_size at a time.
             output_hidden_states: also return the residual stream after the embedding and after each block.
+            output_attentions: also return each layer's attention weights (model.attention=eager of the fallback only).
 
         Returns:
-            [B, T, V] float32 on the CPU; with hidden states a pair, the second of num_hidden_layers + 1 tensors
-            [B, T, D].
+            [B, T, V] float32 on the CPU; with more than that a tuple: logits, then num_hidden_layers + 1 hidden states
+            [B, T, D], then num_hidden_layers attention weights [B, H, T, T].
 
         Raises:
-            ConfigError: T is 0 or longer than the context or differs between rows, or an id is no token.
+            ConfigError: T is 0 or longer than the context or differs between rows, an id is no token, or what runs
+                never has attention weights.
         """
-        rows = equal_rows(token_ids, self._model.spec.vocab)
+        rows = equal_rows(token_ids, self.config.vocab_size)
         self._cached = []
-        waves = [rows[at : at + self.runner.batch_size] for at in range(0, len(rows), self.runner.batch_size)]
-        logits = torch.cat([self.runner.logits(wave) for wave in waves])
-        if not output_hidden_states:
-            return logits
-        layers = zip(*(self.runner.hidden_states(wave) for wave in waves), strict=True)
-        return logits, tuple(torch.cat(layer) for layer in layers)
+        return teacher_forced(self.runner, rows, output_hidden_states, output_attentions)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run hidden states through all blocks, at positions 0 .. T-1.
@@ -207,7 +208,7 @@ class Engine:
         Returns:
             [B, T, D] residual stream, before the final norm.
         """
-        check_hidden(hidden_states, self._model.spec.dim)
+        check_hidden(hidden_states, self.config.hidden_size)
         self._cached = []
         return torch.cat([self.runner.blocks(wave) for wave in torch.split(hidden_states, self.runner.batch_size)])
 
@@ -281,9 +282,9 @@ class Engine:
         requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stops) for ids in rows]
         cached = 0
         if reuse_cache and len(rows) == 1:
-            cached = reusable_prefix(self._cached, rows[0], self.runner.builder.caches)
+            cached = self.runner.reusable(self._cached, rows[0])
         self._cached = []
-        return BatchRun(self.runner, requests, params, logprobs, cached)
+        return BatchRun(self.runner, requests, params, logprobs, cached, self._on_progress)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Say that row 0 of the cache holds these tokens, so that the next run may reuse them."""
@@ -303,8 +304,4 @@ class Engine:
         if prompt == "":
             raise ConfigError("the prompt is empty; give at least one character")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return token_row(ids, self._model.spec.vocab)
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""
+        return token_row(ids, self.config.vocab_size)

@@ -3,7 +3,6 @@
 source -> local path -> Checkpoint -> ModelConfig -> ModelSpec
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,11 +21,11 @@ from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.config.settings import ModelSettings
 from graphcore.errors import CheckpointError, ConfigError
 from graphcore.nn.spec import ModelSpec
+from graphcore.progress import Progress
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.hf_folder import has_tokenizer
 from graphcore.tokenizer.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
 ROPE_FREQS = "rope_freqs.weight"
 
 
@@ -57,7 +56,7 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
         settings: whose checkpoint, hash and layer count apply.
         seed: of random weights.
         cache_dir: for downloads and rebuilt tokenizers.
-        on_progress: stage, done, total.
+        on_progress: told how far fetching is; see `graphcore.progress`.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is not supported.

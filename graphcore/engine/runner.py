@@ -12,14 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.engine.prefix import reusable_prefix
+from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, HeadStep, Step
 from graphcore.nn.span import Span
+from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
+from graphcore.streaming.watched import watched
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,8 @@ class Chunk:
     ended: list[int]
 
 
-class Runner:
-    """Runs programs over static caches.
-
-    Attributes:
-        batch_size: most sequences in one call.
-        prefill_chunk: most tokens of a sequence in one pass.
-    """
+class Runner(TokenRunner):
+    """Runs graphcore's own programs over static caches."""
 
     def __init__(self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int) -> None:
         self.builder = builder
@@ -50,8 +49,14 @@ class Runner:
         self.batch_size = batch_size
         self.prefill_chunk = prefill_chunk
         self.device = builder.device
+        self.context = builder.context
+        self.vocab, self.longest = builder.decoder.spec.vocab, builder.decoder.spec.context
         self._programs: dict[tuple[str, int, bool], Program] = {}
-        self._owner = 0
+
+    @property
+    def num_compiled(self) -> int:
+        """Graphs that were compiled so far."""
+        return len(self.builder.functions)
 
     def width(self, num_sequences: int) -> int:
         """Return how many rows the programs for that many sequences have."""
@@ -79,23 +84,6 @@ class Runner:
             self._programs[key] = build[phase]()
         return self._programs[key]
 
-    def claim(self) -> int:
-        """Take the caches for one piece of work and return its number; whoever had them before has lost them."""
-        self._owner += 1
-        return self._owner
-
-    def check_owner(self, number: int) -> None:
-        """Return if the caches still belong to the piece of work with that number.
-
-        Raises:
-            ConfigError: something else has run since, or the engine was closed.
-        """
-        if number != self._owner:
-            raise ConfigError(
-                "another call has used this engine's cache since this generation began, or the engine was closed; "
-                "finish one before the next, or load a second engine"
-            )
-
     def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
         """Build, and compile or load from the cache, what that many sequences will need."""
         width = self.width(num_sequences)
@@ -103,21 +91,31 @@ class Runner:
         self.program("decode", width)
         self.program("decode", width, is_greedy)
 
+    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return how many tokens of the prompt row 0 of the cache can serve, if it holds `cached`; never all."""
+        return reusable_prefix(cached, prompt, self.builder.caches)
+
     @torch.inference_mode()
-    def feed(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
         """Append tokens to the rows' caches.
 
         Args:
             rows: at least one token for each sequence.
             starts: tokens that each row's cache already holds.
+            on_progress: called with "prefill", group or None, tokens of the longest row done and in all.
 
         Returns:
             [len(rows), V] float32 logits after each row's last token.
         """
         logits = torch.empty(len(rows), self.builder.decoder.spec.vocab, dtype=torch.float32, device=self.device)
+        done, total = 0, max(map(len, rows))
         for chunk in self._chunks(rows, starts, "decode"):
-            run_program(chunk.program, self.policy)
+            run_program(chunk.program, watched(self.policy, on_progress, "prefill", done, total))
             logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
+            done += chunk.tokens
+            on_progress("prefill", None, done, total)
         return logits
 
     @torch.inference_mode()
@@ -160,6 +158,13 @@ class Runner:
             layers.append(seen)
         return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
 
+    def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Raise ConfigError: attention is one operation here, and its weights are never in memory."""
+        raise ConfigError(
+            "graphcore's own attention never has its weights in memory; load the model with "
+            "model.fallback=transformers and model.attention=eager to get them"
+        )
+
     @torch.inference_mode()
     def blocks(self, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
@@ -194,17 +199,6 @@ class Runner:
             done = [seen + count for seen, count in zip(done, counts, strict=True)]
             ended = [row for row, ids in enumerate(rows) if counts[row] and done[row] == len(ids)]
             yield Chunk(program, tokens, ended)
-
-    def check_context(self, tokens: int) -> None:
-        """Return if a sequence of that many tokens fits in the cache.
-
-        Raises:
-            ConfigError: it does not; the message says how to get more.
-        """
-        if tokens > self.builder.context:
-            most = self.builder.decoder.spec.context
-            advice = f"set context_length to at least {tokens}" if tokens <= most else f"the model was made for {most}"
-            raise ConfigError(f"{tokens} tokens do not fit in context_length={self.builder.context}; {advice}")
 
 
 def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence[int], width: int, tokens: int) -> None:

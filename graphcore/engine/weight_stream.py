@@ -15,15 +15,20 @@ from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.embedding_rows import FileRows, HostRows
+from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
+from graphcore.weights.expert_pieces import expert_pieces
+from graphcore.weights.expert_pools import bind_pool, expert_linears, expert_pools, expert_weight
 from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
@@ -40,11 +45,15 @@ class Movement:
         groups: that stream through slots.
         heads: the head in its parts, if they stream.
         is_gathered: the embedding's rows are fetched one by one.
+        expert_weights: names of matrices that are fetched expert by expert.
+        layer_groups: layers of each layer group.
     """
 
     plan: Plan
     groups: Sequence[Group] = ()
     heads: Sequence[Head] = ()
+    expert_weights: Sequence[str] = ()
+    layer_groups: Sequence[range] = ()
 
     @property
     def is_gathered(self) -> bool:
@@ -55,29 +64,57 @@ class Movement:
     def moved(self) -> frozenset[str]:
         """Names of the weights that have no place of their own."""
         names = {place.name for group in self.groups for place in group.places}
-        return frozenset(names | ({EMBEDDING} if self.is_gathered else set()))
+        return frozenset({*names, *self.expert_weights} | ({EMBEDDING} if self.is_gathered else set()))
 
 
 def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> Movement:
     """Return what the plan has move; the decoder is on the meta device."""
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
-    return Movement(plan, groups, () if plan.is_head_resident else parts)
+    experts = tuple(expert_linears(decoder)) if plan.experts is not None else ()
+    return Movement(plan, groups, () if plan.is_head_resident else parts, experts, layer_groups)
 
 
 @dataclass
 class WeightStream:
-    """Everything that is open while weights move; `policy` is what programs run under."""
+    """Everything that is open while weights move.
+
+    Attributes:
+        policy: what programs run under.
+        jobs: that fill each group's slot.
+        host_nbytes: of weights that wait in RAM.
+        expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+    """
 
     policy: Policy
     timeline: Timeline
     filler: Filler | None = None
     files: dict[Path, ByteSource] = field(default_factory=dict)
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+    host_nbytes: int = 0
+    experts: ExpertCache | None = None
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """Share of the routed experts that were there already; None without a cache of experts."""
+        return None if self.experts is None else self.experts.hit_rate
+
+    def raw_link(self, most_nbytes: int) -> float | None:
+        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+
+        What has been read ahead is forgotten first.
+        """
+        if self.filler is None:
+            return None
+        self.policy.reset()
+        jobs = without_pieces([job for each in self.jobs.values() for job in each])
+        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
 
     def close(self) -> None:
         """End the threads and close the files."""
-        if self.filler is not None:
-            self.filler.close()
+        for filler in (self.filler, None if self.experts is None else self.experts.filler):
+            if filler is not None:
+                filler.close()
         for source in self.files.values():
             source.close()
 
@@ -105,6 +142,7 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
         For each group the views of its slot, by place in order, and under "" the slot's bytes.
     """
     memory = Slot.allocate(plan.slots_nbytes, device)
+    memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
         assert group.layout.nbytes <= plan.slot_nbytes, (
@@ -131,14 +169,33 @@ def open_stream(
     Raises:
         CheckpointError: a file is not what it was, or cannot be read.
     """
-    plan, timeline = movement.plan, Timeline()
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    if not movement.groups:
-        return WeightStream(Resident(), timeline, None, files)
+    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device)
+    stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+    return stream
+
+
+def stream_groups(
+    loader: Loader,
+    groups: Sequence[Group],
+    plan: Plan,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    device: torch.device,
+) -> WeightStream:
+    """Return what moves groups through slots, which are bound here; nothing has been read yet.
+
+    Args:
+        store: where the groups wait in RAM; None reads the files.
+        files: open; they are closed with the stream.
+    """
+    timeline, host_nbytes = Timeline(), 0 if store is None else store.nbytes
+    if not groups:
+        return WeightStream(Resident(), timeline, None, files, host_nbytes=host_nbytes)
     jobs: dict[int, list[Job]] = {}
-    for group, views in zip(movement.groups, bind_slots(movement.groups, plan, device), strict=True):
+    for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
         if store is not None:
             source = store.groups[group.index]
             jobs[group.index] = copy_jobs(group.label, source, views[""][: source.nbytes])
@@ -146,20 +203,50 @@ def open_stream(
         pieces = [
             piece
             for place in group.places
-            for piece in pieces_of(loader, place.name, place.packing, views[place.name], _part_of(place.rows, loader))
+            for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
         ]
         jobs[group.index] = file_jobs(pieces)
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files)
+    return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
 
 
-def _part_of(rows: range | None, loader: Loader) -> range | None:
-    """Return rows of the head that are not all of them."""
-    vocab = loader.checkpoint.tensors[loader.sources[HEAD].name].shape[0]
-    return None if rows is None or len(rows) == vocab else rows
+def open_experts(
+    loader: Loader,
+    decoder: Decoder,
+    movement: Movement,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    timeline: Timeline,
+    device: torch.device,
+) -> ExpertCache | None:
+    """Return the cache that experts are fetched into, its slots bound; None if they stay or there are none.
+
+    It has threads of its own: those of the groups may all wait for a slot that is free only when experts have run.
+    """
+    plan = movement.plan.experts
+    if plan is None:
+        return None
+    pools = expert_pools(decoder, plan.num_slots)
+    bound = {layer: views for pool in pools for views in [bind_pool(decoder, pool, device)] for layer in pool.layers}
+
+    def jobs(layer: int, expert: int, slot: int) -> list[Job]:
+        outs = {expert_weight(layer, part): view[slot] for part, view in bound[layer].items()}
+        if store is not None:
+            sources = {name: store.tables[name][expert] for name in outs}
+            return [job for name, out in outs.items() for job in copy_jobs(name, flat(sources[name]), flat(out))]
+        return file_jobs(expert_pieces(loader, expert, {n: (packing_of(decoder, n), out) for n, out in outs.items()}))
+
+    groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
+    filler = Filler(files, THREADS, BUFFER_NBYTES if store is None else 0, 0, timeline)
+    return ExpertCache(pools, jobs, groups, filler, timeline)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's bytes, uint8."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _rows(

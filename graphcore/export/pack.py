@@ -4,7 +4,7 @@ GGUF source    metadata and tensors under their own names; what has its format a
 any other      metadata made from the config and the tokenizer, tensors by `gguf_form`
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +22,12 @@ from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whol
 from graphcore.export.gguf_form import Member, gguf_members, gguf_shape, unfolded
 from graphcore.export.metadata import Metadata, metadata_of
 from graphcore.export.model_fields import rope_divisors
+from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
 from graphcore.quant.packing_error import packing_error
 from graphcore.weights.plan import gib
 
-Progress = Callable[[str, int, int], None]
 WRITTEN_DENSE = ("f32", "f16", "bf16")
 
 
@@ -130,7 +130,7 @@ class Packer:
 
         Args:
             path: of the file; one that is there is replaced.
-            on_progress: called with "pack", tensors done and tensors in all.
+            on_progress: called with "pack", None, tensors done and tensors in all.
 
         Raises:
             CheckpointError: a tensor cannot be packed.
@@ -144,7 +144,7 @@ class Packer:
                 for index, entry in enumerate(self.entries):
                     raw, error = self._packed(entry)
                     file.write(raw)
-                    on_progress("pack", index + 1, len(self.entries))
+                    on_progress("pack", None, index + 1, len(self.entries))
                     yield PackedTensor(entry, error)
 
     def _check_room(self, path: Path) -> None:

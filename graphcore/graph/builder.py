@@ -6,6 +6,7 @@ Legend: B batch, T tokens, D model dim.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,21 +17,31 @@ from graphcore.graph.native import Recorder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
+    AddFunction,
     BlockFunction,
     BlocksStep,
     BoundBlock,
     EmbedStep,
+    ExpertFetcher,
+    FetchedBlock,
     GreedyStep,
     HeadFunction,
     HeadStep,
+    RoutedBlock,
+    RouteFunction,
     Step,
+    experts_of,
 )
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.moe import MoE
+from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
 BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
+P = ParamSpec("P")
+R = TypeVar("R")
 WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
 
 
@@ -46,6 +57,7 @@ class GraphBuilder:
         library: file of the C++ kernels, which captured decode steps on the CPU run on; None captures CUDA graphs.
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
+        fetcher: of experts; None where all stay.
     """
 
     decoder: Decoder
@@ -60,6 +72,7 @@ class GraphBuilder:
     functions: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
+    fetcher: ExpertFetcher | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
 
@@ -80,7 +93,7 @@ class GraphBuilder:
         steps = list(program.steps)
         if is_greedy:
             steps.append(GreedyStep(0, program.state))
-        if self.kind == "captured" and self.library is None:
+        if self.kind == "captured" and self.library is None and self.fetcher is None:
             return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
 
@@ -89,7 +102,8 @@ class GraphBuilder:
         state = StepState.empty(1, 1, self.device)
         caches = [cache.rows(1) for cache in self.caches]
         heads = list(zip(self.head_rows, self.head_parts, strict=True))
-        recorder = Recorder(self.decoder, self.layer_groups, heads, caches, self.tables, str(library), self.streamed)
+        groups, where = self.layer_groups, (caches, self.tables, str(library))
+        recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, self.fetcher)
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int) -> Program:
@@ -118,7 +132,7 @@ class GraphBuilder:
             bound = [
                 BoundBlock(
                     self._block(index),
-                    self._block_function(index, batch, phase),
+                    self._fetching(self._block_function(index, batch, phase), index),
                     ropes[index],
                     self.caches[index].rows(batch),
                 )
@@ -152,19 +166,55 @@ class GraphBuilder:
 
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
+        has_experts = isinstance(self._block(index).mlp, MoE)
         if self.kind == "eager":
-            return Block.forward
+            return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
         key = (self._kind(index), batch, phase)
         if key not in self.functions:
-            self.functions[key] = self._compile_block(index, batch, phase)
+            compile_one = self._compile_routed if has_experts else self._compile_block
+            self.functions[key] = compile_one(index, batch, phase)
         return self.functions[key]
+
+    def _fetching(self, run: BlockFunction, index: int) -> BlockFunction:
+        """Return the function of a layer, its experts fetched if they do not stay."""
+        if self.fetcher is None or not isinstance(run, RoutedBlock):
+            return run
+        return FetchedBlock(run, index, self.fetcher)
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
+        run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
+        with compile_cache(self.cache_dir):
+            run(self._block(index), *self._example(index, batch, phase))
+        return run
+
+    def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Compile both halves of one kind; on no real token no expert is read."""
+        block, name = self._block(index), self._kind_name(index)
+        route: RouteFunction = self._named(Block.route, name, phase, batch)
+        with compile_cache(self.cache_dir):
+            routed = route(block, *self._example(index, batch, phase))
+        answers = experts_of(block)(routed.fed, routed.chosen)
+        if phase == "prefill":
+            mark_length(routed.x, answers, routed.shares)
+        add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
+        with compile_cache(self.cache_dir):
+            add(block, routed.x, answers, routed.shares)
+        return RoutedBlock(route, add)
+
+    def _kind_name(self, index: int) -> str:
+        """Return what the layer's kind is called: kinds are numbered in order of the layers."""
         kinds = list(dict.fromkeys(map(self._kind, range(len(self.decoder.layers)))))
-        name = f"block{kinds.index(self._kind(index))}_{phase}_{batch}"
+        return f"block{kinds.index(self._kind(index))}"
+
+    def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
+        """Return the function, to be compiled at its first call, and say that it is."""
+        name = f"{name}_{phase}_{batch}"
         self.on_compile(name)
-        run: BlockFunction = compile_whole(Block.forward, name)
+        return compile_whole(function, name)
+
+    def _example(self, index: int, batch: int, phase: str) -> tuple[Tensor, Tensor | None, Span, Tensor, Tensor]:
+        """Return a block's inputs, of no real token."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
         EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
@@ -172,9 +222,7 @@ class GraphBuilder:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes)
         cache = self.caches[index].rows(batch)
-        with compile_cache(self.cache_dir):
-            run(self._block(index), state.hidden, rope, state.span, cache.k, cache.v)
-        return run
+        return state.hidden, rope, state.span, cache.k, cache.v
 
     def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
         """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""

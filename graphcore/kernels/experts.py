@@ -1,9 +1,13 @@
-"""A mixture of gated experts, as one custom op: each token through the experts that were chosen for it, summed.
+"""A mixture of gated experts, as one custom op: each token through the experts that were chosen for it.
 
-Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
-    gate, up, down: [X, F, D], [X, F, D], [X, D, F] and their biases [X, F], [X, F], [X, D]
+    gate, up, down: [S, F, D], [S, F, D], [S, D, F] and their biases [X, F], [X, F], [X, D]
     gate = min(gate x, limit);  up = clamp(up x, -limit, limit);  y = down((up + 1) * gate * sigmoid(alpha * gate))
+
+An expert's matrices may lie at any place, and a call may find some of the chosen experts only; neither changes a bit of
+what an expert answers. So answers stay apart, one row for each choice; who sums them does so in the order of the
+choices. Biases are always all there.
 
 On the CPU the op reads back who was chosen and touches those experts only. Elsewhere nothing may be read back:
 `masked_experts` gathers the chosen weights of a few tokens, or runs every expert under a mask.
@@ -15,44 +19,48 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-ExpertFunction = Callable[[Tensor, int], Tensor]
+ExpertFunction = Callable[[Tensor, int, int], Tensor]
+Places = Sequence[int] | None
+ALIGNMENT = 64  # bytes; a product may add in another order where a matrix begins elsewhere
 
 torch.library.define(
     "graphcore::experts",
-    "(Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, float limit, float alpha) -> Tensor",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, float limit, float alpha,"
+    " int[]? places=None) -> Tensor",
 )
 
 
 def experts(
     x: Tensor,
     chosen: Tensor,
-    shares: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     limit: float,
     alpha: float,
+    places: Places = None,
 ) -> Tensor:
-    """Return each token's sum of share times expert over the experts chosen for it.
+    """Return what each chosen expert makes of its token.
 
     Args:
         x: [N, D] compute dtype.
-        chosen: [N, C] int64, distinct within a token.
-        shares: [N, C] compute dtype.
-        weights: gate [X, F, D], up [X, F, D] and down [X, D, F], compute dtype.
+        chosen: [N, C] int64, distinct within a token; -1 is nobody.
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype.
         limit: gate and up are clamped to it.
         alpha: of the gate's sigmoid.
+        places: where each of the X experts lies among the S; -1 where it does not. None: each at its own number.
 
     Returns:
-        [N, D] compute dtype.
+        [N, C, D] compute dtype; zeros for nobody and for experts that are not there.
     """
     op = torch.ops.graphcore.experts.default
-    return op(x, chosen, shares, weights, biases, limit, alpha)  # type: ignore[no-any-return]
+    return op(x, chosen, weights, biases, limit, alpha, places)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::experts")  # type: ignore[untyped-decorator]  # torch does not type it
-def _experts_fake(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def answers_fake(x: Tensor, chosen: Tensor, *_: object) -> Tensor:
+    """Return the answers' shape and dtype, for who traces."""
+    return x.new_empty((*chosen.shape, x.shape[1]))
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -64,102 +72,98 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tens
 def looped_experts(
     x: Tensor,
     chosen: Tensor,
-    shares: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     limit: float,
     alpha: float,
+    places: Places = None,
 ) -> Tensor:
     """Implement `experts` expert by expert; an expert that no token chose is not read."""
-    return each_on_its_own(
-        x, chosen, shares, weights[0].shape[0], lambda tokens, e: _one_expert(tokens, e, weights, biases, limit, alpha)
-    )
+    return each_on_its_own(x, chosen, biases[0].shape[0], places, _runner(weights, biases, limit, alpha))
 
 
-def each_on_its_own(x: Tensor, chosen: Tensor, shares: Tensor, num_experts: int, run: ExpertFunction) -> Tensor:
-    """Return the weighted sum, each expert run on the tokens that chose it; `run` maps tokens [M, D] and an expert."""
-    out = torch.zeros(x.shape, dtype=torch.float32)
-    per_token = chosen.shape[1]
-    places = chosen.flatten().argsort(stable=True)  # [N C], places in `chosen` by expert
-    counts = chosen.flatten().bincount(minlength=num_experts).tolist()
-    begin = 0
+def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
+    """Return the answers [N, C, D], each expert run on the tokens that chose it.
+
+    Args:
+        x, chosen, places: as in `experts`.
+        num_experts: X.
+        run: maps tokens [M, D], an expert and its place to the answers [M, D].
+    """
+    flat = chosen.flatten()
+    y = x.new_zeros(len(flat), x.shape[1])
+    rows = flat.argsort(stable=True)  # [N C], rows of y by expert, nobody's first
+    begin, *counts = (flat + 1).bincount(minlength=num_experts + 1).tolist()
     for expert, count in enumerate(counts):
-        if not count:
-            continue
-        place = places[begin : begin + count]
+        place = expert if places is None else places[expert]
+        mine = rows[begin : begin + count]
         begin += count
-        tokens = place // per_token
-        y = run(x[tokens], expert)
-        out.index_add_(0, tokens, y.float() * shares.flatten()[place, None].float())
-    return out.to(x.dtype)
+        if count and place >= 0:
+            y[mine] = run(x[mine // chosen.shape[1]], expert, place)
+    return y.view(*chosen.shape, x.shape[1])
 
 
-def _one_expert(
-    x: Tensor, expert: int, weights: Sequence[Tensor], biases: Sequence[Tensor], limit: float, alpha: float
-) -> Tensor:
-    """Run some tokens [M, D] through one expert."""
-    gate, up = (linear(x, weights[part][expert], biases[part][expert]) for part in (0, 1))
-    return linear(clamped_swiglu(gate, up, limit, alpha), weights[2][expert], biases[2][expert])
+def _runner(weights: Sequence[Tensor], biases: Sequence[Tensor], limit: float, alpha: float) -> ExpertFunction:
+    """Return the function that runs some tokens [M, D] through one expert."""
+
+    def run(x: Tensor, expert: int, place: int) -> Tensor:
+        gate, up = (linear(x, _matrix_at(weights[part], place), biases[part][expert]) for part in (0, 1))
+        return linear(clamped_swiglu(gate, up, limit, alpha), _matrix_at(weights[2], place), biases[2][expert])
+
+    return run
+
+
+def _matrix_at(weights: Tensor, place: int) -> Tensor:
+    """Return one matrix, aligned whatever its place: a copy where matrices are no whole number of cache lines."""
+    matrix = weights[place]
+    return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
 
 
 def masked_experts(
     x: Tensor,
     chosen: Tensor,
-    shares: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     limit: float,
     alpha: float,
+    places: Places = None,
 ) -> Tensor:
     """Implement `experts` without reading back who was chosen."""
     # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
-    run = _gathered if chosen.numel() <= weights[0].shape[0] else _every_expert
-    return run(x, chosen, shares, weights, biases, limit, alpha)
+    if chosen.numel() <= biases[0].shape[0]:
+        return _gathered(x, chosen, weights, biases, limit, alpha, places)
+    return all_on_every(x, chosen, biases[0].shape[0], places, _runner(weights, biases, limit, alpha))
 
 
 def _gathered(
     x: Tensor,
     chosen: Tensor,
-    shares: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     limit: float,
     alpha: float,
+    places: Places,
 ) -> Tensor:
     """Copy each token's chosen weights: what a few tokens read is a few experts."""
     flat = chosen.flatten()  # [N C]
+    at = flat if places is None else torch.tensor(places, device=x.device)[flat]
+    nobody = (flat < 0) | (at < 0)
+    flat, at = flat.clamp(min=0), at.clamp(min=0)
     rows = x.repeat_interleave(chosen.shape[1], dim=0)[:, :, None]  # [N C, D, 1]
-    gate, up = (torch.bmm(weights[part][flat], rows)[:, :, 0] + biases[part][flat] for part in (0, 1))
+    gate, up = (torch.bmm(weights[part][at], rows)[:, :, 0] + biases[part][flat] for part in (0, 1))
     hidden = clamped_swiglu(gate, up, limit, alpha)[:, :, None]  # [N C, F, 1]
-    y = torch.bmm(weights[2][flat], hidden)[:, :, 0] + biases[2][flat]  # [N C, D]
-    y = y.view(*chosen.shape, x.shape[1]).float() * shares[:, :, None].float()
-    return y.sum(1).to(x.dtype)
+    y = torch.bmm(weights[2][at], hidden)[:, :, 0] + biases[2][flat]  # [N C, D]
+    return y.masked_fill_(nobody[:, None], 0).view(*chosen.shape, x.shape[1])
 
 
-def _every_expert(
-    x: Tensor,
-    chosen: Tensor,
-    shares: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    limit: float,
-    alpha: float,
-) -> Tensor:
-    """Run all tokens through all experts and count those that were chosen."""
-    return all_on_every(
-        x, chosen, shares, weights[0].shape[0], lambda tokens, e: _one_expert(tokens, e, weights, biases, limit, alpha)
-    )
-
-
-def all_on_every(x: Tensor, chosen: Tensor, shares: Tensor, num_experts: int, run: ExpertFunction) -> Tensor:
-    """Return the weighted sum without reading back who was chosen: every expert runs on all tokens."""
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
+    """Return the answers [N, C, D] without reading back who was chosen: every expert runs on all tokens."""
+    y = x.new_zeros(*chosen.shape, x.shape[1])
     for expert in range(num_experts):
-        is_chosen = chosen == expert  # [N, C]
-        share = (shares.float() * is_chosen).sum(-1, keepdim=True)
-        y = run(x, expert).float() * share
-        out += y.masked_fill_(~is_chosen.any(-1, keepdim=True), 0)  # what is not asked for may overflow: 0 * inf is NaN
-    return out.to(x.dtype)
+        place = expert if places is None else places[expert]
+        if place >= 0:
+            y = torch.where((chosen == expert)[..., None], run(x, expert, place)[:, None], y)
+    return y
 
 
 # Not as decorators: torch's would leave None under the functions' names.

@@ -2,8 +2,8 @@
 
 Legend: O rows (output features), I columns (input features), T tokens.
 
-Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it). The bytes are about
-as many as the file's; rows are padded to a multiple of sixteen.
+Sixteen rows lie together, scales first, then codes (native/codes.h and native/formats.h draw it; native/stored.h reads
+the file's blocks). The bytes are about as many as the file's; rows are padded to a multiple of sixteen.
 
     rounding    x is                                  relative RMS error of x @ W.T
     float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)

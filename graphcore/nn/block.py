@@ -5,8 +5,14 @@ Legend: B batch, T tokens, D model dim, K kv heads, E head dim, S cache slots.
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
 
+A block with experts runs in two halves, so that experts' weights can be fetched in between:
+
+    route: x += attention(norm(x)); who is chosen   |   experts   |   add_experts: x += the weighted sum
+
 The forward reads no integer that differs between layers: every layer of one spec runs the same compiled graph.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +20,7 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.nn.moe import ExpertLinear, MoE, weighted_sum
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, MoESpec
@@ -22,6 +28,22 @@ from graphcore.nn.spec import BlockSpec, MoESpec
 # Whatever the compute dtype: a stream that bf16 rounds after every sublayer loses half of what bf16 logits lose in all,
 # and Gemma's passes 65504, fp16's largest number.
 RESIDUAL_DTYPE = torch.float32
+
+
+class Routed(NamedTuple):
+    """A block's state between its halves.
+
+    Attributes:
+        x: [B, T, D] float32 residual stream.
+        fed: [B, T, D] compute dtype, what the experts get.
+        chosen: [B, T, C] int64 experts, best first; -1 for padding.
+        shares: [B, T, C] compute dtype.
+    """
+
+    x: Tensor
+    fed: Tensor
+    chosen: Tensor
+    shares: Tensor
 
 
 class Block(nn.Module):
@@ -55,13 +77,47 @@ class Block(nn.Module):
         Returns:
             [B, T, D] float32 residual stream.
         """
+        if isinstance(self.mlp, MoE):
+            routed = self.route(x, rope, span, k_cache, v_cache)
+            return self.add_experts(routed.x, self.mlp.experts(routed.fed, routed.chosen), routed.shares)
+        x = self._add_attention(x, rope, span, k_cache, v_cache)
+        return self._add_fed(x, self.mlp(self._mlp_norm(x)))
+
+    def route(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Routed:
+        """Run the block up to its experts; arguments as of `forward`. Padding chooses nobody."""
+        assert isinstance(self.mlp, MoE), "a block without experts runs whole"
+        x = self._add_attention(x, rope, span, k_cache, v_cache)
+        fed = self._mlp_norm(x)
+        chosen, shares = self.mlp.route(fed)
+        return Routed(x, fed, chosen.masked_fill(~span.is_real(x.shape[1])[..., None], -1), shares)
+
+    def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
+        """Finish the block.
+
+        Args:
+            x: [B, T, D] float32 residual stream.
+            answers: [B, T, C, D] compute dtype, of the chosen experts.
+            shares: [B, T, C] compute dtype.
+
+        Returns:
+            [B, T, D] float32 residual stream.
+        """
+        return self._add_fed(x, weighted_sum(answers, shares))
+
+    def _add_attention(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         attended = self.self_attn(self.input_layernorm(x, self.dtype), rope, span, k_cache, v_cache)
-        if not self.sandwich:
-            x = x + attended
-            return x + self.mlp(self.post_attention_layernorm(x, self.dtype))  # type: ignore[no-any-return]
-        x = x + self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
-        fed = self.mlp(self.pre_feedforward_layernorm(x, self.dtype))
-        return x + self.post_feedforward_layernorm(fed, RESIDUAL_DTYPE)  # type: ignore[no-any-return]
+        if self.sandwich:
+            attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
+        return x + attended  # type: ignore[no-any-return]  # Module.__call__
+
+    def _mlp_norm(self, x: Tensor) -> Tensor:
+        norm = self.pre_feedforward_layernorm if self.sandwich else self.post_attention_layernorm
+        return norm(x, self.dtype)  # type: ignore[no-any-return]
+
+    def _add_fed(self, x: Tensor, fed: Tensor) -> Tensor:
+        if self.sandwich:
+            fed = self.post_feedforward_layernorm(fed, RESIDUAL_DTYPE)
+        return x + fed
 
 
 def packed_formats(block: nn.Module) -> dict[str, str]:

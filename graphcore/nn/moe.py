@@ -2,15 +2,17 @@
 
 Legend: B batch, T tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
 
+    route: token -> C experts and their shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
+
 The experts are one custom op (kernels/experts.py), so that which ones were chosen never becomes a shape or a branch of
-the compiled graph, and a decode step reads the chosen ones only.
+the compiled graph, and a decode step reads the chosen ones only. Whoever fetches experts' weights does it between route
+and experts.
 """
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
-from graphcore.kernels.experts import experts
+from graphcore.kernels.experts import Places, experts
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import MoESpec
 from graphcore.quant.packed_experts import packed_experts
@@ -50,22 +52,25 @@ class Experts(nn.Module):
         self.up_proj = ExpertLinear(spec.experts, dim, spec.hidden, dtype)
         self.down_proj = ExpertLinear(spec.experts, spec.hidden, dim, dtype)
 
-    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """Return the weighted sum of the chosen experts: [N, D].
+    def forward(self, x: Tensor, chosen: Tensor, places: Places = None) -> Tensor:
+        """Return what the chosen experts make of their tokens: [B, T, C, D].
 
         Args:
-            x: [N, D] compute dtype.
-            chosen: [N, C] int64.
-            shares: [N, C] compute dtype.
+            x: [B, T, D] compute dtype.
+            chosen: [B, T, C] int64; -1 is nobody.
+            places: where experts lie in the weights, as in kernels/experts.py.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts]
         packings = [part.packing for part in parts if part.packing is not None]
+        tokens, choices = x.flatten(0, 1), chosen.flatten(0, 1)  # [N, D], [N, C]
         if not packings:
-            return experts(x, chosen, shares, weights, biases, self.limit, self.alpha)
-        assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"
-        clamp = (self.limit, self.alpha)
-        return packed_experts(x, chosen, shares, weights, biases, clamp, packings, self.gate_proj.rounding)
+            y = experts(tokens, choices, weights, biases, self.limit, self.alpha, places)
+        else:
+            assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"
+            clamp, rounding = (self.limit, self.alpha), self.gate_proj.rounding
+            y = packed_experts(tokens, choices, weights, biases, places, clamp, packings, rounding)
+        return y.view(*chosen.shape, x.shape[-1])
 
 
 class MoE(nn.Module):
@@ -79,7 +84,18 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        scores, chosen = self.router(x).topk(self.top_k, dim=-1)  # [B, T, C]
-        shares = scores.softmax(dim=-1)
-        tokens, chosen, shares = (rearrange(part, "b t ... -> (b t) ...") for part in (x, chosen, shares))
-        return self.experts(tokens, chosen, shares).view_as(x)  # type: ignore[no-any-return]  # Module.__call__
+        chosen, shares = self.route(x)
+        return weighted_sum(self.experts(x, chosen), shares)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts chosen for each token of `x` [B, T, D], best first, and their shares: [B, T, C] each."""
+        scores, chosen = self.router(x).topk(self.top_k, dim=-1)
+        return chosen, scores.softmax(dim=-1)
+
+
+def weighted_sum(y: Tensor, shares: Tensor) -> Tensor:
+    """Return the sum of experts' answers, best first whoever they are: [..., C, D] and [..., C] to [..., D]."""
+    total = y[..., 0, :].float() * shares[..., 0, None].float()
+    for rank in range(1, y.shape[-2]):
+        total = total + y[..., rank, :].float() * shares[..., rank, None].float()
+    return total.to(y.dtype)

@@ -29,3 +29,7 @@ class Span(NamedTuple):
         offsets = torch.arange(tokens, device=self.starts.device)
         last = self.counts - 1  # -1 for a sequence without tokens: the one before its start
         return (self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])).clamp(min=0)
+
+    def is_real(self, tokens: int) -> Tensor:
+        """Return which of the pass's tokens are real: [B, T] bool."""
+        return torch.arange(tokens, device=self.counts.device)[None, :] < self.counts[:, None]

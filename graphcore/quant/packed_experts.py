@@ -1,8 +1,8 @@
 """The mixture of experts of kernels/experts.py over packed weights, as one custom op.
 
-Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
-Each expert is a packed matrix of its own, [X, nbytes]; a decode step reads the bytes of the chosen ones.
+Each expert is a packed matrix of its own, [S, nbytes]; a decode step reads the bytes of the chosen ones.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from graphcore.kernels.experts import ExpertFunction, all_on_every, clamped_swiglu, each_on_its_own
+from graphcore.kernels.experts import (
+    ExpertFunction,
+    Places,
+    all_on_every,
+    answers_fake,
+    clamped_swiglu,
+    each_on_its_own,
+)
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 
 torch.library.define(
     "graphcore::packed_experts",
-    "(Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, float limit, float alpha,"
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, float limit, float alpha,"
     " str[] formats, str library, str rounding) -> Tensor",
 )
 
@@ -23,58 +30,46 @@ torch.library.define(
 def packed_experts(
     x: Tensor,
     chosen: Tensor,
-    shares: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    places: Places,
     clamp: tuple[float, float],
     packings: Sequence[Packing],
     rounding: str,
 ) -> Tensor:
-    """Return each token's sum of share times expert over the experts chosen for it.
+    """Return what each chosen expert makes of its token.
 
     Args:
-        x, chosen, shares: [N, D], [N, C] and [N, C], as in kernels/experts.py.
-        weights: gate, up and down, [X, nbytes] uint8 each.
+        x, chosen, places: [N, D], [N, C] and [X], as in kernels/experts.py.
+        weights: gate, up and down, [S, nbytes] uint8 each.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype.
         clamp: limit and alpha of the activation.
         packings: of one expert's gate, up and down.
         rounding: of the activations, as in kernels/packed.py.
 
     Returns:
-        [N, D] compute dtype.
+        [N, C, D] compute dtype; zeros for nobody and for experts that are not there.
     """
     first = packings[0]
     library = first.library if isinstance(first, KernelPacking) else ""
     formats = [packing.format for packing in packings]
     op = torch.ops.graphcore.packed_experts.default
-    return op(x, chosen, shares, weights, biases, *clamp, formats, library, rounding)  # type: ignore[no-any-return]
+    return op(x, chosen, weights, biases, places, *clamp, formats, library, rounding)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::packed_experts")  # type: ignore[untyped-decorator]  # torch does not type it
-def _fake(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+torch.library.register_fake("graphcore::packed_experts", answers_fake)
 
 
 def _looped(
-    x: Tensor,
-    chosen: Tensor,
-    shares: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    *how: object,
+    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: object
 ) -> Tensor:
-    return each_on_its_own(x, chosen, shares, len(weights[0]), _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
+    return each_on_its_own(x, chosen, len(biases[0]), places, _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
 
 
 def _masked(
-    x: Tensor,
-    chosen: Tensor,
-    shares: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    *how: object,
+    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: object
 ) -> Tensor:
-    return all_on_every(x, chosen, shares, len(weights[0]), _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
+    return all_on_every(x, chosen, len(biases[0]), places, _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
 
 
 def _expert(
@@ -95,9 +90,9 @@ def _expert(
         for name, shape in zip(formats, shapes, strict=True)
     ]
 
-    def run(tokens: Tensor, expert: int) -> Tensor:
+    def run(tokens: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:
-            return packings[part].linear(values, weights[part][expert], biases[part][expert], rounding)
+            return packings[part].linear(values, weights[part][place], biases[part][expert], rounding)
 
         return project(clamped_swiglu(project(tokens, 0), project(tokens, 1), limit, alpha), 2)
 

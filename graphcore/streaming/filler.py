@@ -12,7 +12,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,7 +124,7 @@ class Filler:
             ticket.is_released = True
             self._changed.notify_all()
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
+    def cancel(self, tickets: Collection[Ticket]) -> None:
         """Return when no thread is at these tickets' jobs any more; their slots hold nothing of use."""
         with self._changed:
             for ticket in tickets:

@@ -12,6 +12,9 @@ class Policy(Protocol):
     def release(self, group: int) -> None:
         """Say that what was enqueued so far is the last to read the group's slot."""
 
+    def reset(self) -> None:
+        """Forget what was moved ahead of its use; nothing moves any more when this returns."""
+
 
 class Resident:
     """Every group has a slot of its own that was filled at load."""
@@ -21,3 +24,6 @@ class Resident:
 
     def release(self, group: int) -> None:
         """The bytes stay."""
+
+    def reset(self) -> None:
+        """Nothing moves."""

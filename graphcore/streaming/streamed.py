@@ -51,6 +51,7 @@ class Streamed:
             StreamingError: no thread can read any more.
         """
         if group not in self._position:
+            self._computing_since = time.perf_counter()
             return
         try:
             self._acquire(group)
@@ -60,8 +61,10 @@ class Streamed:
 
     def release(self, group: int) -> None:
         """Let the group's slot be filled with what comes next."""
-        if self._current is not None and self._current.group == group:
+        is_streamed = self._current is not None and self._current.group == group
+        if is_streamed or group not in self._position:
             self.timeline.add(Event("compute", group, self._computing_since, time.perf_counter()))
+        if is_streamed:
             self._leave()
 
     def reset(self) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import torch
 
 from graphcore.engine.engine import Engine
+from graphcore.engine.runner import Runner
 from graphcore.graph.compile import CompileReport
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.tasks.startup import cache_state
@@ -40,7 +41,10 @@ def ran_record(engine: Engine) -> Record:
 
 def quant_record(engine: Engine) -> Record:
     """Return how weights are held, what becomes of activations before them, and what packing at load cost."""
-    asked, decoder = engine.settings.quant, engine.runner.builder.decoder
+    asked, runner = engine.settings.quant, engine.runner
+    if not isinstance(runner, Runner):
+        return dense_record(engine)
+    decoder = runner.builder.decoder
     return {
         "format": asked.format,
         "activations": {
@@ -50,6 +54,17 @@ def quant_record(engine: Engine) -> Record:
         },
         "weights": weight_formats(decoder, engine.loader.is_tied),
         "errors": dict(engine.loader.errors),
+    }
+
+
+def dense_record(engine: Engine) -> Record:
+    """Return the same of a transformers model: its weights are dense, and so are activations."""
+    dense = {"format": engine.stats["dtype"], "tensors": len(engine.loader.sources), "bytes": engine.plan.weight_nbytes}
+    return {
+        "format": engine.settings.quant.format,
+        "activations": {"asked": engine.settings.quant.activations, "prefill": ["float"], "decode": ["float"]},
+        "weights": [dense],
+        "errors": {},
     }
 
 

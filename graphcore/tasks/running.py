@@ -4,12 +4,13 @@ from graphcore.config.settings import Settings
 from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
+from graphcore.engine.runner import Runner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Context
-from graphcore.weights.plan import gib
+from graphcore.weights.plan import Plan, gib
 
 
 def load_engine(context: Context) -> Engine:
@@ -23,9 +24,30 @@ def load_engine(context: Context) -> Engine:
         settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None
     )  # refuse before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress)
+    context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
         context.console.note(note)
     return engine
+
+
+def moved_nbytes(plan: Plan) -> list[int]:
+    """Return what a pass over the weights moves for each group, by its number; 0 for those that stay."""
+    num_groups = plan.num_layer_groups + 1 + max(1, len(plan.head_slices))
+    return [plan.nbytes_of(group) if group in plan.streamed else 0 for group in range(num_groups)]
+
+
+def own_runner(engine: Engine, task: str) -> Runner:
+    """Return what runs graphcore's own programs.
+
+    Raises:
+        ConfigError: the engine runs a transformers model, which has none.
+    """
+    if not isinstance(engine.runner, Runner):
+        raise ConfigError(
+            f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
+            "task=generate, chat or plan"
+        )
+    return engine.runner
 
 
 def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:

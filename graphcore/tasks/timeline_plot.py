@@ -51,7 +51,8 @@ def last_passes(events: Sequence[Event]) -> Window:
     """
     steps = sorted((event for event in events if event.lane == "compute"), key=lambda event: event.begin)
     borders = [min(event.begin for event in events)]
-    borders += [step.begin for before, step in pairwise(steps) if step.group < before.group]
+    is_one = len({step.group for step in steps}) == 1  # and then each of its steps is a pass
+    borders += [step.begin for before, step in pairwise(steps) if is_one or step.group < before.group]
     is_crowded = PASSES * len(steps) / len(borders) > CROWDED
     shown = tuple(borders[-1:] if is_crowded else borders[-PASSES:])
     return Window(shown[0], max(event.end for event in events), shown, len(borders))

@@ -4,7 +4,7 @@ stays  #   streams  .        12 layer groups, 4 of them stream
 # . # # . # # . # # . #      evenly, so that each copy has as much compute to hide behind as the next
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphcore.weights.weight_sizes import WeightSizes
@@ -51,14 +51,23 @@ def arrangements(policy: str, sizes: WeightSizes) -> Iterator[Arrangement]:
     if policy == "on":
         yield Arrangement(tuple(range(num_groups)), is_head_streamed=True, is_embedding_gathered=True)
         return
-    for count in range(num_groups + 1):
-        layer_groups = spread(count, num_groups)
+    for layer_groups in _choices(sizes.groups):
         for is_head_streamed in (False, True):
             if not sizes.is_tied:
                 yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=True)
                 yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=False)
             else:
                 yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=is_head_streamed)
+
+
+def _choices(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the layer groups that could stream: any number, spread; and so turned that a smaller last one stays."""
+    for count in range(len(groups) + 1):
+        layer_groups = spread(count, len(groups))
+        yield layer_groups
+        if groups[-1] < groups[0] and len(groups) - 1 in layer_groups and count < len(groups):
+            stays = next(index for index in range(len(groups)) if index not in layer_groups)
+            yield tuple(sorted((index - stays - 1) % len(groups) for index in layer_groups))
 
 
 def spread(count: int, of: int) -> tuple[int, ...]:

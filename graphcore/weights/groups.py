@@ -40,8 +40,9 @@ class Place:
 
     @property
     def tensor(self) -> Tensor:
-        """The buffer, perhaps on the meta device."""
-        return self.module.get_buffer(self.leaf)
+        """The buffer or parameter, perhaps on the meta device."""
+        parameter = self.module._parameters.get(self.leaf)
+        return self.module.get_buffer(self.leaf) if parameter is None else parameter
 
 
 @dataclass(frozen=True)

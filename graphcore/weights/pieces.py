@@ -122,7 +122,8 @@ def pieces_of(
     info = loader.checkpoint.tensors[source.name]
     first = first_row(loader, source, info, packing)
     if first is None:
-        assert rows is None, f"{weight} has no rows of its own in the file"
+        is_whole = rows is None or len(rows) == info.shape[0]
+        assert is_whole, f"{weight} has no rows of its own in the file"
         return [TensorPiece(weight, loader.checkpoint.spans(source.name), loader, packing, out)]
     (span,) = loader.checkpoint.spans(source.name)
     row_nbytes = span.nbytes // info.shape[0]

@@ -94,7 +94,8 @@ def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Mem
         sizes: of the weights.
 
     Raises:
-        PlanError: no plan keeps to it; the message names the smallest budget that one keeps to.
+        PlanError: no plan keeps to it, and the message names the smallest budget that one keeps to; or the budget is
+            more than the device has.
     """
     budget = budget_of(wishes, memory)
     tries = [(context, prefetch) for context in wishes.contexts for prefetch in wishes.prefetches]
@@ -107,7 +108,7 @@ def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Mem
             return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes, memory)))
         tried += plans
     smallest = min(tried, key=lambda plan: plan.total_nbytes)
-    raise PlanError(_refusal(smallest, wishes, budget, memory))
+    raise PlanError(_refusal(smallest, wishes, budget, memory), replace(smallest, budget=budget))
 
 
 def budget_of(wishes: Wishes, memory: Memory) -> int:

@@ -1,12 +1,13 @@
 """From a checkpoint to a decoder whose resident weights are in place: one allocation, filled piece by piece, bound."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
 from graphcore.checkpoint.file_bytes import read_span
 from graphcore.nn.decoder import Decoder
+from graphcore.progress import Progress
 from graphcore.weights.layout import Layout, layout_of
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import HEAD
@@ -15,7 +16,6 @@ from graphcore.weights.pieces import Piece, pieces_of
 from graphcore.weights.residency import check_resident
 from graphcore.weights.slots import Slot, bind
 
-Progress = Callable[[str, int, int], None]
 CPU = torch.device("cpu")
 
 
@@ -30,7 +30,7 @@ def load_resident(
 
     Args:
         decoder: on the meta device.
-        on_progress: called with "load", groups done and groups in all.
+        on_progress: called with "load", the part that is there now, bytes done and bytes in all.
         moved: names of weights that have no place of their own; they stay on the meta device.
 
     Returns:
@@ -44,6 +44,7 @@ def load_resident(
     layouts = [resident_layout(loader, prefix, module, moved) for prefix, module in groups]
     whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
     slots = whole.split(layouts)
+    done = 0
     for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
         # Pieces are written by this machine's processor: what lies elsewhere is made here and copied in one run.
         made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
@@ -54,7 +55,8 @@ def load_resident(
             slot.raw.copy_(made.raw)
         for name, view in slot.views(layout).items():
             bind(module, name, view)
-        on_progress("load", index + 1, len(groups))
+        done += layout.nbytes
+        on_progress("load", index, done, whole.raw.nbytes)
     if loader.is_tied and HEAD not in moved:
         bind(decoder.head, HEAD, decoder.embed_tokens.weight)
     check_resident(decoder, whole, layouts, device, moved)

@@ -41,8 +41,11 @@ class Slot:
 
 
 def bind(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make the buffer `name` ("mlp.up_proj.weight") of `module` be `tensor`."""
+    """Make the buffer or parameter `name` ("mlp.up_proj.weight") of `module` be `tensor`."""
     owner, _, leaf = name.rpartition(".")
     target = module.get_submodule(owner)
-    assert leaf in target._buffers, f"{type(target).__name__} has no buffer {leaf}"
+    if leaf in target._parameters:  # of a transformers model
+        target._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        return
+    assert leaf in target._buffers, f"{type(target).__name__} has no weight {leaf}"
     setattr(target, leaf, tensor)

@@ -283,16 +283,31 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids_only(tiny_model: Tiny)
             engine.generate([[1]], stop=["x"])
 
 
+def test_generate_reports_prompt_and_new_tokens(folder: Path) -> None:
+    seen: list[tuple[str, int | None, int, int]] = []
+    overrides = ["prefill_chunk=4", "batch_size=2"]
+    with Engine.load(
+        folder, device="cpu", graph="eager", overrides=overrides, on_progress=lambda *report: seen.append(report)
+    ) as engine:
+        seen.clear()
+        engine.generate([[1] * 10, [2] * 3], max_new_tokens=3, ignore_eos=True)
+    prompt = [("prefill", None, done, 10) for done in (4, 8, 10)]
+    assert seen == [*prompt, *(("generate", None, done, 3) for done in (1, 2, 3))]
+
+
 def test_load_reports_progress_and_refuses_what_it_does_not_know(folder: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int | None, int, int]] = []
     with Engine.load(
         folder, dtype="fp32", device="cpu", graph="eager", on_progress=lambda *report: seen.append(report)
     ) as engine:
         assert engine.stats["graph"] == "eager"
         assert engine.stats["dtype"] == "float32"
         assert engine.config.model_type == "llama"
-    groups = engine.config.num_hidden_layers + 2  # and the embedding and the head
-    assert [report for report in seen if report[0] == "load"] == [("load", at, groups) for at in range(1, groups + 1)]
+        nbytes = engine.stats["weight_bytes"]
+    loads = [report for report in seen if report[0] == "load"]
+    assert [group for _, group, _, _ in loads] == list(range(engine.config.num_hidden_layers + 2))  # embedding, head
+    assert [done for *_, done, _ in loads] == sorted({done for *_, done, _ in loads})
+    assert loads[-1][2:] == (nbytes, nbytes)
     for wrong in ({"overrides": ["contextlength=3"]}, {"dtype": "fp64"}, {"device": "tpu"}, {"graph": "fast"}):
         with pytest.raises(ConfigError):
             Engine.load(folder, **{"device": "cpu", **wrong})

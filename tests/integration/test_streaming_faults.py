@@ -322,7 +322,7 @@ def test_a_fault_in_logits_hidden_states_and_scoring_is_told_too(folder: Path) -
 def test_a_file_that_goes_while_the_model_loads_leaves_nothing_behind(folder: Path, tiny_model: Tiny) -> None:
     files = open_files()
 
-    def damage(stage: str, done: int, total: int) -> None:
+    def damage(stage: str, _group: int | None, done: int, total: int) -> None:
         if stage == "load" and done == total:
             weights(folder).unlink()
 

@@ -11,6 +11,7 @@ from graphcore.errors import (
     GraphError,
     PlanError,
     ResidencyError,
+    StreamingError,
     TokenizerError,
     UnsupportedError,
 )
@@ -24,6 +25,7 @@ BUILT_INS = {
     PlanError: ValueError,
     GraphError: RuntimeError,
     ResidencyError: RuntimeError,
+    StreamingError: RuntimeError,
 }
 
 

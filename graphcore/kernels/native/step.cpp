@@ -146,10 +146,10 @@ void run_route(const Route& a, int thread, Scratch& scratch) {
     softmax(a.weights, a.used, nullptr);
 }
 
-Matrix expert_of(const Matrix& first, int expert) {
+Matrix matrix_at(const Matrix& first, int place) {
     const size_t tail = first.format == FORMAT_I2_S ? I2_S_TAIL_NBYTES : 0;  // all experts have the tensor's one scale
     Matrix matrix = first;
-    matrix.bytes += expert * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
+    matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;
 }
 
@@ -159,12 +159,12 @@ void run_experts_up(const ExpertsUp& a, int thread, int threads, Scratch& scratc
     const int rows = a.gate.rows, groups = num_groups(rows);
     const Range mine = share(groups * a.used, thread, threads);
     for (int item = mine.begin; item < mine.end; item++) {
-        const int k = item / groups, group = item % groups, expert = a.chosen[k];
+        const int k = item / groups, group = item % groups, expert = a.chosen[k], place = a.places[k];
         const int height = std::min(LANES, rows - group * LANES);
         const float* gate_bias = a.gate_bias ? a.gate_bias + size_t(expert) * rows : nullptr;
         const float* up_bias = a.up_bias ? a.up_bias + size_t(expert) * rows : nullptr;
-        const f32x16 gate = product(expert_of(a.gate, expert), group, gate_bias, height, scratch);
-        const f32x16 up = product(expert_of(a.up, expert), group, up_bias, height, scratch);
+        const f32x16 gate = product(matrix_at(a.gate, place), group, gate_bias, height, scratch);
+        const f32x16 up = product(matrix_at(a.up, place), group, up_bias, height, scratch);
         store_some(clamped_swiglu(gate, up, a.limit, a.alpha), height, a.hidden + size_t(k) * rows + group * LANES);
     }
 }
@@ -180,7 +180,7 @@ void run_experts_down(const ExpertsDown& a, int thread, int threads, Scratch& sc
         f32x16 total{};
         for (int k = 0; k < a.used; k++) {
             f32x16 y;
-            multiply_group(expert_of(a.down, a.chosen[k]), group, scratch.activations, k, 1, &y);
+            multiply_group(matrix_at(a.down, a.places[k]), group, scratch.activations, k, 1, &y);
             if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * LANES, height);
             total += splat(a.weights[k]) * y;
         }

@@ -88,14 +88,15 @@ struct Route {
     float* weights;    // [used]
 };
 
-// hidden[k] = f(gate_e x + b, up_e x + b) for each chosen expert e;  x is normalised here
+// hidden[k] = f(gate_e x + b, up_e x + b) for each chosen expert e;  x is normalised here. The matrices of chosen[k] lie
+// at places[k], its biases at chosen[k].
 struct ExpertsUp {
     const float* x;
     Norm norm;
     Rounding rounding;
-    Matrix gate, up;  // of the first expert; the others follow, each of whole groups of rows
+    Matrix gate, up;  // at the first place; the others follow, each of whole groups of rows
     const float *gate_bias, *up_bias;
-    const int32_t* chosen;
+    const int32_t *chosen, *places;
     float* hidden;  // [used, rows]
     int32_t used;
     float limit, alpha;
@@ -107,7 +108,7 @@ struct ExpertsDown {
     Rounding rounding;
     Matrix down;
     const float* bias;
-    const int32_t* chosen;
+    const int32_t *chosen, *places;
     const float* weights;
     float* x;
     int32_t used;

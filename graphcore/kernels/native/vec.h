@@ -39,11 +39,16 @@ inline i32x16 splat_int(int32_t value) { return value - i32x16{}; }
 inline u8x64 splat_byte(uint8_t value) { return value - u8x64{}; }
 inline f32x16 to_float(i32x16 value) { return __builtin_convertvector(value, f32x16); }
 
-inline u8x64 shift_right(u8x64 bytes, int bits, uint8_t mask) {
-    return (u8x64)((u16x32)bytes >> bits) & splat_byte(mask);
+// Shifts of bytes, as no instruction set has them; V is any vector of bytes. mask: bits of the result that are meant.
+template <class V>
+inline V shift_right(V bytes, int bits, uint8_t mask) {
+    typedef uint16_t Pairs __attribute__((vector_size(sizeof(V))));
+    return (V)((Pairs)bytes >> bits) & (mask - V{});
 }
-inline u8x64 shift_left(u8x64 bytes, int bits, uint8_t mask) {
-    return (u8x64)((u16x32)bytes << bits) & splat_byte(mask);
+template <class V>
+inline V shift_left(V bytes, int bits, uint8_t mask) {
+    typedef uint16_t Pairs __attribute__((vector_size(sizeof(V))));
+    return (V)((Pairs)bytes << bits) & (mask - V{});
 }
 
 inline float sum(f32x16 value) {

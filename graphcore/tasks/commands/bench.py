@@ -16,8 +16,9 @@ from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
 from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
+from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.startup import seconds_since_start
+from graphcore.tasks.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.workload import Workload
 
@@ -55,12 +56,16 @@ def run(context: Context, task: BenchSettings) -> Record:
         loaded = resident_now()
         compiled = engine.warm_up(task.batch)
         growth = Growth(before, loaded, resident_now())
-        work = Workload(engine.runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed)
+        work = Workload(
+            own_runner(engine, "bench"), task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed
+        )
+        watch = StreamWatch.begin(engine)
         work.first_prefill()
         first_token_at = seconds_since_start()
         work.fill()
-        timed = measure(context, engine, work, task.repeats)
-        peak_nbytes = peak.nbytes()
+        timed, intervals = measure(context, engine, work, task.repeats)
+        peak_nbytes, device = peak.nbytes(), watch.device()
+        streaming = streaming_of(watch, intervals, device)
         bandwidth = bandwidth_of(engine)
         timed["decode"]["bandwidth_share"] = timed["decode"]["weight_gb_per_second"] / bandwidth["gb_per_second"]
         ran = ran_record(engine)
@@ -78,9 +83,10 @@ def run(context: Context, task: BenchSettings) -> Record:
                 "peak_device_bytes": peak_nbytes,
             },
             "bandwidth": bandwidth,
-            "streaming": streaming_record(settings),
+            "streaming": streaming_results(engine, streaming),
         }
-    show(context, task, record, compiled)
+        show(context, task, record, compiled)
+        show_streaming(context, engine, streaming, intervals)
     return record
 
 
@@ -103,24 +109,29 @@ def sized(settings: Settings, task: BenchSettings) -> Settings:
     return replace(settings, batch_size=task.batch, context_length=context)
 
 
-def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> Record:
-    """Return prefill and decode, each timed after one run that is not."""
-    context.console.progress("bench prefill", 0, 0)
-    work.prefill()
-    prefill = time_repeats(work.prefill, repeats, engine.runner.device)
-    context.console.progress("bench decode", 0, 0)
-    work.decode()
-    decode = time_repeats(work.decode, repeats, engine.runner.device)
+def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> tuple[Record, dict[str, Interval]]:
+    """Return prefill and decode, each timed after one run that is not, and when each was."""
+    device, num_chunks = engine.runner.device, -(-work.prompt_tokens // engine.choices.prefill_chunk)
+    seconds: dict[str, list[float]] = {}
+    intervals: dict[str, Interval] = {}
+    phases = (("prefill", work.prefill, num_chunks), ("decode", work.decode, work.new_tokens))
+    for phase, run_once, num_passes in phases:
+        context.console.progress(f"bench {phase}", None, 0, 0)
+        run_once()
+        began = time.perf_counter()
+        seconds[phase] = time_repeats(run_once, repeats, device)
+        intervals[phase] = Interval(began, time.perf_counter(), num_passes * repeats)
     nbytes = work.weight_nbytes()
-    step_seconds = Spread.of(decode).median / work.new_tokens
-    return {
-        "prefill": phase_record(prefill, work.batch * work.prompt_tokens),
+    step_seconds = Spread.of(seconds["decode"]).median / work.new_tokens
+    record = {
+        "prefill": phase_record(seconds["prefill"], work.batch * work.prompt_tokens),
         "decode": {
-            **phase_record(decode, work.batch * work.new_tokens),
+            **phase_record(seconds["decode"], work.batch * work.new_tokens),
             "weight_bytes_per_step": nbytes,
             "weight_gb_per_second": nbytes / step_seconds / 1e9,
         },
     }
+    return record, intervals
 
 
 def phase_record(seconds: Sequence[float], tokens: int) -> Record:
@@ -142,12 +153,6 @@ def resident_record(growth: Growth, graph: str) -> Record:
         "resident_bytes": growth.warm,
         "compiler_bytes": compiler_nbytes(growth, graph),
     }
-
-
-def streaming_record(settings: Settings) -> Record:
-    """Return what moved; with streaming off nothing does."""
-    names = ("link_gb_per_second", "raw_link_gb_per_second", "bytes_per_token", "overlap")
-    return {"policy": settings.streaming.policy, **dict.fromkeys(names)}
 
 
 def show(context: Context, task: BenchSettings, record: Record, compiled: CompileReport) -> None:

@@ -15,6 +15,7 @@ from graphcore.tasks.prompts import Request, encode_prompts, read_prompts
 from graphcore.tasks.result import compile_record, ran_record
 from graphcore.tasks.running import describe, describe_compile, load_engine, sampling_of, stops_of
 from graphcore.tasks.startup import seconds_since_start
+from graphcore.tasks.stream_watch import trace
 from graphcore.tasks.task import Context, Record, Task
 
 
@@ -56,12 +57,14 @@ def run(context: Context, task: GenerateSettings) -> Record:
             open_run(context, engine, wave, task.logprobs, 0)  # refuses what cannot run, before anything does
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(max(map(len, waves)))
-        progress = Progress(streams=len(requests) == 1)
+        progress, generating_since = Progress(streams=len(requests) == 1), time.perf_counter()
         for wave in waves:
             if progress.status == "ok":
                 _run_wave(context, engine, wave, task.logprobs, progress)
         console.note(speed_line(progress.done))
         console.note(start_line(progress, compiled))
+        if settings.trace:
+            trace(context, engine, generating_since, time.perf_counter())
         records = [_record(request, done) for request, done in zip(requests, progress.done, strict=False)]
         return {
             "status": progress.status,

@@ -21,7 +21,7 @@ from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.native_operations import native_operations
 from graphcore.tasks.operation import Clock, Operation, OperationName
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
-from graphcore.tasks.running import describe, load_engine, refuse_without_effect
+from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.torch_operations import TorchOperations
 from graphcore.tasks.weight_reads import step_nbytes
@@ -63,12 +63,12 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
         load_seconds = time.perf_counter() - began
         context.console.note(describe(engine, load_seconds))
         compiled = engine.warm_up()
-        program = engine.runner.program("decode", 1, is_greedy=True)
+        program = own_runner(engine, "microbench").program("decode", 1, is_greedy=True)
         lengths = sorted({min(length, engine.choices.context) for length in task.lengths})
         work = StepWork.of(engine, program, task.repeats)
         timings = {}
         for index, length in enumerate(lengths):
-            context.console.progress(f"microbench at {length} tokens", index, len(lengths))
+            context.console.progress(f"microbench at {length} tokens", None, index, len(lengths))
             timings[length] = work.measure(length)
         bandwidth = bandwidth_of(engine)
         record = {
@@ -77,7 +77,9 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
             "compile": compile_record(compiled),
             "bandwidth": bandwidth,
             "operations": operation_records(work.operations, timings, bandwidth["gb_per_second"]),
-            "steps": step_records(timings, step_nbytes(engine.runner.builder.decoder, 1), bandwidth["gb_per_second"]),
+            "steps": step_records(
+                timings, step_nbytes(own_runner(engine, "microbench").builder.decoder, 1), bandwidth["gb_per_second"]
+            ),
         }
     show(context, record, task)
     return record
@@ -112,7 +114,7 @@ class StepWork:
     @classmethod
     def of(cls, engine: Engine, program: Program, repeats: int) -> "StepWork":
         """Return the program's parts: native instructions, or torch's operations one by one."""
-        device, step, builder = engine.runner.device, program.steps[0], engine.runner.builder
+        device, step, builder = engine.runner.device, program.steps[0], own_runner(engine, "microbench").builder
         if isinstance(step, NativeStep):
             native = step.program
             operations = native_operations(native, program.state.logits.data_ptr())

@@ -31,6 +31,10 @@ def run(context: Context, task: PackSettings) -> Record:
     """Write the file and print what it holds."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "pack", WITHOUT_EFFECT)
+    if settings.model.fallback is not None:
+        raise ConfigError(
+            "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"
+        )
     path = output_path(task)
     began = time.perf_counter()
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)

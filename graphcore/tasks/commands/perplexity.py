@@ -18,7 +18,7 @@ from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tasks.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.prompts import read_text_file
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, refuse_without_effect
+from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.windows import TokenizedText, Window, cut_windows
 
@@ -64,7 +64,7 @@ def run(context: Context, task: PerplexitySettings) -> Record:
         load_seconds = time.perf_counter() - began
         cut = cut_text(engine, task, text)
         context.console.note(describe(engine, load_seconds))
-        compiled = warm_up(engine.runner, task.path)
+        compiled = warm_up(own_runner(engine, "perplexity"), task.path)
         context.console.note(f"[{len(cut.windows)} windows of {cut.length} tokens; {describe_compile(compiled)}]")
         began = time.perf_counter()
         losses = score(context, engine, cut, task.path)
@@ -145,11 +145,11 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
     """
     losses = []
     for index, window in enumerate(cut.windows):
-        context.console.progress(f"perplexity {path}", index, len(cut.windows))
+        context.console.progress(f"perplexity {path}", None, index, len(cut.windows))
         token_ids, first = cut.text.ids_of(window)
-        losses.append(token_losses(engine.runner, token_ids, first, path))
+        losses.append(token_losses(own_runner(engine, "perplexity"), token_ids, first, path))
         check_finite(losses[-1])
-    context.console.progress(f"perplexity {path}", len(cut.windows), len(cut.windows))
+    context.console.progress(f"perplexity {path}", None, len(cut.windows), len(cut.windows))
     return losses
 
 

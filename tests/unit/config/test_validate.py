@@ -30,6 +30,9 @@ REFUSED = [
     ("prompt=a prompt_file=b", "prompt and prompt_file are both given"),
     ("stop=['']", "stop holds an empty string"),
     ("quant.format=q5", "quant.format=q5 is not one of stored, q4_0"),
+    ("model.fallback=vllm", "model.fallback=vllm is not one of null, transformers"),
+    ("model.fallback=transformers model.attention=flash", "model.attention=flash is not one of auto, eager, sdpa"),
+    ("model.attention=eager", "model.attention=eager has no effect on graphcore's own architectures"),
     ("quant.activations=int4", "quant.activations=int4 is not one of auto, float, int8"),
 ]
 ALLOWED = [
@@ -37,6 +40,7 @@ ALLOWED = [
     "seed=9223372036854775807",
     "sampling=nucleus sampling.top_k=0 sampling.top_p=1 sampling.min_p=0",
     "sampling.temperature=0 sampling.repetition_penalty=0.5",
+    "model.fallback=transformers model.attention=eager",
     "context_length=null threads=null model.num_hidden_layers=null",
 ]
 

@@ -56,13 +56,13 @@ def test_the_head_runs_on_slices_no_larger_than_allowed(
 ) -> None:
     engine = load_tiny("llama3", "eager")
     sizes: list[int] = []
-    project = scoring._logits
+    project = engine.runner.project
 
-    def seen(runner: object, hidden: torch.Tensor) -> torch.Tensor:
+    def seen(hidden: torch.Tensor) -> torch.Tensor:
         sizes.append(hidden.shape[1])
-        return project(runner, hidden)
+        return project(hidden)
 
-    monkeypatch.setattr(scoring, "_logits", seen)
+    monkeypatch.setattr(engine.runner, "project", seen)
     monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
     found = token_losses(engine.runner, IDS, 4, "prefill")
     assert max(sizes) == max(tokens, 2)  # the compiled head of a chunk takes two at least

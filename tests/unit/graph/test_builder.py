@@ -7,7 +7,7 @@ import torch
 from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids, scored
 
 from graphcore.graph.builder import GraphBuilder
-from graphcore.nn.spec import MLPSpec
+from graphcore.nn.spec import MLPSpec, MoESpec
 
 # float32: fused kernels sum in another order; logits of order one
 ROUNDING = 2e-5
@@ -122,3 +122,32 @@ def test_head_of_all_compiles_for_any_length(compiled: GraphBuilder) -> None:
         for tokens in (2, 3, 64, 128, 199):
             hidden = torch.randn(2, tokens, 32, generator=torch.Generator().manual_seed(tokens))
             assert (scored(compiled, hidden) - compiled.decoder.head(hidden)).abs().max() < ROUNDING
+
+
+EXPERTS = replace(SLIDING, mlp=MoESpec(experts=5, top_k=2, hidden=20), sandwich=False)
+
+
+def test_both_halves_of_a_block_with_experts_run_any_length_without_recompiling() -> None:
+    names: list[str] = []
+    spec = model_of(EXPERTS, FULL, EXPERTS)
+    eager, compiled = builder_of(spec, "eager"), builder_of(spec, "compiled", names=names)
+    pairs = [
+        [builder.prefill(2) for builder in (eager, compiled)],
+        [builder.decode(2, is_greedy=False) for builder in (eager, compiled)],
+    ]
+    assert [name for name in names if name.startswith("block0")] == [
+        "block0_prefill_2",
+        "block0_experts_prefill_2",
+        "block0_decode_2",
+        "block0_experts_decode_2",
+    ]
+    assert len(names) == 7  # and one whole block for each phase, and the head
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for at, rows in (
+            (0, random_ids(2, 2)),
+            (2, [random_ids(70)[:70], random_ids(70)[:33]]),
+            (80, random_ids(2, 1)),
+        ):
+            programs = pairs[len(rows[0]) == 1]
+            expected, found = (feed(program, rows, [at, at]) for program in programs)
+            assert (found - expected).abs().max() < ROUNDING

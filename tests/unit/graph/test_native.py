@@ -6,9 +6,9 @@ are compared with transformers' logits here, too.
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +223,45 @@ def test_the_rounding_of_activations_is_the_one_that_was_asked_for(rounding: str
     exact = run_all(builder_of(spec, "eager", decoder=dense).decode(1, is_greedy=False), ids)
     error = ((native - exact).norm() / exact.norm()).item()
     assert bound / 200 < error < bound
+
+
+@pytest.mark.parametrize("packed", [None, "q8_0"])
+def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed: str | None) -> None:
+    """Between two ranges of instructions each choice gets a place of its own; the other places hold NaN."""
+    spec = model_of(WIDE_EXPERTS, WIDE, WIDE_EXPERTS)
+    decoders = [
+        filled_decoder(spec) if packed is None else pack_all(filled_decoder(spec), packed, "wide") for _ in "12"
+    ]
+    expected = run_all(builder_of(spec, "captured", decoder=decoders[0]).decode(1, is_greedy=False), random_ids(TOKENS))
+    for index in (0, 2):
+        for part in decoders[1].layers[index].mlp.experts.children():
+            part.weight = torch.full(
+                (9, *part.weight.shape[1:]), 255 if packed else float("nan"), dtype=part.weight.dtype
+            )
+    builder = builder_of(spec, "captured", decoder=decoders[1])
+    builder.fetcher = MovingExperts(decoders[0], decoders[1])
+    assert torch.equal(run_all(builder.decode(1, is_greedy=False), random_ids(TOKENS)), expected)
+    assert builder.fetcher.asked == [(layer, 2) for _ in range(TOKENS) for layer in (0, 2)]
+
+
+@dataclass
+class MovingExperts:
+    """Copies chosen experts to other places each time, among nine that hold nothing of use."""
+
+    source: Decoder
+    target: Decoder
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[list[int]]:
+        self.asked.append((layer, len(experts)))
+        places = [-1] * 4
+        parts = [decoder.layers[layer].mlp.experts.children() for decoder in (self.source, self.target)]
+        for rank, expert in enumerate(experts):
+            places[expert] = (len(self.asked) + 4 * rank + expert) % 9
+        for theirs, ours in zip(*parts, strict=True):
+            for expert in experts:
+                ours.weight[places[expert]] = theirs.weight[expert]
+        yield places
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -1,7 +1,7 @@
 """Both implementations of the mixture of experts, against a loop over tokens in float64; the op as torch sees it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,13 +28,12 @@ class Case:
 
     x: Tensor
     chosen: Tensor
-    shares: Tensor
     weights: list[Tensor]
     biases: list[Tensor]
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        return self.x, self.chosen, self.shares, self.weights, self.biases, LIMIT, ALPHA
+        return self.x, self.chosen, self.weights, self.biases, LIMIT, ALPHA
 
 
 def case_of(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Case:
@@ -45,21 +44,23 @@ def case_of(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> C
 
     weights = [randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, DIM, HIDDEN) / 3]
     biases = [randn(EXPERTS, HIDDEN), randn(EXPERTS, HIDDEN), randn(EXPERTS, DIM)]
-    scores, chosen = randn(tokens, EXPERTS).topk(TOP_K)
-    return Case(randn(tokens, DIM), chosen, scores.softmax(-1), weights, biases)
+    chosen = randn(tokens, EXPERTS).topk(TOP_K).indices
+    return Case(randn(tokens, DIM), chosen, weights, biases)
 
 
 def expected_of(case: Case) -> Tensor:
-    """Return the sum over the chosen experts, token by token: [N, D] float64."""
-    out = torch.zeros(case.x.shape, dtype=torch.float64)
+    """Return what the chosen experts answer, token by token: [N, C, D] float64; zeros for nobody."""
+    out = torch.zeros(*case.chosen.shape, DIM, dtype=torch.float64)
     gate_w, up_w, down_w = (weight.double() for weight in case.weights)
     gate_b, up_b, down_b = (bias.double() for bias in case.biases)
     for token, x in enumerate(case.x.double()):
-        for expert, share in zip(case.chosen[token].tolist(), case.shares[token].double(), strict=True):
+        for rank, expert in enumerate(case.chosen[token].tolist()):
+            if expert < 0:
+                continue
             gate = (gate_w[expert] @ x + gate_b[expert]).clamp(max=LIMIT)
             up = (up_w[expert] @ x + up_b[expert]).clamp(-LIMIT, LIMIT)
             hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
-            out[token] += share * (down_w[expert] @ hidden + down_b[expert])
+            out[token, rank] = down_w[expert] @ hidden + down_b[expert]
     return out
 
 
@@ -71,7 +72,7 @@ def test_tokens_go_through_their_experts_as_in_a_plain_loop(
 ) -> None:
     case = case_of(tokens, dtype)
     found = implementation(*case.arguments)
-    assert (found.shape, found.dtype) == (case.x.shape, dtype)
+    assert (found.shape, found.dtype) == ((tokens, TOP_K, DIM), dtype)
     assert (found.double() - expected_of(case)).abs().max() < CLOSE[dtype]
 
 
@@ -112,8 +113,77 @@ def test_on_the_cpu_no_weight_of_an_expert_that_nobody_chose_is_read(monkeypatch
 @every_implementation
 def test_no_tokens_give_no_rows(implementation: Implementation) -> None:
     case = case_of(2)
-    empty = Case(case.x[:0], case.chosen[:0], case.shares[:0], case.weights, case.biases)
-    assert implementation(*empty.arguments).shape == (0, DIM)
+    empty = Case(case.x[:0], case.chosen[:0], case.weights, case.biases)
+    assert implementation(*empty.arguments).shape == (0, TOP_K, DIM)
+
+
+def placed(case: Case, order: Sequence[int], num_places: int) -> tuple[Case, list[int]]:
+    """Return the case with expert order[p] at place p and NaN everywhere else, and the places."""
+    weights = [torch.full((num_places, *weight.shape[1:]), float("nan"), dtype=weight.dtype) for weight in case.weights]
+    places = [-1] * EXPERTS
+    for place, expert in enumerate(order):
+        places[expert] = place
+        for ours, theirs in zip(weights, case.weights, strict=True):
+            ours[place] = theirs[expert]
+    return replace(case, weights=weights), places
+
+
+@every_implementation
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_an_expert_gives_the_same_bits_wherever_it_lies(
+    implementation: Implementation, tokens: int, dtype: torch.dtype
+) -> None:
+    """Float32 gate matrices are whole cache lines; the others begin anywhere."""
+    case = case_of(tokens, dtype)
+    expected = implementation(*case.arguments)
+    for order, num_places in (([6, 5, 4, 3, 2, 1, 0], 7), ([3, 1, 0, 6, 2, 4, 5], 11)):
+        moved, places = placed(case, order, num_places)
+        assert torch.equal(implementation(*moved.arguments, places), expected)
+
+
+def test_products_are_given_aligned_matrices_whatever_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bf16 matrix here is seven and a half cache lines, so every other one begins within a line."""
+    case = case_of(4, torch.bfloat16)
+    assert case.weights[0][1].data_ptr() % 64
+    addresses: list[int] = []
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        addresses.append(weight.data_ptr())
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(kernel, "linear", watched)
+    experts(*case.arguments)  # type: ignore[arg-type]
+    assert len(addresses) > 6
+    assert not any(address % 64 for address in addresses)
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+@pytest.mark.parametrize("waves", [[[0, 1, 2, 3, 4, 5], [6]], [[2, 6], [5, 1], [0, 4], [3]]], ids=str)
+def test_some_experts_at_a_time_give_the_bits_of_all_at_once(
+    implementation: Implementation, tokens: int, waves: list[list[int]]
+) -> None:
+    case = case_of(tokens)
+    expected = implementation(*case.arguments)
+    found = torch.zeros_like(expected)
+    for wave in waves:
+        some, places = placed(case, wave, len(wave))
+        answers = implementation(*some.arguments, places)
+        is_here = torch.isin(case.chosen, torch.tensor(wave))
+        assert not answers[~is_here].any()
+        found[is_here] = answers[is_here]
+    assert torch.equal(found, expected)
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_nobody_answers_zeros_and_changes_no_other_answer(implementation: Implementation, tokens: int) -> None:
+    case = case_of(tokens)
+    case.chosen[tokens // 2 :] = -1
+    found = implementation(*case.arguments)
+    assert not found[tokens // 2 :].any()
+    assert (found.double() - expected_of(case)).abs().max() < 1e-5
 
 
 @every_implementation
@@ -121,7 +191,7 @@ def test_weights_may_be_views_of_something_larger(implementation: Implementation
     case = case_of(5)
     wide = [torch.cat((weight, weight + 1), dim=-1)[..., : weight.shape[-1]] for weight in case.weights]
     assert not wide[0].is_contiguous()
-    found = implementation(case.x, case.chosen, case.shares, wide, case.biases, LIMIT, ALPHA)
+    found = implementation(case.x, case.chosen, wide, case.biases, LIMIT, ALPHA)
     assert (found.double() - expected_of(case)).abs().max() < 1e-5
 
 

@@ -19,9 +19,9 @@ TASKS = Path("/proc/self/task")  # a folder for each thread of this process
 UNTOUCHED = 0xA5
 
 
-def garbage(nbytes: int) -> Tensor:
+def garbage(nbytes: int, byte: int = UNTOUCHED) -> Tensor:
     """Return a buffer that something else was in."""
-    return torch.full((nbytes,), UNTOUCHED, dtype=torch.uint8)
+    return torch.full((nbytes,), byte, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
@@ -33,6 +33,19 @@ def test_ranges_make_the_matrix_that_packing_it_whole_makes(name: str) -> None:
         form.pack_rows(matrix.rows[begin:end], out, begin, threads=1)
     form.write_scale(out, matrix.scale)
     assert torch.equal(out, matrix.packed(native_kernels()))
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_nothing_of_what_was_in_the_buffer_stays(name: str) -> None:
+    """Not even where scales are padded to whole vectors: equal matrices have equal bytes."""
+    for blocks in (1, 3, BLOCKS, 17):
+        matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * blocks)
+        form = matrix.form(native_kernels())
+        ones, others = garbage(form.nbytes), garbage(form.nbytes, 0xFF - UNTOUCHED)
+        for out in (ones, others):
+            form.pack_rows(matrix.rows, out)
+            form.write_scale(out, matrix.scale)
+        assert torch.equal(ones, others)
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)

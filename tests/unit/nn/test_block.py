@@ -9,12 +9,13 @@ from plain_attention import fill
 from graphcore.nn.block import Block
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, MoESpec, NormSpec, RopeSpec
 
 TOKENS, DIM = 6, 24
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))
 PRE_NORM = BlockSpec(DIM, NormSpec("rms", 1e-6), ATTENTION, MLPSpec(40, "silu"))
 SANDWICH = replace(PRE_NORM, sandwich=True)
+EXPERTS = replace(PRE_NORM, mlp=MoESpec(experts=5, top_k=2, hidden=20))
 
 
 def filled_block(spec: BlockSpec, dtype: torch.dtype = torch.float32) -> Block:
@@ -62,3 +63,28 @@ def test_a_stream_beyond_float16_passes_through_a_block_that_computes_in_float16
     exact = filled_block(SANDWICH)(x, *context())
     assert out.isfinite().all()
     assert (out - exact).abs().max() < 2e-2  # both sublayers' outputs, of order one, rounded to float16
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+def test_block_with_experts_is_its_two_halves_and_the_experts_between(sandwich: bool) -> None:
+    block, x = filled_block(replace(EXPERTS, sandwich=sandwich)), hidden()
+    attended = block.self_attn(block.input_layernorm(x), *context())
+    after = x + (block.post_attention_layernorm(attended) if sandwich else attended)
+    norm = block.pre_feedforward_layernorm if sandwich else block.post_attention_layernorm
+    fed = block.mlp(norm(after))
+    expected = after + (block.post_feedforward_layernorm(fed) if sandwich else fed)
+    routed = block.route(x, *context())
+    halves = block.add_experts(routed.x, block.mlp.experts(routed.fed, routed.chosen), routed.shares)
+    assert torch.allclose(halves, expected, atol=1e-6)
+    assert torch.equal(block(x, *context()), halves)
+
+
+def test_padding_chooses_no_expert_and_changes_no_real_token() -> None:
+    block, x = filled_block(EXPERTS), hidden()
+    rope, span, *caches = context()
+    whole = block.route(x, rope, span, *caches)
+    rope, _, *caches = context()
+    routed = block.route(x, rope, Span(torch.tensor([0]), torch.tensor([4])), *caches)
+    assert torch.equal(routed.chosen[:, :4], whole.chosen[:, :4])
+    assert (routed.chosen[:, 4:] == -1).all()
+    assert (whole.chosen >= 0).all()

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import MoE, weighted_sum
 from graphcore.nn.spec import MoESpec
 
 DIM, SPEC = 24, MoESpec(experts=6, top_k=3, hidden=40, limit=0.7, alpha=1.4)
@@ -94,3 +94,13 @@ def test_any_number_of_tokens_is_one_graph_without_a_break() -> None:
         for tokens in (2, 3, 40):
             x = tokens_of(1, tokens)
             torch.testing.assert_close(compiled(moe, x), moe(x), rtol=0, atol=1e-6)
+
+
+def test_answers_are_added_best_first_whoever_they_are_of() -> None:
+    """1e8 swallows a 1: each order of these three gives a sum of its own."""
+    answers = torch.tensor([[1e8, 1.0, -1e8], [1.0, 1e8, -1e8], [1e8, -1e8, 1.0]])[..., None]
+    found = weighted_sum(answers, torch.ones(3, 3))
+    assert found.flatten().tolist() == [0.0, 0.0, 1.0]
+    half = weighted_sum(torch.tensor([[[3.0]], [[5.0]]]).bfloat16(), torch.tensor([[0.5], [0.25]]).bfloat16())
+    assert half.tolist() == [[1.5], [1.25]]
+    assert half.dtype == torch.bfloat16

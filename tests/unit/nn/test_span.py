@@ -18,3 +18,8 @@ def test_padding_repeats_the_last_real_position_so_that_no_table_is_read_past_it
 def test_a_sequence_without_tokens_stands_where_its_last_one_was() -> None:
     span = Span(torch.tensor([6, 0]), torch.tensor([0, 0]))
     assert span.positions(3).tolist() == [[5, 5, 5], [0, 0, 0]]
+
+
+def test_padding_is_not_real() -> None:
+    span = Span(torch.tensor([5, 0, 9]), torch.tensor([2, 3, 0]))
+    assert span.is_real(3).tolist() == [[True, True, False], [True, True, True], [False, False, False]]

@@ -130,17 +130,17 @@ def experts_of(form: str, name: str) -> tuple[list[Packing], list[Tensor], list[
     return packings, packed, dense, biases
 
 
-def expected_of(x: Tensor, chosen: Tensor, shares: Tensor, dense: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Return the sum over the chosen experts, token by token: [N, D] float64."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
+def expected_of(x: Tensor, chosen: Tensor, dense: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Return what the chosen experts answer, token by token: [N, C, D] float64."""
+    out = torch.zeros(*chosen.shape, DIM, dtype=torch.float64)
     gate_w, up_w, down_w = (weight.double() for weight in dense)
     gate_b, up_b, down_b = (bias.double() for bias in biases)
     for token, values in enumerate(x.double()):
-        for expert, share in zip(chosen[token].tolist(), shares[token].double(), strict=True):
+        for rank, expert in enumerate(chosen[token].tolist()):
             gate = (gate_w[expert] @ values + gate_b[expert]).clamp(max=LIMIT)
             up = (up_w[expert] @ values + up_b[expert]).clamp(-LIMIT, LIMIT)
             hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
-            out[token] += share * (down_w[expert] @ hidden + down_b[expert])
+            out[token, rank] = down_w[expert] @ hidden + down_b[expert]
     return out
 
 
@@ -151,14 +151,35 @@ def test_packed_experts_are_the_dense_ones_in_float64(form: str, name: str) -> N
     for tokens in (1, 5, 40):
         generator = torch.Generator().manual_seed(tokens)
         x = torch.randn(tokens, DIM, generator=generator) / (dense[0].std() * DIM**0.5)  # products of about one
-        scores, chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K)
-        shares = scores.softmax(-1)
-        expected = expected_of(x, chosen, shares, dense, biases)
+        chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
+        expected = expected_of(x, chosen, dense, biases)
         for rounding, bound in ROUNDINGS.items():
-            y = packed_experts(x, chosen, shares, packed, biases, (LIMIT, ALPHA), packings, rounding)
-            assert (y.shape, y.dtype) == (x.shape, x.dtype)
+            y = packed_experts(x, chosen, packed, biases, None, (LIMIT, ALPHA), packings, rounding)
+            assert (y.shape, y.dtype) == (expected.shape, x.dtype)
             # two products in a row, and sums of both signs
             assert relative_error(y, expected) < (3 * bound if form == "kernel" else 3e-6), (tokens, rounding)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q6_k"])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_packed_experts_give_the_same_bits_wherever_they_lie_and_however_few_at_a_time(
+    form: str, name: str, tokens: int
+) -> None:
+    packings, packed, _, biases = experts_of(form, name)
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, DIM, generator=generator)
+    chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
+    expected = packed_experts(x, chosen, packed, biases, None, (LIMIT, ALPHA), packings, "wide")
+    found = torch.zeros_like(expected)
+    for wave in ([4, 1], [0, 3], [2]):
+        slots = [torch.stack([one[expert] for expert in (0, *wave)]) for one in packed]
+        places = [wave.index(expert) + 1 if expert in wave else -1 for expert in range(EXPERTS)]
+        answers = packed_experts(x, chosen, slots, biases, places, (LIMIT, ALPHA), packings, "wide")
+        is_here = torch.isin(chosen, torch.tensor(wave))
+        assert not answers[~is_here].any()
+        found[is_here] = answers[is_here]
+    assert torch.equal(found, expected)
 
 
 def test_experts_that_may_not_be_looked_at_all_run_and_only_the_chosen_count() -> None:
@@ -166,25 +187,26 @@ def test_experts_that_may_not_be_looked_at_all_run_and_only_the_chosen_count() -
     packings, packed, dense, biases = experts_of("stored", "q4_0")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(7, DIM, generator=generator) / 4
-    scores, chosen = torch.randn(7, EXPERTS, generator=generator).topk(TOP_K)
+    chosen = torch.randn(7, EXPERTS, generator=generator).topk(TOP_K).indices
 
-    def run(tokens: Tensor, expert: int) -> Tensor:
+    def run(tokens: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:
-            return packings[part].linear(values, packed[part][expert], biases[part][expert], "float")
+            return packings[part].linear(values, packed[part][place], biases[part][expert], "float")
 
         return project(clamped_swiglu(project(tokens, 0), project(tokens, 1), LIMIT, ALPHA), 2)
 
-    expected = expected_of(x, chosen, scores.softmax(-1), dense, biases)
+    expected = expected_of(x, chosen, dense, biases)
     for implementation in (each_on_its_own, all_on_every):
-        y = implementation(x, chosen, scores.softmax(-1), EXPERTS, run)
+        y = implementation(x, chosen, EXPERTS, None, run)
         assert relative_error(y, expected) < 3e-6
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_torch_knows_the_experts_shape_without_running_them(form: str) -> None:
     packings, packed, _, biases = experts_of(form, "mxfp4")
-    x, chosen, shares = torch.randn(3, DIM), torch.tensor([[0, 1], [2, 3], [4, 0]]), torch.full((3, 2), 0.5)
+    x, chosen = torch.randn(3, DIM), torch.tensor([[0, 1], [2, 3], [4, 0]])
     library = native_kernels() if form == "kernel" else ""
-    arguments = (x, chosen, shares, packed, biases, LIMIT, ALPHA, [one.format for one in packings], library, "float")
+    formats = [one.format for one in packings]
+    arguments = (x, chosen, packed, biases, None, LIMIT, ALPHA, formats, library, "float")
     operation = torch.ops.graphcore.packed_experts.default
     torch.library.opcheck(operation, arguments, test_utils=("test_schema", "test_faketensor"))

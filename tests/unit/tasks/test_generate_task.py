@@ -107,7 +107,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphcore.engine.engine.open_model", interrupt)
+    monkeypatch.setattr("graphcore.engine.loading.open_model", interrupt)
     run = run_task(LLAMA, f"prompt_ids={IDS}")
     assert (run.status, run.record["status"]) == (130, "interrupted")
     assert "text" not in run.record

@@ -1,5 +1,7 @@
 """task=plan counts bytes from shapes and reads no weight."""
 
+from typing import Any
+
 import pytest
 from chat_folder import TINY
 from safetensors.torch import load_file
@@ -19,8 +21,9 @@ def test_the_plan_is_the_checkpoints_bytes(
     stored = load_file(TINY / "llama3" / "model.safetensors")
     monkeypatch.setattr(SafetensorsCheckpoint, "read", refuse)
     record = run_task("task=plan", LLAMA, "dtype=fp32", "context_length=100", "batch_size=2").record
-    assert [group["name"] for group in record["groups"]] == ["embed_tokens", "layers.0", "layers.1", "head"]
-    layer = sum(4 * tensor.numel() for name, tensor in stored.items() if name.startswith("model.layers.0."))
+    assert [group["name"] for group in record["groups"]] == ["embed_tokens", "layers.0", "layers.1", "head", "vectors"]
+    assert {group["place"] for group in record["groups"]} == {"resident"}
+    layer = sum(tensor.nbytes for name, tensor in stored.items() if ".layers.0." in name and tensor.dim() == 2)
     assert record["groups"][1]["bytes"] == layer  # every tensor of it is a multiple of 256 bytes
     assert record["groups"][0]["bytes"] == stored["model.embed_tokens.weight"].nbytes
     # 2 sequences x 100 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 4 bytes
@@ -50,3 +53,63 @@ def test_a_model_too_large_to_make_can_be_planned(run_task: RunTask) -> None:
 
 def test_a_prompt_has_no_effect(run_task: RunTask) -> None:
     assert "prompt has no effect with task=plan" in str(run_task("task=plan", LLAMA, "prompt=a").error)
+
+
+def plan_of_1b(run_task: RunTask, *overrides: str) -> dict[str, Any]:
+    """Return what is planned for Llama 3.2 1B's shape in bf16 with 512 tokens of context."""
+    shape = ("model=llama3", "model.checkpoint='random:'", "dtype=bf16", "context_length=512")
+    return run_task("task=plan", *shape, *overrides).record
+
+
+def test_what_streams_is_listed_with_its_place_and_its_slots(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = plan_of_1b(run_task, "streaming=on", "streaming.layer_group_size=5", "streaming.memory_budget=2GB")
+    layer = 121_634_816  # 2048 x (2 x 2048 + 2 x 512 + 3 x 8192) in bf16
+    places = {group["name"]: (group["bytes"], group["place"]) for group in record["groups"]}
+    assert list(places) == ["embed_tokens", "layers.0-4", "layers.5-9", "layers.10-14", "layers.15", "head", "vectors"]
+    assert places["layers.5-9"] == (5 * layer, "streamed")
+    assert places["layers.15"] == (layer, "streamed")
+    assert places["embed_tokens"] == (2 * 128256 * 2048, "gathered")
+    assert places["head"] == (0, "streamed")
+    assert (record["streaming"]["slots"], record["memory"]["slot_bytes"]) == (2, 10 * layer)
+    assert record["streaming"]["bytes_per_token"] == pytest.approx(16 * layer + 2 * 128256 * 2048, abs=256 * 16)
+    assert record["memory"]["total_bytes"] <= record["budget_bytes"] == 2_000_000_000
+    out = capsys.readouterr().out
+    assert "head (the bytes of embed_tokens)" in out
+    assert "2 for " in out
+
+
+def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ("task.link_gb_per_second=2", "task.memory_gb_per_second=20")
+    record = plan_of_1b(run_task, "streaming=on", *rates)
+    moved = record["streaming"]["bytes_per_token"]
+    assert record["predicted"]["tokens_per_second"] == pytest.approx(2e9 / moved)
+    assert record["predicted"]["is_overlapped"] is True
+    assert "predicted 0.8" in capsys.readouterr().out  # 2.47 GB at 2 GB/s
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task.link_gb_per_second=0", "task.link_gb_per_second=0.0 must be more than 0"),
+        ("task.memory_gb_per_second=.inf", "must be"),
+        ("task.link_gb_per_second=3", "are needed both"),
+    ],
+)
+def test_rates_that_predict_nothing_are_refused(run_task: RunTask, override: str, said: str) -> None:
+    assert said in str(run_task("task=plan", LLAMA, override).error)
+
+
+def test_an_impossible_budget_is_shown_with_the_smallest_that_works(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = plan_of_1b(run_task, "streaming=on", "streaming.memory_budget=100MB")
+    assert (record["status"], record["fits"], record["budget_bytes"]) == ("failed", False, 100_000_000)
+    smallest = record["memory"]["total_bytes"]
+    assert (
+        f"the smallest streaming.memory_budget that works at context_length=512 is {smallest} bytes" in record["error"]
+    )
+    assert "slots" in capsys.readouterr().out
+    assert plan_of_1b(run_task, "streaming=on", f"streaming.memory_budget={smallest}")["fits"] is True
+    assert plan_of_1b(run_task, "streaming=on", f"streaming.memory_budget={smallest - 1}")["fits"] is False

@@ -18,7 +18,7 @@ FAMILIES = ("llama3", "qwen3", "gemma3", "gpt2")
 
 def opened(checkpoint: str, *overrides: str) -> tuple[Model, Loader]:
     settings = compose_settings([f"model.checkpoint='{checkpoint}'", *overrides])
-    model = open_model(settings.model, 0, Path("unused"), lambda stage, done, total: None)
+    model = open_model(settings.model, 0, Path("unused"), lambda *_: None)
     return model, match_model(model, torch.float32)[1]
 
 

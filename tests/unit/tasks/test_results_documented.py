@@ -56,7 +56,7 @@ RUNS = {
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
     "microbench": ["task.lengths=[3]", "task.repeats=1"],
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
-    "plan": [],
+    "plan": ["task.link_gb_per_second=1", "task.memory_gb_per_second=10"],
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
 }

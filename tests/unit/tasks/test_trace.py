@@ -91,6 +91,10 @@ def test_two_steps_of_one_group_are_of_one_pass() -> None:
     assert last_passes(steps).borders == (0, 4)
 
 
+def test_steps_of_the_only_group_are_passes() -> None:
+    assert last_passes([Event("compute", 7, at, at + 1) for at in range(5)]).borders == (3, 4)
+
+
 def test_streamed_groups_have_colours_and_resident_ones_are_grey() -> None:
     colours = colours_of(ring_events(1, 6, frozenset({1, 2, 4})))
     assert [colours[group] for group in range(6)] == [RESIDENT, *PALETTE[:2], RESIDENT, PALETTE[2], RESIDENT]

@@ -11,7 +11,7 @@ from ternary_models import save_ternary
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.tasks import reference
 from graphcore.tasks.reference import FROM_FOLDER, FROM_OUR_WEIGHTS
-from graphcore.weights import loader
+from graphcore.weights.pieces import RowsPiece
 
 SHORT = ("task=verify", "task.tokens=20", "task.new_tokens=6")
 
@@ -85,13 +85,14 @@ def test_a_wrong_epsilon_is_found(run_task: RunTask, monkeypatch: pytest.MonkeyP
 def test_one_wrong_weight_is_found_and_its_layer_is_where_errors_begin(
     run_task: RunTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = loader.Loader.dense
+    right = RowsPiece.write
 
-    def wrong(self: loader.Loader, name: str, dtype: object) -> object:
-        weight = right(self, name, dtype)
-        return weight * 1.01 if name == "layers.1.mlp.up_proj.weight" else weight
+    def wrong(self: RowsPiece, *given: object) -> None:
+        right(self, *given)  # type: ignore[arg-type]  # as it was called
+        if self.weight == "layers.1.mlp.up_proj.weight":
+            self.out.mul_(1.01)
 
-    monkeypatch.setattr(loader.Loader, "dense", wrong)
+    monkeypatch.setattr(RowsPiece, "write", wrong)
     record = run_task(f"model.checkpoint={TINY / 'qwen3'}", "dtype=fp32", *SHORT).record
     errors = {layer["name"]: layer["max"] for layer in record["layers"]}
     assert record["status"] == "failed"

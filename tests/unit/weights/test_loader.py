@@ -38,7 +38,7 @@ def loader_of(tensor: Tensor, *folds: object) -> Loader:
 
 def loaded(
     config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32
-) -> tuple[Decoder, int, list[tuple[str, int, int]]]:
+) -> tuple[Decoder, int, list[tuple[str, int | None, int, int]]]:
     """Return the bound decoder, its bytes, and what was reported."""
     checkpoint, reported = FakeCheckpoint(tensors), []
     sources = match_weights(architecture_of(config), config, checkpoint, shapes_of(config), config.num_hidden_layers)
@@ -132,7 +132,8 @@ def test_returned_bytes_are_the_layouts_and_all_groups_lie_in_one_allocation() -
     # 20 x 16 embedding and head, 16 norms: rounded up to 256 bytes; a layer: q 16x16, k and v 8x16, o 16x16, ...
     layer = 2 * 1024 + 2 * 512 + 3 * 1536 + 2 * 256
     assert nbytes == 1280 + 2 * layer + 256 + 1280
-    assert reported == [("load", done, 4) for done in (1, 2, 3, 4)]
+    ends = (1280, 1280 + layer, 1280 + 2 * layer, nbytes)
+    assert reported == [("load", group, end, nbytes) for group, end in enumerate(ends)]
 
 
 def test_a_decoder_is_never_left_on_the_meta_device() -> None:

@@ -1,0 +1,261 @@
+"""Writes docs/plan_tables.md: what the planner says of true model shapes under 14 GiB, beside a published estimate.
+
+    python benchmarks/plan_tables.py            # seconds; sizes follow from shapes and formats, no weight is made
+
+The estimate is that of an earlier specification of layer streaming (sections 5.1 to 5.3), which named no shapes; the
+shapes here are Llama's. Memory bandwidth and link are arguments, not measurements.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphcore.config.compose import compose_settings
+from graphcore.engine.assembly import match_model
+from graphcore.engine.model import Model, open_model
+from graphcore.errors import PlanError
+from graphcore.nn.kv_cache import cache_nbytes
+from graphcore.weights.packed_weights import PackingPolicy
+from graphcore.weights.plan import GIB, Plan
+from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
+from graphcore.weights.prediction import Rates, predict
+from graphcore.weights.weight_sizes import WeightSizes, sizes_of
+from graphcore.weights.workspace import workspace_nbytes
+
+PAGE = Path(__file__).parents[1] / "docs" / "plan_tables.md"
+BUDGET = 14 * GIB
+DEVICE = Memory("cuda:0", free_nbytes=16 * GIB, physical_nbytes=16 * GIB)
+CONTEXTS = {"8K": 8192, "128K": 131072}
+FORMATS = {"bf16": "stored", "q4_k": "q4_k", "i2_s": "i2_s"}
+SEED_GROUP = 4  # layers
+# hidden_size, intermediate_size, layers, heads, kv heads, vocabulary: the models' own config.json
+SHAPES = {
+    "Llama 2 7B": (4096, 11008, 32, 32, 32, 32000),
+    "Llama 2 13B": (5120, 13824, 40, 40, 40, 32000),
+    "Llama 30B": (6656, 17920, 60, 52, 52, 32000),
+    "Llama 2 70B": (8192, 28672, 80, 64, 8, 32000),
+    "Llama 3 70B": (8192, 28672, 80, 64, 8, 128256),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the specification says of a size: weights in GB, groups of four layers, ms to move all, loss of speed."""
+
+    gigabytes: float
+    groups: str
+    milliseconds: int
+    loss: str
+
+
+ESTIMATES = {
+    "Llama 2 7B": Estimate(1.4, "6-8", 44, "< 5 %"),
+    "Llama 2 13B": Estimate(2.6, "10-12", 81, "10 %"),
+    "Llama 30B": Estimate(6.0, "20-24", 188, "25 %"),
+    "Llama 2 70B": Estimate(14.0, "40-48", 438, "50 %"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape in a format: its sizes in groups of one layer and of four, and its spec."""
+
+    name: str
+    format: str
+    model: Model
+    single: WeightSizes
+    grouped: WeightSizes
+
+    def kv_nbytes(self, context: int) -> int:
+        return cache_nbytes(self.model.spec, 1, context, torch.bfloat16)
+
+    def plan(self, policy: str, context: int) -> Plan | None:
+        """Return the plan, of single layers under auto and of four under on; None where none fits."""
+        wishes = Wishes(policy, BUDGET, 1 if policy == "on" else None, "async", None, context, False)
+        workspace = workspace_nbytes(self.model.spec, 1, 512, torch.bfloat16)
+        sizes = self.grouped if policy == "on" else self.single
+        try:
+            return plan_streaming(sizes, wishes, Costs(self.kv_nbytes, workspace), DEVICE)
+        except PlanError:
+            return None
+
+    def smallest(self, context: int) -> int:
+        """Return the bytes of the smallest plan."""
+        wishes = Wishes("auto", 1, None, "async", None, context, False)
+        workspace = workspace_nbytes(self.model.spec, 1, 512, torch.bfloat16)
+        try:
+            plan_streaming(self.single, wishes, Costs(self.kv_nbytes, workspace), DEVICE)
+        except PlanError as error:
+            if not isinstance(error.smallest, Plan):
+                raise
+            return error.smallest.total_nbytes
+        raise AssertionError("a budget of one byte was enough")
+
+
+def open_case(name: str, format_name: str) -> Case:
+    """Return a case; every weight is on the meta device."""
+    hidden, intermediate, layers, heads, kv_heads, vocab = SHAPES[name]
+    settings = compose_settings(["model=llama3", "model.checkpoint=random:"])
+    settings.model.random_config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": max(CONTEXTS.values()),
+        "tie_word_embeddings": False,
+    }
+    model = open_model(settings.model, 0, Path("unused"), lambda *_: None)
+    packing = PackingPolicy(None, "wide", FORMATS[format_name])
+    decoder, loader = match_model(model, torch.bfloat16, packing)
+    sizes = [sizes_of(decoder, loader.is_tied, size) for size in (1, SEED_GROUP)]
+    return Case(name, format_name, model, *sizes)
+
+
+def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates) -> Iterator[list[str]]:
+    """Yield a row for each case: what stays and what streams under auto, and everything streamed four by four."""
+    for case in cases.values():
+        tokens = CONTEXTS[context]
+        start = [case.name, case.format, gigabytes(case.single.total_nbytes), gigabytes(case.kv_nbytes(tokens))]
+        auto, on = case.plan("auto", tokens), case.plan("on", tokens)
+        if auto is None:
+            yield [*start, f"does not fit: {gigabytes(case.smallest(tokens))} at least", "", "", "", "", ""]
+            continue
+        stay = sum(auto.is_resident(number) for number in range(1, auto.num_layer_groups + 1))
+        kept = "all" if not auto.streamed else f"{stay} of {auto.num_layer_groups}"
+        yield [
+            *start,
+            kept,
+            gigabytes(auto.bytes_per_token),
+            f"{predict(auto, rates).tokens_per_second:.2f}",
+            gigabytes(on.slots_nbytes) if on else "-",
+            gigabytes(on.total_nbytes) if on else "does not fit",
+            f"{predict(on, rates).tokens_per_second:.2f}" if on else "-",
+        ]
+
+
+def seed_rows(cases: Mapping[tuple[str, str], Case], rates: Rates) -> Iterator[list[str]]:
+    """Yield the estimate's figures for ternary weights beside the plan's, at 8K."""
+    for name, estimate in ESTIMATES.items():
+        case = cases[name, "i2_s"]
+        on, auto = case.plan("on", CONTEXTS["8K"]), case.plan("auto", CONTEXTS["8K"])
+        seconds = case.single.read_nbytes / rates.memory
+        yield [
+            name,
+            f"{estimate.gigabytes:.1f}",
+            gigabytes(case.single.total_nbytes),
+            estimate.groups,
+            str(len(case.grouped.groups)),
+            str(estimate.milliseconds),
+            f"{1e3 * (on.streamed_nbytes / rates.link):.0f}" if on else "-",
+            estimate.loss,
+            loss(on, rates, seconds),
+            loss(auto, rates, seconds),
+        ]
+
+
+def loss(plan: Plan | None, rates: Rates, resident_seconds: float) -> str:
+    """Return how much slower than all-resident weights the plan decodes."""
+    if plan is None:
+        return "does not fit"
+    return f"{1 - resident_seconds / predict(plan, rates).seconds:.0%}".replace("%", " %")
+
+
+def component_rows(cases: Mapping[tuple[str, str], Case]) -> Iterator[list[str]]:
+    """Yield the parts of the estimate's memory budget beside the plan's."""
+    seven, seventy = cases["Llama 2 7B", "i2_s"], cases["Llama 2 70B", "i2_s"]
+    kv = [gigabytes(case.kv_nbytes(CONTEXTS["128K"])) for case in (seven, seventy)]
+    quarter = [gigabytes(case.kv_nbytes(CONTEXTS["128K"]) // 4) for case in (seven, seventy)]
+    yield ["KV cache, 128K", "8-10 (4 bits)", f"{kv[0]} (at 4 bits {quarter[0]})", f"{kv[1]} (at 4 bits {quarter[1]})"]
+    for label in ("Active group, four layers", "Prefetch buffer"):
+        yield [label, "0.2", gigabytes(max(seven.grouped.groups)), gigabytes(max(seventy.grouped.groups))]
+    work = [workspace_nbytes(case.model.spec, 1, 512, torch.bfloat16) for case in (seven, seventy)]
+    yield ["Activations, 512 tokens", "1", gigabytes(work[0]), gigabytes(work[1])]
+    yield ["CUDA itself", "1", "outside the budget", "outside the budget"]
+
+
+def gigabytes(nbytes: float) -> str:
+    """Return 1e9 bytes."""
+    return f"{nbytes / 1e9:.2f}"
+
+
+def table(columns: list[str], rows: Iterator[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def page(cases: Mapping[tuple[str, str], Case], rates: Rates) -> str:
+    """Return the page."""
+    columns = ["model", "format", "weights", "KV", "layers that stay", "streamed", "tokens/s"]
+    columns += ["on: slots", "on: total", "on: tokens/s"]
+    estimate = ["model", "weights: estimate", "plan", "groups: estimate", "plan", "ms to move all: estimate", "plan"]
+    estimate += ["slower: estimate", "plan, on", "plan, auto"]
+    link, memory = rates.link / 1e9, rates.memory / 1e9
+    return f"""# Plans of true shapes under 14 GiB
+
+Written by `python benchmarks/plan_tables.py` from the planner (`weights/plan_streaming.py`): sizes are those of shapes
+and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s are
+those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s (`--link`,
+`--memory`): per token the longer of copying and computing (`weights/prediction.py`). The KV cache is bf16; Llama 2's
+shapes were trained for 4K, so longer contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head
+is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA itself takes (context,
+libraries) is not counted.
+
+`auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.
+
+## 8K
+
+{table(columns, plan_rows(cases, "8K", rates))}
+
+## 128K
+
+{table(columns, plan_rows(cases, "128K", rates))}
+
+## Beside the estimate that this design started from
+
+The specification of layer streaming that graphcore delivers estimated (its sections 5.1 to 5.3) ternary weights under
+14 GB. Memory, in GB:
+
+{table(["part", "estimate", "plan, Llama 2 7B", "plan, Llama 2 70B"], component_rows(cases))}
+
+Weights in GB and time, at 8K:
+
+{table(estimate, seed_rows(cases, rates))}
+
+Where the estimate is wrong:
+
+- **Speed.** It expects that compute hides the copies of small models and half of a large one's. In decode a weight is
+  used once for each token, so a group computes in the time in which memory is read, and is copied in the time of the
+  link: {memory / link:.0f} times as long here. With everything streamed the loss is the same for every size. What helps
+  is to stream less: under `auto` models that fit lose nothing, the others what copying the rest takes. Prefill and
+  large batches are different: there a copy serves many tokens.
+- **Weights.** It counts 1.6 bits for each weight. Ternary weights lie in memory at 2 bits (i2_s), and table and head
+  are not ternary.
+- **Groups.** 60 layers are 15 groups of four, and 80 layers are 20.
+- **KV cache.** A model without grouped queries keeps the keys and values of every head: at 128K those of the 7B shape
+  do not fit in 14 GiB even at 4 bits; those of the 70B shape would, with 8 of 64 heads. graphcore's caches have 16 or
+  32 bits.
+- **Link.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", type=float, default=32.0, help="1e9 bytes/s; the estimate's")
+    parser.add_argument("--memory", type=float, default=960.0, help="1e9 bytes/s; a 16 GB card with GDDR7")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    cases = {(name, form): open_case(name, form) for name in SHAPES for form in FORMATS}
+    asked.output.write_text(page(cases, Rates(asked.link * 1e9, asked.memory * 1e9)), encoding="utf-8")
+    print(f"{asked.output}: {len(cases)} shapes and formats, {len(CONTEXTS)} contexts")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""From settings to everything that an engine has: model, parts, what runs and moves it, and its plan."""
+
+from pathlib import Path
+
+import torch
+
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.config.settings import Settings
+from graphcore.device import return_freed_memory
+from graphcore.engine.assembly import Assembly, prepare
+from graphcore.engine.building import Running, build_running
+from graphcore.engine.model import Model, open_model
+from graphcore.engine.planning import plan_run
+from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
+from graphcore.progress import Progress
+from graphcore.weights.plan import Plan
+
+AnyModel = Model | TransformersModel
+AnyParts = Assembly | TransformersParts
+
+
+def load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts, Running, Plan]:
+    """Return the model that the settings ask for, its parts, what runs it, and the plan that it keeps to.
+
+    Raises:
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    loaded = load_own if settings.model.fallback is None else load_transformers
+    model, parts, running, plan = loaded(settings, on_progress)
+    return_freed_memory()
+    return model, parts, running, plan
+
+
+def load_own(settings: Settings, on_progress: Progress) -> tuple[Model, Assembly, Running, Plan]:
+    """Return the same of a model of one of graphcore's own architectures."""
+    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
+    parts = prepare(settings, model)
+    with torch.inference_mode():
+        parts, plan, tier = plan_run(settings, model, parts)
+        running = build_running(settings, model, parts, plan, tier, on_progress)
+    if isinstance(model.checkpoint, GGUFCheckpoint):
+        model.checkpoint.forget_arrays()  # the tokenizer has what it needs of them
+    return model, parts, running, plan

@@ -1,0 +1,126 @@
+"""What an engine asks of whatever runs a model: token ids in, logits out, over caches that the runner owns.
+
+`Runner` (graphcore's own programs) and `TransformersRunner` (a transformers model) are the two that there are.
+
+Legend: B batch, T tokens, D model dim, H heads, V vocab.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graphcore.errors import ConfigError
+from graphcore.graph.program import Program
+from graphcore.progress import Progress, ignore_progress
+from graphcore.streaming.policy import Policy
+
+
+class TokenRunner(ABC):
+    """Runs a model; rows of the batch keep what they have seen between calls.
+
+    Attributes:
+        policy: that programs run under.
+        batch_size: most sequences in one call.
+        prefill_chunk: most tokens of a sequence in one pass.
+        vocab: tokens that logits are of.
+        context: tokens that a row's cache holds; at most `longest`.
+        longest: tokens that the model was made for.
+    """
+
+    policy: Policy
+    batch_size: int
+    prefill_chunk: int
+    device: torch.device
+    vocab: int
+    context: int
+    longest: int
+    _owner: int = 0
+
+    def claim(self) -> int:
+        """Take the caches for one piece of work and return its number; whoever had them before has lost them."""
+        self._owner += 1
+        return self._owner
+
+    def check_owner(self, number: int) -> None:
+        """Return if the caches still belong to the piece of work with that number.
+
+        Raises:
+            ConfigError: something else has run since, or the engine was closed.
+        """
+        if number != self._owner:
+            raise ConfigError(
+                "another call has used this engine's cache since this generation began, or the engine was closed; "
+                "finish one before the next, or load a second engine"
+            )
+
+    def check_context(self, tokens: int) -> None:
+        """Return if a sequence of that many tokens fits in the cache.
+
+        Raises:
+            ConfigError: it does not; the message says how to get more.
+        """
+        if tokens > self.context:
+            advice = f"set context_length to at least {tokens}"
+            if tokens > self.longest:
+                advice = f"the model was made for {self.longest}"
+            raise ConfigError(f"{tokens} tokens do not fit in context_length={self.context}; {advice}")
+
+    @property
+    @abstractmethod
+    def num_compiled(self) -> int:
+        """Graphs that were compiled so far."""
+
+    @abstractmethod
+    def width(self, num_sequences: int) -> int:
+        """Return how many rows the programs for that many sequences have."""
+
+    @abstractmethod
+    def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
+        """Return the program of a phase, at least of "decode": one token of each row.
+
+        Args:
+            width: rows.
+            is_greedy: it chooses the likeliest next token and feeds itself.
+        """
+
+    @abstractmethod
+    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
+        """Build, and compile or load from the cache, what that many sequences will need."""
+
+    @abstractmethod
+    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return how many tokens of the prompt row 0 of the cache can serve, if it holds `cached`; never all."""
+
+    @abstractmethod
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
+        """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32.
+
+        Args:
+            rows: at least one token for each sequence.
+            starts: tokens that each row's cache already holds.
+            on_progress: called with "prefill", group or None, tokens of the longest row done and in all.
+        """
+
+    @abstractmethod
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+
+    @abstractmethod
+    def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
+
+    @abstractmethod
+    def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return each layer's attention weights, [B, H, T, T].
+
+        Raises:
+            ConfigError: what runs never has them; the message says what would.
+        """
+
+    @abstractmethod
+    def blocks(self, hidden: Tensor) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""

@@ -1,0 +1,181 @@
+"""Runs a transformers model as an engine runs its own programs: prefill in chunks, decode one by one.
+
+A decode program has one step, which is a whole pass. What the pass reads is acquired inside it, group by group
+(layer_brackets.py), so the program itself runs under a policy that moves nothing.
+
+Legend: B batch, T tokens, D model dim, H heads, V vocab.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.engine.assembly import Choices
+from graphcore.engine.cached_model import CachedModel
+from graphcore.engine.layer_brackets import LayerBrackets
+from graphcore.engine.token_runner import TokenRunner
+from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import GreedyStep, Step
+from graphcore.progress import Progress, ignore_progress
+from graphcore.streaming.policy import Policy, Resident
+from graphcore.weights.skeleton_groups import SkeletonWeights
+
+
+@dataclass
+class PassStep:
+    """One token of each row through the whole model."""
+
+    group: int
+    state: StepState
+    cached: CachedModel
+
+    def replay(self) -> None:
+        """Fill `logits`; rows that have ended repeat their last position, and what they give means nothing."""
+        state, cached = self.state, self.cached
+        if not any(state.span.starts.tolist()):
+            cached.restart([1] * len(state.token_ids))
+        output = cached.run(state.token_ids, state.span.starts[:, None])
+        state.logits = output.logits[:, -1].float()
+
+
+class TransformersRunner(TokenRunner):
+    """Runs a skeleton whose weights are bound.
+
+    Args:
+        weights: bound, or to be there when `policy` says so.
+        policy: that layer groups and the head's slices are acquired from.
+        choices: device and sizes.
+        longest: tokens that the model was made for.
+    """
+
+    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: Choices, longest: int) -> None:
+        self.policy = Resident()
+        self.device, self.batch_size, self.prefill_chunk = choices.device, choices.batch_size, choices.prefill_chunk
+        self.context, self.longest = choices.context, longest
+        self.skeleton = skeleton = weights.skeleton
+        self.vocab = weights.weights[skeleton.head_weight].shape[0]
+        layers = skeleton.layer_modules()
+        groups = [[layers[index] for index in group] for group in weights.layer_groups]
+        whole = [skeleton.model.get_submodule(skeleton.head)]
+        heads = whole if skeleton.sliced_head is None else skeleton.sliced_head.slices
+        self.brackets = LayerBrackets(skeleton.model, groups, heads, policy)
+        self.cached = CachedModel(skeleton, self.brackets, self.device)
+
+    @property
+    def num_compiled(self) -> int:
+        """Nothing is compiled."""
+        return 0
+
+    def width(self, num_sequences: int) -> int:
+        """Return how many rows a pass for that many sequences has: no more."""
+        assert num_sequences <= self.batch_size, f"{num_sequences} sequences in a batch of {self.batch_size}"
+        return num_sequences
+
+    def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
+        """Return a program that decodes one token of each row; there is no other."""
+        assert phase == "decode", f"a transformers model has no program for {phase}"
+        state = StepState.empty(width, 1, self.device)
+        steps: list[Step] = [PassStep(0, state, self.cached)]
+        return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
+
+    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
+        """Return at once: there is nothing to build."""
+
+    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return all of `cached` where the prompt goes on from it and the cache holds just that, else 0."""
+        goes_on = len(prompt) > len(cached) and list(prompt[: len(cached)]) == list(cached)
+        return len(cached) if goes_on and self.cached.held == len(cached) and self.cached.mask is None else 0
+
+    @torch.inference_mode()
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
+        """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32."""
+        self.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        if not any(starts):
+            self.cached.restart(list(map(len, rows)))
+        assert self.cached.mask is None or not any(starts), "rows of different lengths go on by decoding only"
+        output, done, total = None, 0, max(map(len, rows))
+        for token_ids, positions in self._chunks(rows):
+            output = self.cached.run(token_ids, positions)
+            done += token_ids.shape[1]
+            on_progress("prefill", None, min(done, total), total)
+        assert output is not None, "there is no token to feed"
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+        parts = [self.cached.run(*chunk, all_logits=True).logits.float().cpu() for chunk in self._from_empty(rows)]
+        return torch.cat(parts, dim=1)
+
+    @torch.inference_mode()
+    def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
+        chunks: list[list[Tensor]] = []
+        for chunk in self._from_empty(rows):
+            with self.brackets.recording() as seen:
+                self.cached.run(*chunk)
+            chunks.append([layer.cpu() for layer in seen])
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+
+    @torch.inference_mode()
+    def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return each layer's attention weights, [B, H, T, T]; the rows run in one pass, however long.
+
+        Raises:
+            ConfigError: model.attention is not eager: other implementations never have the weights.
+            UnsupportedError: the model does not return them.
+        """
+        if self.skeleton.attention != "eager":
+            raise ConfigError(
+                f"model.attention={self.skeleton.attention} never has the attention weights in memory; load the model "
+                "with model.attention=eager to get them"
+            )
+        self._begin(rows)
+        found = self.cached.run(torch.tensor(rows, device=self.device), attentions=True).get("attentions")
+        if not found:
+            raise UnsupportedError(f"{type(self.skeleton.model).__name__} does not return its attention weights")
+        return tuple(layer.cpu() for layer in found)
+
+    @torch.inference_mode()
+    def blocks(self, hidden: Tensor) -> Tensor:
+        """Run hidden states [B, T, D] through all layers, from empty caches; returns [B, T, D]."""
+        num_rows, length = hidden.shape[:2]
+        parts = []
+        done = 0
+        for token_ids, positions in self._from_empty([[0] * length] * num_rows):
+            upto = done + token_ids.shape[1]
+            piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
+            with self.brackets.starting_from(piece), self.brackets.recording() as seen:
+                self.cached.run(token_ids, positions)
+            parts.append(seen[-1])
+            done = upto
+        return torch.cat(parts, dim=1)
+
+    def _begin(self, rows: Sequence[Sequence[int]]) -> None:
+        self.claim()
+        lengths = list(map(len, rows))
+        self.check_context(max(lengths))
+        self.cached.restart(lengths)
+
+    def _from_empty(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        self._begin(rows)
+        yield from self._chunks(rows)
+
+    def _chunks(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the next columns of the rows, padded at the left: token ids and, if any is padded, positions [B, T]."""
+        longest = max(map(len, rows))
+        padded = [[0] * (longest - len(ids)) + list(ids) for ids in rows]
+        token_ids = torch.tensor(padded, dtype=torch.int64, device=self.device)
+        positions = None
+        if self.cached.mask is not None:
+            positions = (self.cached.mask.cumsum(dim=1) - 1).clamp(min=0)
+        for begin in range(0, longest, self.prefill_chunk):
+            end = begin + self.prefill_chunk
+            yield token_ids[:, begin:end], None if positions is None else positions[:, begin:end]

@@ -1,0 +1,290 @@
+// The stored formats, as files have them: what sixteen rows' blocks say, in the kernels' order.
+//
+//     Stored<F> block{rows}        the same stored block of sixteen rows, its codes' bytes turned into words
+//     block.scales(meta)           writes the sixteen rows' scales, as formats.h finds them
+//     block.codes(b, from, quads)  the codes of its columns 32b .. 32b + 31, in the quads of codes.h; a vector of this
+//                                  processor may hold only some rows: those from byte `from` of a quad on
+//
+// A word holds four neighbouring bytes of each row, and formats keep neighbouring columns in neighbouring bytes: taking
+// words apart by their bits gives quads, for all rows at once. The layouts are ggml's (ggml/src/ggml-common.h);
+// graphcore/quant/formats/ draws each of them.
+#pragma once
+
+#include "formats.h"
+#include "transpose.h"
+
+namespace graphcore {
+
+template <class F>
+struct Stored;
+
+// ---- codes
+
+// Words first .. first + 3 hold columns 0 .. 15 in their low nibbles and 16 .. 31 in the high ones.
+template <int NBYTES>
+inline void low_high_halves(const Words<NBYTES>& words, int first, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < 4; j++) {
+        quads[j] = words.at(first + j, from) & 15;
+        quads[j + 4] = shift_right(words.at(first + j, from), 4, 15);
+    }
+}
+
+// Block b has bits shift .. shift + 3 of eight words: even blocks the low nibbles, odd ones the high.
+inline void nibble_chunks(const Words<128>& words, int block, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 2) + j, from), 4 * (block % 2), 0, 15);
+}
+
+// Four blocks share eight words, two bits each.
+inline void two_bit_planes(const Words<64>& words, int block, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 4) + j, from), 2 * (block % 4), 0, 3);
+}
+
+// Eight blocks share eight words, one bit each, which is bit `to` of the code.
+inline void add_bit_planes(const Words<32>& words, int block, int to, int from, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(words.at(j, from), block, to, uint8_t(1 << to));
+}
+
+// Bit j of a row's word belongs to column j, as bit `to` of the code.
+inline void add_bits(Fours words, int to, Bytes quads[QUADS]) {
+    for (int j = 0; j < QUADS; j++) {
+        const Fours four = (words >> (4 * j)) & 15u;            // 0000dcba
+        const Fours pairs = (four | four << 14) & 0x00030003u;  // dc and ba, sixteen bits apart
+        quads[j] |= (Bytes)(((pairs | pairs << 7) & 0x01010101u) << to);
+    }
+}
+
+// ---- scales
+
+inline void put_columns(const Columns& columns, int first, int count, uint8_t* to) {
+    for (int i = 0; i < count; i++) store(to + 16 * i, columns[first + i]);
+}
+
+// d[2] dmin[2] and twelve bytes of six-bit scales and minimums
+inline void six_bit_scales(const Rows& rows, uint8_t* meta) {
+    put_halves(rows, meta);
+    put_halves(rows.at(2), meta + 32);
+    const Columns bytes(rows);
+    for (int part = 0; part < 4; part++) {
+        const u8x16 a = bytes[4 + part], b = bytes[8 + part], c = bytes[12 + part];
+        store(meta + 64 + 16 * part, a & 63);
+        store(meta + 64 + 16 * (part + 4), (c & 15) | (a >> 6 << 4));
+        store(meta + 192 + 16 * part, b & 63);
+        store(meta + 192 + 16 * (part + 4), (c >> 4) | (b >> 6 << 4));
+    }
+}
+
+// ---- blocks of 32
+
+// Scales of HALVES float16 numbers, then nibbles.
+template <int HALVES>
+struct StoredNibbles {
+    Rows rows;
+    Words<16> words{rows.at(2 * HALVES)};
+
+    void scales(uint8_t* meta) const {
+        for (int i = 0; i < HALVES; i++) put_halves(rows.at(2 * i), meta + 32 * i);
+    }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
+};
+
+template <> struct Stored<Q4_0> : StoredNibbles<1> {};
+template <> struct Stored<Q4_1> : StoredNibbles<2> {};
+template <> struct Stored<Iq4Nl> : StoredNibbles<1> {};
+
+// The same with 32 fifth bits before the nibbles.
+template <int HALVES>
+struct StoredFiveBits {
+    Rows rows;
+    Words<4> fifths{rows.at(2 * HALVES)};
+    Words<16> words{rows.at(2 * HALVES + 4)};
+
+    void scales(uint8_t* meta) const {
+        for (int i = 0; i < HALVES; i++) put_halves(rows.at(2 * i), meta + 32 * i);
+    }
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        low_high_halves(words, 0, from, quads);
+        add_bits((Fours)fifths.at(0, from), 4, quads);
+    }
+};
+
+template <> struct Stored<Q5_0> : StoredFiveBits<1> {};
+template <> struct Stored<Q5_1> : StoredFiveBits<2> {};
+
+template <>
+struct Stored<Q8_0> {
+    Rows rows;
+    Words<32> words{rows.at(2)};
+
+    void scales(uint8_t* meta) const { put_halves(rows, meta); }
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = words.at(j, from) ^ 0x80;
+    }
+};
+
+template <>
+struct Stored<Mxfp4> {
+    Rows rows;
+    Words<16> words{rows.at(1)};
+
+    void scales(uint8_t* meta) const {
+        for (int lane = 0; lane < LANES; lane++) meta[lane] = *rows[lane];
+    }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
+};
+
+// Parts of 16 columns, each in 8 bytes: columns 0 .. 7 in the low nibbles.
+template <>
+struct Stored<Nvfp4> {
+    Rows rows;
+    Words<32> words{rows.at(4)};
+
+    void scales(uint8_t* meta) const { put_columns(Columns(rows), 0, 4, meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(4 * block + j / 4 * 2 + j % 2, from), j % 4 / 2 * 4, 0, 15);
+    }
+};
+
+// ---- blocks of 256
+
+template <>
+struct Stored<Iq4Xs> {
+    Rows rows;
+    Words<128> words{rows.at(8)};
+
+    void scales(uint8_t* meta) const {
+        put_halves(rows, meta);
+        const Columns bytes(rows);
+        for (int part = 0; part < 8; part++) {
+            const u8x16 low = (bytes[4 + part / 2] >> (4 * (part % 2))) & 15;
+            const u8x16 high = (bytes[2 + part / 4] >> (2 * (part % 4))) & 3;
+            store(meta + 32 + 16 * part, (low | high << 4) - 32);
+        }
+    }
+    void codes(int block, int from, Bytes quads[QUADS]) const { low_high_halves(words, 4 * block, from, quads); }
+};
+
+template <>
+struct Stored<Q4_K> {
+    Rows rows;
+    Words<128> words{rows.at(16)};
+
+    void scales(uint8_t* meta) const { six_bit_scales(rows, meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { nibble_chunks(words, block, from, quads); }
+};
+
+template <>
+struct Stored<Q5_K> {
+    Rows rows;
+    Words<32> high{rows.at(16)};
+    Words<128> words{rows.at(48)};
+
+    void scales(uint8_t* meta) const { six_bit_scales(rows, meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        nibble_chunks(words, block, from, quads);
+        add_bit_planes(high, block, 4, from, quads);
+    }
+};
+
+template <>
+struct Stored<Q6_K> {
+    Rows rows;
+    Words<128> low{rows};
+    Words<64> high{rows.at(128)};
+
+    void scales(uint8_t* meta) const {
+        put_halves(rows.at(208), meta);
+        put_columns(Columns(rows.at(192)), 0, 16, meta + 32);
+    }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        const int half = block / 4, s = block % 4;
+        for (int j = 0; j < QUADS; j++)
+            quads[j] = bits_at(low.at(16 * half + 8 * (s % 2) + j, from), s / 2 * 4, 0, 15) | bits_at(high.at(8 * half + j, from), 2 * s, 4, 0x30);
+    }
+};
+
+template <>
+struct Stored<Q3_K> {
+    Rows rows;
+    Words<32> high{rows};  // a clear bit means minus four
+    Words<64> words{rows.at(32)};
+
+    void scales(uint8_t* meta) const {
+        put_halves(rows.at(108), meta);
+        const Columns bytes(rows.at(94));  // two bytes early: sixteen do not end behind the block
+        for (int part = 0; part < 16; part++) {
+            const u8x16 low = (bytes[2 + part % 8] >> (part / 8 * 4)) & 15;
+            const u8x16 upper = (bytes[10 + part % 4] >> (2 * (part / 4))) & 3;
+            store(meta + 32 + 16 * part, (low | upper << 4) - 32);
+        }
+    }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        two_bit_planes(words, block, from, quads);
+        add_bit_planes(high, block, 2, from, quads);
+    }
+};
+
+template <>
+struct Stored<Q2_K> {
+    Rows rows;
+    Words<64> words{rows.at(16)};
+
+    void scales(uint8_t* meta) const {
+        put_halves(rows.at(80), meta);
+        put_halves(rows.at(82), meta + 32);
+        put_columns(Columns(rows), 0, 16, meta + 64);
+    }
+    void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
+};
+
+// ---- one and two bits
+
+template <>
+struct Stored<Tq2_0> {
+    Rows rows;
+    Words<64> words{rows};
+
+    void scales(uint8_t* meta) const { put_halves(rows.at(64), meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
+};
+
+// A byte holds four neighbouring columns: a quad is one byte of each row.
+template <>
+struct Stored<Q2_0> {
+    Rows rows;
+    Words<16> words{rows.at(2)};
+
+    void scales(uint8_t* meta) const { put_halves(rows, meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) {
+            const Fours four = ((Fours)words.at(2 * block + j / 4, from) >> (8 * (j % 4))) & 0xffu;  // ddccbbaa
+            const Fours pairs = (four | four << 12) & 0x000f000fu;
+            quads[j] = (Bytes)((pairs | pairs << 6) & 0x03030303u);
+        }
+    }
+};
+
+template <>
+struct Stored<Q1_0> {
+    Rows rows;
+    Words<16> words{rows.at(2)};
+
+    void scales(uint8_t* meta) const { put_halves(rows, meta); }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = Bytes{};
+        add_bits((Fours)words.at(block, from), 0, quads);
+    }
+};
+
+// Four blocks share eight words; the first has the highest bits.
+template <>
+struct Stored<I2_S> {
+    Rows rows;
+    Words<32> words{rows};
+
+    void scales(uint8_t*) const {}
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(j, from), 6 - 2 * block, 0, 3);
+    }
+};
+
+}  // namespace graphcore
