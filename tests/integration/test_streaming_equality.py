@@ -22,6 +22,7 @@ from graphcore import Engine
 from graphcore.engine.scoring import token_losses
 
 Tiny = Callable[[str], TinyModel]
+WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
 NAMES = tuple(name for name in BUILDERS if name != "gpt_oss")  # experts have tests of their own
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
@@ -188,7 +189,7 @@ def write_files(folder: Path) -> dict[str, Path]:
     files["bitnet_i2s_gguf"] = TINY / "bitnet_i2s.gguf"
     for form in ("default", "autobitlinear", "online"):
         (folder / form).mkdir()
-        files[f"ternary_{form}"] = save_ternary("bitnet", form, 3, folder / form).folder
+        files[f"ternary_{form}"] = save_ternary("bitnet", form, 3, folder / form, WHOLE_BLOCKS).folder
     BUILDERS["llama3"](num_hidden_layers=12).save_pretrained(folder / "shards", max_shard_size="90KB")
     files["llama3_in_shards"] = folder / "shards"
     return files

@@ -1,6 +1,7 @@
 """Files are whole or not there."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
     monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
     with pytest.raises(OutputError, match=r"result\.json cannot be written \(No space left on device\)"):
         write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_a_disk_that_is_full_is_said_and_the_old_file_stays(tmp_path: Path) -> None:
+    """The system's own refusal: what is written beside the file goes to a device that is always full."""
+    path = tmp_path / "result.json"
+    write_bytes(path, b"old")
+    (tmp_path / f".result.json.{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"result\.json cannot be written \(No space left on device\); free space"):
+        write_json(path, {"tokens": list(range(10_000))})
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
