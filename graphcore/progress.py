@@ -9,6 +9,7 @@ stage            group                     done, total
 "prefill"        see below                 tokens of the longest prompt
 "generate"       see below                 new tokens of each sequence; total is max_new_tokens, a run may end before
 "pack"           None                      tensors
+"measure"        None                      0, 0: the machine's rates, for a plan
 
 While a pass streams its weights, "prefill" and "generate" are also called each time a group is needed, with its number
 and the tokens that were done before the pass; after a pass the group is None. Resident models have no such calls.

@@ -44,13 +44,16 @@ class Mxfp4PairsCheckpoint(SafetensorsCheckpoint):
         return self._stored[name].span(), self._stored[_scales_of(name)].span()
 
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return one tensor: uint8 [nbytes] in ggml's order for a pair, as it is stored otherwise."""
+        """Return one tensor: uint8 [nbytes] in ggml's order for a pair, as it is stored otherwise.
+
+        Of a pair some consecutive rows will do, as many blocks as scales.
+        """
         if self.find(name).encoding != "mxfp4":
             return super().assemble(name, parts)
         blocks, scales = parts
         return ggml_bytes(
-            blocks.view(self._stored[name].shape),
-            scales.view(self._stored[_scales_of(name)].shape),
+            blocks.view(-1, *self._stored[name].shape[-2:]),
+            scales.view(-1, self._stored[_scales_of(name)].shape[-1]),
         )
 
 

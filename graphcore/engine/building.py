@@ -1,5 +1,6 @@
 """From a plan to what runs: resident weights loaded, slots bound, caches allocated, programs to be built."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,12 @@ def build_running(
     with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
-    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
-    return Running(Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk), stream)
+    stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device)
+    builder.fetcher = stream.experts
+    runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
+    weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
+    return Running(runner, stream)
 
 
 def _store(parts: Assembly, movement: Movement) -> HostStore:
@@ -55,7 +59,7 @@ def _store(parts: Assembly, movement: Movement) -> HostStore:
     tables = {HEAD} if movement.heads else set()
     if movement.is_gathered and not (parts.loader.is_tied and tables):
         tables.add(EMBEDDING)
-    return fill_store(parts.loader, parts.decoder, movement.groups, sorted(tables))
+    return fill_store(parts.loader, parts.decoder, movement.groups, [*sorted(tables), *movement.expert_weights])
 
 
 def _builder(

@@ -136,8 +136,9 @@ class Engine:
         return self._runner
 
     @property
-    def stats(self) -> dict[str, int | str]:
-        """What runs: graph kind, dtype, compiled graphs, bytes of weights and of KV cache."""
+    def stats(self) -> dict[str, int | str | float]:
+        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts."""
+        hit_rate = self.weight_stream.expert_hit_rate
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
@@ -145,6 +146,7 @@ class Engine:
             "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
+            **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
     def warm_up(self, num_sequences: int = 1) -> CompileReport:

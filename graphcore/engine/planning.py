@@ -11,8 +11,11 @@ from graphcore.engine.assembly import Assembly
 from graphcore.engine.model import Model
 from graphcore.engine.weight_stream import BUFFER_NBYTES, THREADS
 from graphcore.errors import ConfigError, PlanError
+from graphcore.nn.decoder import is_movable
 from graphcore.nn.kv_cache import cache_nbytes
 from graphcore.quant.choice import STORED
+from graphcore.weights.expert_pieces import expert_obstacle
+from graphcore.weights.expert_pools import expert_linears
 from graphcore.weights.matching import EMBEDDING
 from graphcore.weights.pieces import PIECE_NBYTES, first_row
 from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
@@ -109,7 +112,7 @@ def disk_obstacle(settings: Settings, parts: Assembly) -> str:
     embedding = parts.decoder.embed_tokens
     if first_row(loader, source, loader.checkpoint.tensors[source.name], embedding.packing) is None:
         return f"the rows of tensor '{source.name}' cannot be read one by one"
-    return ""
+    return expert_obstacle(loader, expert_linears(parts.decoder))
 
 
 def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
@@ -120,10 +123,13 @@ def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
     whole = [
         sum(span.nbytes for span in loader.checkpoint.spans(source.name))
         for name, source in loader.sources.items()
-        if first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None and name.startswith("layers")
+        if name.startswith("layers.")
+        and is_movable(name, parts.decoder.get_buffer(name))
+        and first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None
     ]
     largest = max((nbytes for nbytes in whole if nbytes > BUFFER_NBYTES), default=0)
-    return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * largest
+    of_experts = THREADS * (BUFFER_NBYTES + 2 * PIECE_NBYTES) if expert_linears(parts.decoder) else 0
+    return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * largest + of_experts
 
 
 def check_host(settings: Settings, parts: Assembly, plan: Plan) -> None:
@@ -149,4 +155,5 @@ def check_host(settings: Settings, parts: Assembly, plan: Plan) -> None:
 def host_nbytes(plan: Plan) -> int:
     """Return the bytes of weights that wait in RAM."""
     table = 0 if plan.is_embedding_resident or (plan.group_nbytes[-1] == 0 and plan.streamed) else plan.group_nbytes[0]
-    return plan.streamed_nbytes + table
+    experts = 0 if plan.experts is None else plan.experts.num_experts * plan.experts.slot_nbytes
+    return plan.streamed_nbytes + table + experts

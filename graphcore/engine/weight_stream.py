@@ -4,6 +4,7 @@ plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.embedding_rows import FileRows, HostRows
+from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
@@ -21,9 +23,12 @@ from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
+from graphcore.weights.expert_pieces import expert_pieces
+from graphcore.weights.expert_pools import bind_pool, expert_linears, expert_pools, expert_weight
 from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
@@ -40,11 +45,15 @@ class Movement:
         groups: that stream through slots.
         heads: the head in its parts, if they stream.
         is_gathered: the embedding's rows are fetched one by one.
+        expert_weights: names of matrices that are fetched expert by expert.
+        layer_groups: layers of each layer group.
     """
 
     plan: Plan
     groups: Sequence[Group] = ()
     heads: Sequence[Head] = ()
+    expert_weights: Sequence[str] = ()
+    layer_groups: Sequence[range] = ()
 
     @property
     def is_gathered(self) -> bool:
@@ -55,14 +64,15 @@ class Movement:
     def moved(self) -> frozenset[str]:
         """Names of the weights that have no place of their own."""
         names = {place.name for group in self.groups for place in group.places}
-        return frozenset(names | ({EMBEDDING} if self.is_gathered else set()))
+        return frozenset({*names, *self.expert_weights} | ({EMBEDDING} if self.is_gathered else set()))
 
 
 def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> Movement:
     """Return what the plan has move; the decoder is on the meta device."""
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
-    return Movement(plan, groups, () if plan.is_head_resident else parts)
+    experts = tuple(expert_linears(decoder)) if plan.experts is not None else ()
+    return Movement(plan, groups, () if plan.is_head_resident else parts, experts, layer_groups)
 
 
 @dataclass
@@ -82,7 +92,12 @@ class WeightStream:
     files: dict[Path, ByteSource] = field(default_factory=dict)
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     host_nbytes: int = 0
-    expert_hit_rate: float | None = None
+    experts: ExpertCache | None = None
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """Share of the routed experts that were there already; None without a cache of experts."""
+        return None if self.experts is None else self.experts.hit_rate
 
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
@@ -97,8 +112,9 @@ class WeightStream:
 
     def close(self) -> None:
         """End the threads and close the files."""
-        if self.filler is not None:
-            self.filler.close()
+        for filler in (self.filler, None if self.experts is None else self.experts.filler):
+            if filler is not None:
+                filler.close()
         for source in self.files.values():
             source.close()
 
@@ -111,7 +127,12 @@ def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Pat
     """
     checkpoint = loader.checkpoint
     paths = {span.file for name in weights for span in checkpoint.spans(loader.sources[name].name)}
-    return {path: StreamedFile.open(path, checkpoint.files[path], direct) for path in sorted(paths)}
+    with ExitStack() as opened:  # closes them again if one cannot be opened
+        files: dict[Path, ByteSource] = {}
+        for path in sorted(paths):
+            files[path] = opened.enter_context(StreamedFile.open(path, checkpoint.files[path], direct))
+        opened.pop_all()
+    return files
 
 
 def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> list[dict[str, Tensor]]:
@@ -124,6 +145,9 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> lis
     memory.raw.zero_()  # so that all of it is there from the start, and what grows later is not the slots
     bound = []
     for number, group in enumerate(groups):
+        assert group.layout.nbytes <= plan.slot_nbytes, (
+            f"{group.label} does not fit in a slot of {plan.slot_nbytes} bytes"
+        )
         start = number % plan.num_slots * plan.slot_nbytes
         slot = Slot(memory.raw[start : start + group.layout.nbytes])
         views = slot.views(group.layout)
@@ -148,7 +172,9 @@ def open_stream(
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    return stream_groups(loader, movement.groups, movement.plan, store, files, device)
+    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device)
+    stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+    return stream
 
 
 def stream_groups(
@@ -165,9 +191,9 @@ def stream_groups(
         store: where the groups wait in RAM; None reads the files.
         files: open; they are closed with the stream.
     """
-    timeline = Timeline()
+    timeline, host_nbytes = Timeline(), 0 if store is None else store.nbytes
     if not groups:
-        return WeightStream(Resident(), timeline, None, files)
+        return WeightStream(Resident(), timeline, None, files, host_nbytes=host_nbytes)
     jobs: dict[int, list[Job]] = {}
     for group, views in zip(groups, bind_slots(groups, plan, device), strict=True):
         if store is not None:
@@ -184,7 +210,43 @@ def stream_groups(
     large = room if room > BUFFER_NBYTES else 0
     filler = Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
     policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
-    return WeightStream(policy, timeline, filler, files, jobs, 0 if store is None else store.nbytes)
+    return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
+
+
+def open_experts(
+    loader: Loader,
+    decoder: Decoder,
+    movement: Movement,
+    store: HostStore | None,
+    files: dict[Path, ByteSource],
+    timeline: Timeline,
+    device: torch.device,
+) -> ExpertCache | None:
+    """Return the cache that experts are fetched into, its slots bound; None if they stay or there are none.
+
+    It has threads of its own: those of the groups may all wait for a slot that is free only when experts have run.
+    """
+    plan = movement.plan.experts
+    if plan is None:
+        return None
+    pools = expert_pools(decoder, plan.num_slots)
+    bound = {layer: views for pool in pools for views in [bind_pool(decoder, pool, device)] for layer in pool.layers}
+
+    def jobs(layer: int, expert: int, slot: int) -> list[Job]:
+        outs = {expert_weight(layer, part): view[slot] for part, view in bound[layer].items()}
+        if store is not None:
+            sources = {name: store.tables[name][expert] for name in outs}
+            return [job for name, out in outs.items() for job in copy_jobs(name, flat(sources[name]), flat(out))]
+        return file_jobs(expert_pieces(loader, expert, {n: (packing_of(decoder, n), out) for n, out in outs.items()}))
+
+    groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
+    filler = Filler(files, THREADS, BUFFER_NBYTES if store is None else 0, 0, timeline)
+    return ExpertCache(pools, jobs, groups, filler, timeline)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's bytes, uint8."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _rows(

@@ -22,6 +22,8 @@ from graphcore.graph.step import (
     BlocksStep,
     BoundBlock,
     EmbedStep,
+    ExpertFetcher,
+    FetchedBlock,
     GreedyStep,
     HeadFunction,
     HeadStep,
@@ -55,6 +57,7 @@ class GraphBuilder:
         library: file of the C++ kernels, which captured decode steps on the CPU run on; None captures CUDA graphs.
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
+        fetcher: of experts; None where all stay.
     """
 
     decoder: Decoder
@@ -69,6 +72,7 @@ class GraphBuilder:
     functions: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
+    fetcher: ExpertFetcher | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
 
@@ -89,7 +93,7 @@ class GraphBuilder:
         steps = list(program.steps)
         if is_greedy:
             steps.append(GreedyStep(0, program.state))
-        if self.kind == "captured" and self.library is None:
+        if self.kind == "captured" and self.library is None and self.fetcher is None:
             return Program(program.state, [CapturedStep(0, program.state, steps, self.device)])
         return Program(program.state, steps)
 
@@ -98,7 +102,8 @@ class GraphBuilder:
         state = StepState.empty(1, 1, self.device)
         caches = [cache.rows(1) for cache in self.caches]
         heads = list(zip(self.head_rows, self.head_parts, strict=True))
-        recorder = Recorder(self.decoder, self.layer_groups, heads, caches, self.tables, str(library), self.streamed)
+        groups, where = self.layer_groups, (caches, self.tables, str(library))
+        recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, self.fetcher)
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int) -> Program:
@@ -127,7 +132,7 @@ class GraphBuilder:
             bound = [
                 BoundBlock(
                     self._block(index),
-                    self._block_function(index, batch, phase),
+                    self._fetching(self._block_function(index, batch, phase), index),
                     ropes[index],
                     self.caches[index].rows(batch),
                 )
@@ -169,6 +174,12 @@ class GraphBuilder:
             compile_one = self._compile_routed if has_experts else self._compile_block
             self.functions[key] = compile_one(index, batch, phase)
         return self.functions[key]
+
+    def _fetching(self, run: BlockFunction, index: int) -> BlockFunction:
+        """Return the function of a layer, its experts fetched if they do not stay."""
+        if self.fetcher is None or not isinstance(run, RoutedBlock):
+            return run
+        return FetchedBlock(run, index, self.fetcher)
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""

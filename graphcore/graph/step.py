@@ -4,7 +4,8 @@ A step reads its inputs from the state and leaves its outputs there. Whether its
 decided by whoever built it; a captured program replays all of its steps as one CUDA graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +74,48 @@ def experts_of(block: Block) -> Experts:
     """Return the experts of a block that has them."""
     assert isinstance(block.mlp, MoE), "a block without experts runs whole"
     return block.mlp.experts
+
+
+class ExpertFetcher(Protocol):
+    """Brings experts to places in the tensors that their modules are bound to."""
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
+        """Yield where experts lie, until each was there once; what is yielded holds until the next is asked for.
+
+        For each of the layer's experts its place, or -1; all that are asked for at once if they are no more than a
+        token chooses. Whoever stops in between closes the generator.
+        """
+
+
+@dataclass(frozen=True)
+class FetchedBlock:
+    """A block whose experts are fetched between its halves.
+
+    Attributes:
+        layer: the block's.
+    """
+
+    halves: RoutedBlock
+    layer: int
+    fetcher: ExpertFetcher
+
+    def __call__(
+        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        """Run the block as `Block.forward` does, to the bit."""
+        routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
+        return self.halves.add(block, routed.x, self._answers(experts_of(block), routed), routed.shares)
+
+    def _answers(self, experts: Experts, routed: Routed) -> Tensor:
+        """Return the experts' answers, [B, T, C, D]; each wave has some of the rows."""
+        chosen = routed.chosen
+        answers: Tensor | None = None
+        with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
+            for places in waves:
+                found = experts(routed.fed, chosen, places)
+                is_here = torch.tensor(places, device=chosen.device)[chosen] >= 0
+                answers = found if answers is None else torch.where(is_here[..., None], found, answers)
+        return experts(routed.fed, chosen) if answers is None else answers  # nobody was chosen
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import HEAD
+from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.pieces import pieces_of
 from graphcore.weights.residents import fill_from_files
@@ -24,7 +24,7 @@ class HostStore:
 
     Attributes:
         groups: [nbytes] uint8 of each group, laid out as in its slot.
-        tables: whole weights by name: the head, and the embedding's table if it waits here too.
+        tables: whole weights by name: the head, the embedding's table if it waits here too, experts' matrices.
     """
 
     groups: Mapping[int, Tensor]
@@ -43,7 +43,7 @@ def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables
     Args:
         groups: that stream.
         tables: names of whole weights that are wanted: "lm_head.weight" where parts of it stream, or a table to gather
-            rows from.
+            rows from, or experts' matrices.
 
     Raises:
         CheckpointError: a file changed, or holds values that are no weights.
@@ -64,8 +64,8 @@ def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables
 
 
 def _whole(loader: Loader, decoder: Decoder, name: str) -> Tensor:
-    group = decoder.head if name == HEAD else decoder.embed_tokens
-    leaf = name if name == HEAD else "weight"
+    leaf = "weight" if name == EMBEDDING else name
+    group = {HEAD: decoder.head, EMBEDDING: decoder.embed_tokens}.get(name, decoder)
     owner = group.get_buffer(leaf)
     table = torch.empty(owner.shape, dtype=owner.dtype)
     for piece in pieces_of(loader, name, packing_of(group, leaf), table):

@@ -67,7 +67,9 @@ def scratch_jobs(loader: Loader, groups: Sequence[Group], most_nbytes: int = PRO
     for group in groups:
         if sum(job.nbytes for job in jobs) >= most_nbytes:
             break
-        views = Slot.allocate(group.layout.nbytes, torch.device("cpu")).views(group.layout)
+        slot = Slot.allocate(group.layout.nbytes, torch.device("cpu"))
+        slot.raw.zero_()  # a slot's memory is there before it is filled
+        views = slot.views(group.layout)
         for place in group.places:
             jobs += file_jobs(pieces_of(loader, place.name, place.packing, views[place.name], place.rows))
     return jobs

@@ -103,14 +103,16 @@ def show_streaming(
             for line in streaming_lines(policy, report, engine.weight_stream.expert_hit_rate):
                 context.console.line(f"{phase}: {line}")
     if engine.settings.trace:
-        trace(context, engine, min(interval.begin for interval in intervals.values()))
+        begin, end = min(one.begin for one in intervals.values()), max(one.end for one in intervals.values())
+        trace(context, engine, begin, end)
 
 
-def trace(context: Context, engine: Engine, begin: float) -> None:
-    """Write what moved since `begin`, seconds of time.perf_counter, as a Chrome trace and a picture."""
+def trace(context: Context, engine: Engine, begin: float, end: float) -> None:
+    """Write what moved between two times of time.perf_counter as a Chrome trace and a picture."""
     plan = engine.plan
     title = (
         f"{engine.config.model_type}, {engine.config.num_hidden_layers} layers, streaming={plan.policy}, "
         f"{len(plan.streamed)} groups through {plan.num_slots} slots of {in_words(plan.slot_nbytes)}"
     )
-    write_trace(context.output_dir, engine.weight_stream.timeline.since(begin), title, context.console)
+    events = [event for event in engine.weight_stream.timeline.since(begin) if event.begin < end]
+    write_trace(context.output_dir, events, title, context.console)

@@ -46,7 +46,7 @@ def embedding_nbytes(embedding: Embedding, batch: int) -> int:
 
 def chosen_nbytes(part: ExpertLinear, choices: int) -> int:
     """Return the bytes of one projection of as many experts as there are choices, at most of all."""
-    used = min(choices, len(part.weight))
+    used = min(choices, len(part.bias))
     return used * (part.weight[0].nbytes + part.bias[0].nbytes)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
+from graphcore import memory_limit
 from graphcore.errors import PlanError
 
 GIB = 1 << 30
@@ -191,14 +191,14 @@ def free_nbytes(device: torch.device) -> int:
     """Return the memory that can still be taken on a device, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return memory_limit.free_nbytes()
 
 
 def physical_nbytes(device: torch.device) -> int:
     """Return the memory that a device has, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return int(psutil.virtual_memory().total)
+    return memory_limit.physical_nbytes()
 
 
 def gib(nbytes: float) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.weights.expert_pools import fewest_slots
 from graphcore.weights.groups import split_layers
 from graphcore.weights.layout import aligned
 
@@ -134,7 +135,7 @@ def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:
         nbytes=tuple(sum(aligned(weight[0].nbytes) for weight in _expert_weights(part)) for part in parts),
         count=max(len(part.experts.up_proj.weight) for part in parts),
         routed=max(part.top_k for part in parts),
-        least=max(part.top_k for part in parts),
+        least=fewest_slots(decoder),
     )
 
 

@@ -32,6 +32,7 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
     heads = attention.heads + 2 * attention.kv_heads
     attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
     mlp = block.mlp
-    hidden = mlp.hidden * mlp.top_k if isinstance(mlp, MoESpec) else mlp.hidden
-    fed = hidden * (3 * itemsize + 4)
+    fed = mlp.hidden * (3 * itemsize + 4)
+    if isinstance(mlp, MoESpec):  # answers of two waves and of both together, and their sum in float32
+        fed += block.dim * (3 * mlp.top_k * itemsize + 3 * 4)
     return max(attended, fed) + 2 * block.dim * itemsize

@@ -64,7 +64,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         console.note(speed_line(progress.done))
         console.note(start_line(progress, compiled))
         if settings.trace:
-            trace(context, engine, generating_since)
+            trace(context, engine, generating_since, time.perf_counter())
         records = [_record(request, done) for request, done in zip(requests, progress.done, strict=False)]
         return {
             "status": progress.status,

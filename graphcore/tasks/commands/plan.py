@@ -12,6 +12,7 @@ from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import Choices, choose_graph, prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import plan_run
+from graphcore.engine.rates import measure_rates
 from graphcore.engine.transformers_model import open_transformers
 from graphcore.errors import ConfigError, PlanError
 from graphcore.progress import Progress
@@ -47,6 +48,7 @@ class Outcome:
     Attributes:
         source: where streamed weights wait, "disk" or "host"; empty if the plan does not fit.
         expert_nbytes: of all experts.
+        rates: given or measured; None where they are not known.
         error: why it does not fit, or None.
     """
 
@@ -55,6 +57,7 @@ class Outcome:
     plan: Plan
     source: str
     expert_nbytes: int = 0
+    rates: Rates | None = None
     error: PlanError | None = None
 
 
@@ -64,9 +67,9 @@ def run(context: Context, task: PlanSettings) -> Record:
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
     rates = rates_of(task)
     choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)
-    outcome = planned(settings, console.progress)
+    outcome = planned(settings, rates, console.progress)
     config, choices, plan = outcome.config, outcome.choices, outcome.plan
-    predicted = predict(plan, rates) if rates and outcome.error is None else None
+    predicted = predict(plan, outcome.rates) if outcome.rates and outcome.error is None else None
     for note in (*choices.notes, *group_note(settings, config.model_type)):
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
@@ -106,15 +109,18 @@ def rates_of(task: PlanSettings) -> Rates | None:
     return Rates(task.link_gb_per_second * 1e9, task.memory_gb_per_second * 1e9)
 
 
-def planned(settings: Settings, on_progress: Progress) -> Outcome:
+def planned(settings: Settings, rates: Rates | None, on_progress: Progress) -> Outcome:
     """Return the plan, or the smallest one where none fits.
+
+    Args:
+        rates: as given; None measures them, for graphcore's own models.
 
     Raises:
         GraphcoreError: as for a load.
     """
     if settings.model.fallback is not None:
         model, parts, plan, tier = open_transformers(settings, on_progress)
-        return Outcome(model.config, parts.choices, plan, tier.kind)
+        return Outcome(model.config, parts.choices, plan, tier.kind, rates=rates)
     own = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
     assembly = prepare(settings, own)
     experts = sizes_of(assembly.decoder, assembly.loader.is_tied, 1).experts
@@ -124,8 +130,11 @@ def planned(settings: Settings, on_progress: Progress) -> Outcome:
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(own.config, assembly.choices, error.smallest, "", expert_nbytes, error)
-    return Outcome(own.config, assembly.choices, plan, tier.kind, expert_nbytes)
+        return Outcome(own.config, assembly.choices, error.smallest, "", expert_nbytes, rates, error)
+    if rates is None:
+        on_progress("measure", None, 0, 0)
+        rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size)
+    return Outcome(own.config, assembly.choices, plan, tier.kind, expert_nbytes, rates)
 
 
 def _fit(outcome: Outcome) -> Record:

@@ -6,9 +6,9 @@ are compared with transformers' logits here, too.
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,8 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native import NativeStep, Recorder, obstacle_of
+from graphcore.graph.native import obstacle_of
 from graphcore.graph.program import Program
-from graphcore.graph.state import StepState
 from graphcore.kernels.native_step import NativeProgram
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.kv_cache import allocate_cache
@@ -239,39 +238,30 @@ def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed
             part.weight = torch.full(
                 (9, *part.weight.shape[1:]), 255 if packed else float("nan"), dtype=part.weight.dtype
             )
-    state = StepState.empty(1, 1, CPU)
     builder = builder_of(spec, "captured", decoder=decoders[1])
-    heads = list(zip(builder.head_rows, builder.head_parts, strict=True))
-    where = (builder.layer_groups, heads, builder.caches, builder.tables, native_kernels())
-    recorder = Recorder(builder.decoder, *where, fetches_experts=True)
-    (step,) = recorder.record(state, is_greedy=False)
-    assert isinstance(step, NativeStep)
-    program = step.program
-    assert list(recorder.choices) == [0, 2]
-
-    def replay() -> None:
-        done = 0
-        for layer, choice in recorder.choices.items():
-            program.run(done, choice.begin - done)
-            done = choice.begin
-            for rank, expert in enumerate(choice.chosen.tolist()):
-                place = (int(state.span.starts) + 4 * rank + expert) % 9  # of 4 experts
-                choice.places[rank] = place
-                ours, theirs = (decoder.layers[layer].mlp.experts for decoder in reversed(decoders))
-                for part in ("gate_proj", "up_proj", "down_proj"):
-                    getattr(ours, part).weight[place] = getattr(theirs, part).weight[expert]
-        program.run(done)
-
-    found = run_all(Program(state, [FunctionStep(0, replay)]), random_ids(TOKENS))
-    assert torch.equal(found, expected)
+    builder.fetcher = MovingExperts(decoders[0], decoders[1])
+    assert torch.equal(run_all(builder.decode(1, is_greedy=False), random_ids(TOKENS)), expected)
+    assert builder.fetcher.asked == [(layer, 2) for _ in range(TOKENS) for layer in (0, 2)]
 
 
 @dataclass
-class FunctionStep:
-    """A step that calls a function."""
+class MovingExperts:
+    """Copies chosen experts to other places each time, among nine that hold nothing of use."""
 
-    group: int
-    replay: Callable[[], None]
+    source: Decoder
+    target: Decoder
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Iterator[list[int]]:
+        self.asked.append((layer, len(experts)))
+        places = [-1] * 4
+        parts = [decoder.layers[layer].mlp.experts.children() for decoder in (self.source, self.target)]
+        for rank, expert in enumerate(experts):
+            places[expert] = (len(self.asked) + 4 * rank + expert) % 9
+        for theirs, ours in zip(*parts, strict=True):
+            for expert in experts:
+                ours.weight[places[expert]] = theirs.weight[expert]
+        yield places
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -142,6 +142,22 @@ def test_an_expert_gives_the_same_bits_wherever_it_lies(
         assert torch.equal(implementation(*moved.arguments, places), expected)
 
 
+def test_products_are_given_aligned_matrices_whatever_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bf16 matrix here is seven and a half cache lines, so every other one begins within a line."""
+    case = case_of(4, torch.bfloat16)
+    assert case.weights[0][1].data_ptr() % 64
+    addresses: list[int] = []
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        addresses.append(weight.data_ptr())
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(kernel, "linear", watched)
+    experts(*case.arguments)  # type: ignore[arg-type]
+    assert len(addresses) > 6
+    assert not any(address % 64 for address in addresses)
+
+
 @every_implementation
 @pytest.mark.parametrize("tokens", [1, 2, 40])
 @pytest.mark.parametrize("waves", [[[0, 1, 2, 3, 4, 5], [6]], [[2, 6], [5, 1], [0, 4], [3]]], ids=str)

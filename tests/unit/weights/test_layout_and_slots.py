@@ -83,5 +83,5 @@ def test_a_bound_module_reads_the_slot_and_follows_it_when_its_bytes_change() ->
 
 def test_binding_something_that_is_no_buffer_is_our_own_mistake() -> None:
     module = Linear(3, 2, bias=False, dtype=torch.float32)
-    with pytest.raises(AssertionError, match="Linear has no buffer wait"):
+    with pytest.raises(AssertionError, match="Linear has no weight wait"):
         bind(module, "wait", torch.zeros(2))

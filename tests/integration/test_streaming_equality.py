@@ -1,0 +1,240 @@
+"""Streaming changes when bytes move and nothing else: logits to the bit, tokens one by one, as with resident weights.
+
+Resident results are the reference: that they are right is what the parity tests show, and that streaming does not
+change them is the claim. A few combinations of settings run always, chosen so that each pair of values occurs for some
+model; all of them, for all models, are slow.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from gpt_files import small_file
+from streamed_engine import load, smallest_budget, stream_of
+from ternary_models import save_ternary
+from tiny_models import BUILDERS, TinyModel
+
+from graphcore import Engine
+from graphcore.engine.scoring import token_losses
+
+Tiny = Callable[[str], TinyModel]
+TINY = Path(__file__).parents[1] / "golden" / "tiny"
+NAMES = tuple(name for name in BUILDERS if name != "gpt_oss")  # experts have tests of their own
+PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
+IDS = torch.tensor([PROMPTS[1], PROMPTS[1][::-1]])
+# Settings of streaming whose values appear beside each other in all pairs, or nearly.
+COMBINATIONS: Sequence[tuple[str, ...]] = (
+    ("mode=async", "layer_group_size=1", "prefetch=1", "source=disk"),
+    ("mode=sync", "layer_group_size=1", "source=disk"),
+    ("mode=async", "layer_group_size=2", "prefetch=0", "source=disk", "smallest"),
+    ("mode=async", "layer_group_size=3", "prefetch=2", "source=host"),
+    ("mode=async", "layer_group_size=8", "prefetch=1", "source=disk"),
+    ("mode=sync", "layer_group_size=2", "source=host", "smallest"),
+    ("mode=async", "layer_group_size=1", "prefetch=2", "source=disk", "smallest"),
+    ("mode=async", "layer_group_size=2", "prefetch=1", "source=host"),
+)
+
+
+def settings_of(folder: Path, combination: Sequence[str], dtype: str) -> list[str]:
+    """Return a combination as overrides; "smallest" is the budget that a refusal names."""
+    overrides = [f"streaming.{one}" for one in combination if "=" in one]
+    if "smallest" in combination:
+        overrides.append(f"streaming.memory_budget={smallest_budget(folder, *overrides, dtype=dtype)}")
+    return overrides
+
+
+def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
+    """Return what every way of using an engine gives."""
+    logits, hidden = engine.logits(IDS, output_hidden_states=True)
+    batch = engine.generate(PROMPTS, max_new_tokens=6, logprobs=True)
+    return {
+        "logits": [logits],
+        "hidden states": list(hidden),
+        "forward": [engine.forward(hidden[1])],
+        "generate": engine.generate([PROMPTS[0]], max_new_tokens=num_tokens)[0].token_ids,
+        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
+        "batch": [one.token_ids for one in batch],
+        "log probabilities": [one.logprobs for one in batch],
+        "scores": [token_losses(engine.runner, PROMPTS[at], 1, path) for at, path in ((1, "prefill"), (0, "decode"))],
+    }
+
+
+def differing(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:
+    """Return the names of results that are not the same to the bit."""
+
+    def same(one: object, other: object) -> bool:
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            return torch.equal(one, other)
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(same, one, other))
+        return one == other
+
+    return [name for name in expected if not same(found[name], expected[name])]
+
+
+@pytest.fixture(scope="module")
+def resident(tiny_model: Tiny) -> Callable[[Path, str, str, int], Mapping[str, object]]:
+    """A function from a checkpoint, a dtype, a graph kind and a number of tokens to resident results."""
+
+    @cache
+    def run(folder: Path, dtype: str, graph: str, num_tokens: int) -> Mapping[str, object]:
+        with load(folder, streaming="off", dtype=dtype, graph=graph) as engine:
+            return results(engine, num_tokens)
+
+    return run
+
+
+Resident = Callable[[Path, str, str, int], Mapping[str, object]]
+
+
+def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str = "eager") -> None:
+    expected = resident(folder, dtype, graph, 40)
+    with load(folder, *settings_of(folder, combination, dtype), dtype=dtype, graph=graph) as engine:
+        assert engine.plan.is_streaming
+        assert len(engine.plan.streamed) >= 2
+        assert differing(results(engine, 40), expected) == []
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate(NAMES)))
+def test_streamed_is_resident_to_the_bit(tiny_model: Tiny, resident: Resident, at: int, name: str) -> None:
+    """Each family in one combination; weights are copied in one half of them and cast on their way in the other."""
+    check(tiny_model(name).folder, resident, COMBINATIONS[at % len(COMBINATIONS)], ("fp32", "bf16")[at // 2 % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_streamed_is_resident_to_the_bit_in_every_combination(
+    tiny_model: Tiny, resident: Resident, name: str, size: int, dtype: str
+) -> None:
+    modes = [("mode=sync",), *(("mode=async", f"prefetch={depth}") for depth in (0, 1, 2))]
+    for mode, source, budget in itertools.product(modes, ("disk", "host"), ((), ("smallest",))):
+        combination = (*mode, f"source={source}", f"layer_group_size={size}", *budget)
+        check(tiny_model(name).folder, resident, combination, dtype)
+
+
+@pytest.mark.parametrize(("name", "graph"), [("llama3", "captured"), ("qwen3", "compiled")])
+def test_streamed_is_resident_to_the_bit_compiled_and_captured(
+    tiny_model: Tiny, resident: Resident, name: str, graph: str
+) -> None:
+    folder = tiny_model(name).folder
+    expected = resident(folder, "bf16", graph, 40)
+    with load(folder, "streaming.layer_group_size=2", dtype="bf16", graph=graph) as engine:
+        assert engine.choices.graph == graph
+        assert differing(results(engine, 40), expected) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["captured", "compiled"])
+@pytest.mark.parametrize("name", NAMES)
+def test_streamed_is_resident_to_the_bit_compiled_and_captured_for_every_family(
+    tiny_model: Tiny, resident: Resident, name: str, graph: str
+) -> None:
+    for combination in COMBINATIONS[:4]:
+        check(tiny_model(name).folder, resident, combination, "fp32", graph)
+
+
+def test_300_tokens_are_the_same(tiny_model: Tiny) -> None:
+    folder = tiny_model("llama3").folder
+    prompt = PROMPTS[0]
+    sizes = ["context_length=400"]
+    with load(folder, *sizes, streaming="off") as engine:
+        (expected,) = engine.generate([prompt], max_new_tokens=300, ignore_eos=True)
+    with load(folder, *sizes) as engine:
+        (found,) = engine.generate([prompt], max_new_tokens=300, ignore_eos=True)
+    assert len(expected.token_ids) == 300
+    assert found.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_every_budget_from_the_smallest_that_works_to_everything_gives_the_same(
+    tiny_model: Tiny, resident: Resident, name: str
+) -> None:
+    """Untied and tied: as the budget grows, fewer groups stream, until none does."""
+    folder = tiny_model(name).folder
+    expected = resident(folder, "fp32", "eager", 40)
+    smallest = smallest_budget(folder, streaming="auto")
+    counts = []
+    with load(folder, streaming="on") as engine:
+        step = max(engine.plan.group_nbytes[1:])
+    for extra in (0, step, 2 * step, 64 << 20):
+        with load(folder, f"streaming.memory_budget={smallest + extra}", streaming="auto") as engine:
+            counts.append(len(engine.plan.streamed))
+            assert engine.plan.total_nbytes <= smallest + extra
+            if extra in (0, step):
+                assert differing(results(engine, 40), expected) == []
+            else:
+                assert torch.equal(engine.logits(IDS), expected["logits"][0])  # type: ignore[index]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 0
+
+
+def write_files(folder: Path) -> dict[str, Path]:
+    """Write checkpoints whose bytes are packed, fused, transposed, permuted, or in many files."""
+    four, mixed = gguf.GGMLQuantizationType.Q4_K, {"token_embd": gguf.GGMLQuantizationType.Q4_K}
+    matrices = ("attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
+    files = {
+        "gpt2_q4_k": small_file(dict.fromkeys(matrices, four)).write(folder / "gpt2_q4_k.gguf"),
+        "gpt2_packed_table": small_file(mixed).write(folder / "gpt2_packed_table.gguf"),
+        "gpt2_tied": small_file({"token_embd": four, "ffn_up": four}, is_tied=True).write(folder / "gpt2_tied.gguf"),
+    }
+    for name in ("llama3", "gemma3", "qwen3"):
+        files[f"{name}_gguf"] = TINY / f"{name}.gguf"
+    files["bitnet_i2s_gguf"] = TINY / "bitnet_i2s.gguf"
+    for form in ("default", "autobitlinear", "online"):
+        (folder / form).mkdir()
+        files[f"ternary_{form}"] = save_ternary("bitnet", form, 3, folder / form).folder
+    BUILDERS["llama3"](num_hidden_layers=12).save_pretrained(folder / "shards", max_shard_size="90KB")
+    files["llama3_in_shards"] = folder / "shards"
+    return files
+
+
+FILES = (
+    "gpt2_q4_k",
+    "gpt2_packed_table",
+    "gpt2_tied",
+    "llama3_gguf",
+    "gemma3_gguf",
+    "qwen3_gguf",
+    "bitnet_i2s_gguf",
+    "ternary_default",
+    "ternary_autobitlinear",
+    "ternary_online",
+    "llama3_in_shards",
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", FILES)
+def test_packed_fused_and_sharded_files_stream_to_the_bit(files: dict[str, Path], name: str, dtype: str) -> None:
+    ids = torch.tensor([[5, 1, 17, 30, 2, 2, 9]])
+    context = "context_length=32"
+    with load(files[name], context, streaming="off", dtype=dtype) as engine:
+        expected, tokens = engine.logits(ids), engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids
+    for overrides in (("streaming.source=disk",), ("streaming.source=host", "streaming.layer_group_size=2")):
+        with load(files[name], context, *overrides, dtype=dtype) as engine:
+            assert len(engine.plan.streamed) >= 2
+            assert torch.equal(engine.logits(ids), expected), overrides
+            assert engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids == tokens
+            assert bool(stream_of(engine).files) == (overrides[0] == "streaming.source=disk")
+
+
+@pytest.mark.parametrize("quant", ["q8_0", "q4_0"])
+def test_weights_that_are_packed_at_load_stream_to_the_bit_from_ram(files: dict[str, Path], quant: str) -> None:
+    ids = torch.tensor([[5, 1, 17, 30, 2, 2, 9]])
+    context = "context_length=32"
+    with load(files["gpt2_packed_table"], context, streaming="off", dtype="bf16", quant=quant) as engine:
+        expected = engine.logits(ids)
+    with load(files["gpt2_packed_table"], context, dtype="bf16", quant=quant) as engine:
+        assert any("streamed weights wait in RAM" in note for note in engine.choices.notes)
+        assert torch.equal(engine.logits(ids), expected)

@@ -1,0 +1,67 @@
+"""Engines whose weights stream, and what of them tests look at."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_source import Wrapped
+
+from graphcore import Engine
+from graphcore.engine.weight_stream import WeightStream
+from graphcore.errors import PlanError
+
+SIZES = ("batch_size=3", "prefill_chunk=16", "context_length=256")
+
+
+def load(
+    folder: Path,
+    *overrides: str,
+    streaming: str = "on",
+    dtype: str = "fp32",
+    graph: str = "eager",
+    quant: str = "stored",
+) -> Engine:
+    """Load a model on the CPU with its matrices streaming."""
+    return Engine.load(
+        folder,
+        dtype=dtype,
+        quant=quant,
+        device="cpu",
+        graph=graph,
+        streaming=streaming,
+        overrides=[*SIZES, *overrides],
+    )
+
+
+def smallest_budget(folder: Path, *overrides: str, streaming: str = "on", dtype: str = "fp32") -> int:
+    """Return what the refusal of an impossible budget says would work, in bytes."""
+    with pytest.raises(PlanError, match=r"the smallest streaming.memory_budget that works .* is \d+ bytes") as refusal:
+        load(folder, "streaming.memory_budget=1MiB", *overrides, streaming=streaming, dtype=dtype)
+    return int(str(refusal.value).rpartition(" is ")[2].split(" bytes")[0])
+
+
+def stream_of(engine: Engine) -> WeightStream:
+    """Return what moves an engine's weights."""
+    return engine.weight_stream
+
+
+def wrap(engine: Engine, on_read: Callable[[int], None] = lambda number: None, lacking: int = 0) -> list[Wrapped]:
+    """Put something before every read of an engine's files; see `Wrapped`."""
+    files = stream_of(engine).files
+    for path, source in list(files.items()):
+        files[path] = Wrapped(source, on_read, lacking)
+    return [source for source in files.values() if isinstance(source, Wrapped)]
+
+
+def unwrap(engine: Engine) -> None:
+    """Read the files themselves again."""
+    files = stream_of(engine).files
+    for path, source in list(files.items()):
+        if isinstance(source, Wrapped):
+            files[path] = source.inner
+
+
+def fill_threads() -> list[str]:
+    """Return the names of the threads that read weights, of all engines."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("graphcore-fill")]
