@@ -51,6 +51,14 @@ CONFIGS: Mapping[str, dict[str, object]] = {
         **LAYERS,
         "pad_token_id": 1,
     },
+    "gpt_bigcode": {  # learned positions, which padding would shift
+        "vocab_size": VOCAB,
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 512,
+        **NO_TOKENS,
+    },
     "olmoe": {  # experts, stored one by one
         **SIZES,
         **GQA,
@@ -63,7 +71,7 @@ CONFIGS: Mapping[str, dict[str, object]] = {
     "gemma2": {**SIZES, **GQA, **LAYERS, "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 5.0},
 }
 ISSUE = ("phi3", "olmo2", "granite", "stablelm", "gpt_neox", "bloom")
-MORE = ("phi3_long", "opt", "olmoe", "lfm2", "gemma2")
+MORE = ("phi3_long", "opt", "gpt_bigcode", "olmoe", "lfm2", "gemma2")
 ALONE = ("phi3_long", "lfm2")
 WITHOUT_SDPA = ("bloom", "gemma2")  # transformers has only eager attention for them on the CPU
 CASES = [

@@ -33,7 +33,7 @@ def materialise_buffers(model: "PreTrainedModel", source: str) -> None:
         for leaf in leaves:
             if not torch.equal(first[leaf], second[leaf]):
                 raise UnsupportedError(
-                    f"{source}: {type(model).__name__} does not say what its buffer '{name}.{leaf}' holds; "
+                    f"{source}: {type(model).__name__} does not say what its buffer '{joined(name, leaf)}' holds; "
                     "model.fallback=transformers cannot run it"
                 )
     _refuse_plain_tensors(model, source)
@@ -66,6 +66,11 @@ def _refuse_plain_tensors(model: nn.Module, source: str) -> None:
         for leaf, value in vars(module).items():
             if isinstance(value, Tensor) and value.is_meta:
                 raise UnsupportedError(
-                    f"{source}: {type(model).__name__} keeps a tensor outside its buffers ('{name}.{leaf}'); "
+                    f"{source}: {type(model).__name__} keeps a tensor outside its buffers ('{joined(name, leaf)}'); "
                     "model.fallback=transformers cannot run it"
                 )
+
+
+def joined(name: str, leaf: str) -> str:
+    """Return the whole name of a leaf of the module `name`; the model's own is empty."""
+    return f"{name}.{leaf}" if name else leaf

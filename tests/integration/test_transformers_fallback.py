@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from fallback_models import CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallback
+from fallback_models import ALONE, CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallback
 
 from graphcore import Engine
 
@@ -114,6 +114,16 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(
         torch.testing.assert_close(engine.logits(model.ids), model.outputs().logits, atol=1e-5, rtol=0)
         made = engine.generate(model.ids.tolist(), max_new_tokens=8)
         assert [list(one.token_ids) for one in made] == [row[:8] for row in model.greedy()]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_prompt_that_chunks_would_change_runs_whole(
+    name: str, fallback_model: Callable[[str, str], FallbackModel]
+) -> None:
+    model = fallback_model(name, "eager")
+    with load(model, "prefill_chunk=16") as engine:
+        assert torch.equal(engine.logits(model.ids), model.outputs().logits)
+        assert any(note.startswith("prompts run whole, and one by one") for note in engine.choices.notes)
 
 
 def test_stream_and_sampling_give_what_generate_gives(fallback_model: Callable[[str, str], FallbackModel]) -> None:

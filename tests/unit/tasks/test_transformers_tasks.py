@@ -32,7 +32,8 @@ def test_generate_gives_transformers_tokens_and_says_what_ran(
 
 def test_plan_counts_the_checkpoints_bytes(run_task: RunTask, model: FallbackModel) -> None:
     record = run_task("task=plan", *keys(model)).record
-    assert [group["name"] for group in record["groups"]] == ["embed_tokens", "layers.0", "layers.1", "layers.2", "head"]
+    names = [group["name"] for group in record["groups"]]
+    assert names == ["embed_tokens", "layers.0", "layers.1", "layers.2", "head", "vectors"]
     layer = [weight for name, weight in model.reference.state_dict().items() if name.startswith("model.layers.0.")]
     assert record["groups"][1]["bytes"] == sum(weight.nbytes for weight in layer if weight.dim() > 1)
 
