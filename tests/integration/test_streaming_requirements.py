@@ -189,8 +189,9 @@ def test_fr_008_loading_reports_its_progress(tiny: TinyModel) -> None:
         for stage in ("prefill", "generate"):
             groups = [group for said, group, _, _ in seen if said == stage]
             assert [group for group in groups if group in engine.plan.streamed] == passes(engine, 1), stage
-    assert [done for done, _ in loads] == list(range(1, len(loads) + 1))
-    assert {total for _, total in loads} == {len(loads)}
+    assert len(loads) > 1
+    assert loads == sorted(loads)
+    assert {total for _, total in loads} == {loads[-1][0]}
 
 
 def test_nfr_001_several_reads_are_in_flight_and_few_bytes_are_read_in_vain(tiny: TinyModel) -> None:
