@@ -112,8 +112,12 @@ class Runner(TokenRunner):
         logits = torch.empty(len(rows), self.builder.decoder.spec.vocab, dtype=torch.float32, device=self.device)
         done, total = 0, max(map(len, rows))
         for chunk in self._chunks(rows, starts, "decode"):
-            run_program(chunk.program, watched(self.policy, on_progress, "prefill", done, total))
-            logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
+            # Nobody wants logits where no row ends, and the head may have to come from a disk.
+            program = chunk.program if chunk.ended else without_head(chunk.program)
+            self.policy.skip([] if chunk.ended else [step.group for step in heads_of(chunk.program)])
+            run_program(program, watched(self.policy, on_progress, "prefill", done, total))
+            if chunk.ended:
+                logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
             done += chunk.tokens
             on_progress("prefill", None, done, total)
         return logits
@@ -220,6 +224,11 @@ def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence
 def without_head(program: Program) -> Program:
     """Return the program up to the last block."""
     return Program(program.state, [step for step in program.steps if not isinstance(step, HeadStep)])
+
+
+def heads_of(program: Program) -> list[HeadStep]:
+    """Return the steps that `without_head` leaves out."""
+    return [step for step in program.steps if isinstance(step, HeadStep)]
 
 
 def single_blocks(step: Step) -> list[BlocksStep]:

@@ -90,11 +90,15 @@ class Filler:
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
+        self._started = threading.Barrier(self.num_threads + 1)
         self._large = aligned_buffer(self.large_nbytes)
+        threads = torch.get_num_threads()
         for number in range(self.num_threads):
             name = f"graphcore-fill-{number}"
             self._threads.append(threading.Thread(target=self._work, args=(number,), name=name, daemon=True))
             self._threads[-1].start()
+        self._started.wait()
+        torch.set_num_threads(threads)  # a thread's own number becomes the default of those that are yet to be
 
     def begin(self, group: int, jobs: Sequence[Job], after: Ticket | None) -> Ticket:
         """Start filling a group's slot; return at once.
@@ -163,6 +167,8 @@ class Filler:
 
     @torch.inference_mode()  # as whoever allocated the slots was, or they could not be written to
     def _work(self, number: int) -> None:
+        torch.set_num_threads(1)  # casts and folds: a team of its own for each of these threads would crowd out compute
+        self._started.wait()
         buffer = aligned_buffer(self.buffer_nbytes)
         while (item := self._take(number)) is not None:
             ticket, job = item

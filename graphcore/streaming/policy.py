@@ -1,5 +1,6 @@
 """The interface of a streaming policy, and the one that never moves anything."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 
@@ -11,6 +12,9 @@ class Policy(Protocol):
 
     def release(self, group: int) -> None:
         """Say that what was enqueued so far is the last to read the group's slot."""
+
+    def skip(self, groups: Collection[int]) -> None:
+        """Say which groups the passes from now on leave out."""
 
     def reset(self) -> None:
         """Forget what was moved ahead of its use; nothing moves any more when this returns."""
@@ -24,6 +28,9 @@ class Resident:
 
     def release(self, group: int) -> None:
         """The bytes stay."""
+
+    def skip(self, groups: Collection[int]) -> None:
+        """Nothing moves."""
 
     def reset(self) -> None:
         """Nothing moves."""

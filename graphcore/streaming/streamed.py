@@ -9,7 +9,7 @@ wait for it. Which group comes when is decided here; how it comes, and who waits
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -41,6 +41,7 @@ class Streamed(Generic[Work, FillingT]):
     _begun: list[FillingT] = field(default_factory=list)  # all that may still be on their way
     _current: FillingT | None = None
     _computing: Stopwatch | None = None
+    _skipped: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self._order = list(self.work)
@@ -70,6 +71,10 @@ class Streamed(Generic[Work, FillingT]):
             self._computing = None
         if is_streamed:
             self._leave()
+
+    def skip(self, groups: Collection[int]) -> None:
+        """Do not read these groups ahead: the passes from now on leave them out."""
+        self._skipped = frozenset(groups)
 
     def reset(self) -> None:
         """Forget what has been read ahead; no thread is at it any more when this returns.
@@ -115,6 +120,12 @@ class Streamed(Generic[Work, FillingT]):
 
     def _read_ahead(self, position: int) -> None:
         """Begin as many groups after this one as there are slots; the last of them waits for this one's."""
+        last = self._position[self._ahead[-1].group] if self._ahead else position
         while len(self._ahead) < self.num_slots:
-            following = (position + len(self._ahead) + 1) % len(self._order)
-            self._ahead.append(self._begin(following))
+            last = self._following(last)
+            self._ahead.append(self._begin(last))
+
+    def _following(self, position: int) -> int:
+        """Return the next group's position in the ring, past those that are left out; one at least is not."""
+        ring = (place % len(self._order) for place in range(position + 1, position + 1 + len(self._order)))
+        return next((place for place in ring if self._order[place] not in self._skipped), position)

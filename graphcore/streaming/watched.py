@@ -1,5 +1,7 @@
 """A policy under which somebody is told which group is needed."""
 
+from collections.abc import Collection
+
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident
 
@@ -28,6 +30,10 @@ class Watched:
     def release(self, group: int) -> None:
         """Let the group's slot go."""
         self._policy.release(group)
+
+    def skip(self, groups: Collection[int]) -> None:
+        """Leave groups out from now on."""
+        self._policy.skip(groups)
 
     def reset(self) -> None:
         """Forget what was moved ahead of its use."""

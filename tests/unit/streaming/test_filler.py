@@ -14,6 +14,7 @@ from graphcore.checkpoint.span import Span
 from graphcore.errors import CheckpointError, StreamingError
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import file_jobs
+from graphcore.streaming.timeline import Timeline
 
 SECONDS = 2.0  # in which everything must have ended
 CONTENT = numbered_bytes(1 << 20)
@@ -233,3 +234,14 @@ def test_close_ends_threads_that_wait_for_a_slot_and_says_so_to_who_waits(make: 
         assert isinstance(error, StreamingError)
         assert str(error) == "this engine is closed and reads no more weights; load it again"
     assert torch.equal(out[:1], CONTENT[:1]) or not out.any()
+
+
+def test_threads_that_fill_leave_torch_s_own_number_of_threads_alone() -> None:
+    """Of the thread that made them, and of threads that are made later."""
+    before, later = torch.get_num_threads(), []
+    filler = Filler({}, 2, 0, 0, Timeline())
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    filler.close()
+    assert [torch.get_num_threads(), *later] == [before, before]
