@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
-from graphcore.engine.group_jobs import filler_for, jobs_from_files
+from graphcore.engine.group_jobs import filler_for, jobs_of
 from graphcore.streaming.device_copy import DeviceCopy
 from graphcore.streaming.device_watch import DeviceWatch
 from graphcore.streaming.filler import Filler
-from graphcore.streaming.jobs import Job, copy_jobs
+from graphcore.streaming.jobs import Job
 from graphcore.streaming.lanes import Lanes
 from graphcore.streaming.pinning import Pins
 from graphcore.streaming.policy import Policy
@@ -96,7 +96,7 @@ def stream_to_device(
     ring = Slot.allocate(host_ring_nbytes(plan), torch.device("cpu")).raw
     ring_obstacle = link.pins.add([ring]) if link.pins is not None else ""
     host = {group.index: _host_slot(ring, number, plan, group) for number, group in enumerate(groups)}
-    jobs = {group.index: _jobs(loader, group, host[group.index], held) for group in groups}
+    jobs = {group.index: jobs_of(loader, group, host[group.index], held, files) for group in groups}
     filler = filler_for(jobs, files, timeline)
     raw = {index: slot.raw for index, slot in host.items()}
     store = Staged(jobs, raw, HOST_SLOTS, filler)
@@ -115,13 +115,6 @@ def _policy(
 def _host_slot(ring: Tensor, number: int, plan: Plan, group: Group) -> Slot:
     start = number % HOST_SLOTS * plan.slot_nbytes
     return Slot(ring[start : start + group.layout.nbytes])
-
-
-def _jobs(loader: Loader, group: Group, slot: Slot, held: Mapping[int, Tensor] | None) -> list[Job]:
-    if held is None:
-        return jobs_from_files(loader, group, slot.views(group.layout))
-    source = held[group.index]
-    return copy_jobs(group.label, source, slot.raw[: source.nbytes])
 
 
 def _note(obstacle: str, ring_obstacle: str, held: Mapping[int, Tensor] | None, ring: Tensor) -> str:

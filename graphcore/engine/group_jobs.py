@@ -7,28 +7,35 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.streaming.filler import Filler
-from graphcore.streaming.jobs import Job, file_jobs
+from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
+from graphcore.weights.slots import Slot
 
 THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
 BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
 
 
-def jobs_from_files(loader: Loader, group: Group, views: Mapping[str, Tensor]) -> list[Job]:
-    """Return the jobs that read a group's weights.
+def jobs_of(
+    loader: Loader, group: Group, slot: Slot, held: Mapping[int, Tensor] | None, files: Mapping[Path, ByteSource]
+) -> list[Job]:
+    """Return the jobs that fill a group's slot in RAM.
 
     Args:
-        views: of the slot they go to, in RAM, by weight.
+        held: the groups' bytes in RAM; None reads the files.
     """
+    if held is not None:
+        source = held[group.index]
+        return copy_jobs(group.label, source, slot.raw[: source.nbytes])
+    views = slot.views(group.layout)
     pieces = [
         piece
         for place in group.places
         for piece in pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
     ]
-    return file_jobs(pieces)
+    return file_jobs(pieces, is_cached=not any(source.is_direct for source in files.values()))
 
 
 def filler_for(jobs: Mapping[int, Sequence[Job]], files: Mapping[Path, ByteSource], timeline: Timeline) -> Filler:

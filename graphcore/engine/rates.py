@@ -43,7 +43,7 @@ def _link(parts: Assembly, plan: Plan, tier: Tier, layer_group_size: int) -> flo
     files = open_files(parts.loader, sorted(movement.moved), tier.is_direct)
     try:
         with torch.inference_mode():
-            jobs = scratch_jobs(parts.loader, movement.groups)
+            jobs = scratch_jobs(parts.loader, movement.groups, is_cached=not tier.is_direct)
             return measure_jobs(jobs, files, THREADS).bytes_per_second
     finally:
         for source in files.values():

@@ -3,7 +3,7 @@
 plan -> groups that stream -> slots, bound once -> jobs that fill them -> policy
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.engine.device_stream import DeviceLink, stream_to_device
-from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS, filler_for, jobs_from_files
+from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS, filler_for, jobs_of
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.embedding_rows import FileRows, HostRows
@@ -223,7 +223,7 @@ def stream_groups(
     bound = dict(zip((group.index for group in groups), bind_slots(groups, plan, device), strict=True))
     held = None if store is None else store.groups
     if link_to is None:
-        jobs = {group.index: _jobs(loader, group, bound[group.index], held) for group in groups}
+        jobs = {group.index: jobs_of(loader, group, Slot(bound[group.index][""]), held, files) for group in groups}
         filler = filler_for(jobs, files, timeline)
         policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
         return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
@@ -231,14 +231,6 @@ def stream_groups(
     stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
     jobs, note = stream.jobs, stream.note
     return WeightStream(stream.policy, timeline, stream.filler, files, jobs, host_nbytes, link=link, note=note)
-
-
-def _jobs(loader: Loader, group: Group, views: Mapping[str, Tensor], held: Mapping[int, Tensor] | None) -> list[Job]:
-    """Return the jobs that fill a group's slot in RAM."""
-    if held is None:
-        return jobs_from_files(loader, group, views)
-    source = held[group.index]
-    return copy_jobs(group.label, source, views[""][: source.nbytes])
 
 
 def open_experts(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
-from graphcore.streaming.jobs import Job, read_job
+from graphcore.streaming.jobs import Job, read_job, read_straight
 from graphcore.streaming.timeline import Event, Timeline
 
 LIVELINESS_SECONDS = 0.2  # between two looks whether the threads that are waited for still live
@@ -217,6 +217,7 @@ class Filler:
         if not self._await_slot(ticket):
             return
         began = time.perf_counter()
+        read_straight(job, self.files)
         for piece, places in job.pieces:
             parts = [buffer[at : at + span.nbytes] for at, span in zip(places, piece.spans, strict=True)]
             piece.write(parts, 1)

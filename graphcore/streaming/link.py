@@ -61,7 +61,9 @@ def without_pieces(jobs: Sequence[Job]) -> list[Job]:
     return [replace(job, pieces=()) if job.reads else job for job in jobs]
 
 
-def scratch_jobs(loader: Loader, groups: Sequence[Group], most_nbytes: int = PROBE_NBYTES) -> list[Job]:
+def scratch_jobs(
+    loader: Loader, groups: Sequence[Group], is_cached: bool, most_nbytes: int = PROBE_NBYTES
+) -> list[Job]:
     """Return jobs that fill memory that nobody reads with the first groups' weights, as a slot would be filled."""
     jobs: list[Job] = []
     for group in groups:
@@ -71,7 +73,8 @@ def scratch_jobs(loader: Loader, groups: Sequence[Group], most_nbytes: int = PRO
         slot.raw.zero_()  # a slot's memory is there before it is filled
         views = slot.views(group.layout)
         for place in group.places:
-            jobs += file_jobs(pieces_of(loader, place.name, place.packing, views[place.name], place.rows))
+            pieces = pieces_of(loader, place.name, place.packing, views[place.name], place.rows)
+            jobs += file_jobs(pieces, is_cached)
     return jobs
 
 

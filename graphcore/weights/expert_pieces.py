@@ -63,6 +63,10 @@ class ExpertPiece:
         """The first weight's name."""
         return self.targets[0].weight
 
+    @property
+    def plain_place(self) -> None:
+        """Nowhere: the rows may have to be packed."""
+
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Put the rows in their places."""
         raw = parts[0] if len(parts) == 1 else self.loader.checkpoint.assemble(self.info.name, parts)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
@@ -37,6 +38,10 @@ class Piece(Protocol):
     @property
     def weight(self) -> str:
         """The weight's name, for messages."""
+
+    @property
+    def plain_place(self) -> Tensor | None:
+        """Where the bytes of the only span may be put as they are, uint8; None if something is made of them."""
 
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Make the rows of the weight from the bytes of each span, uint8 at any address, and put them in their place.
@@ -67,6 +72,12 @@ class RowsPiece:
     begin: int
     end: int
 
+    @property
+    def plain_place(self) -> Tensor | None:
+        """The rows' bytes, where they are dense and of the stored dtype."""
+        is_plain = self.packing is None and DENSE_DTYPES.get(self.info.encoding) == self.out.dtype
+        return self.out[self.begin : self.end].view(-1).view(torch.uint8) if is_plain else None
+
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Put the rows in their place."""
         (raw,) = parts
@@ -95,6 +106,10 @@ class TensorPiece:
     loader: Loader
     packing: Packing | None
     out: Tensor
+
+    @property
+    def plain_place(self) -> None:
+        """Nowhere: the tensor may have to be folded."""
 
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Put the weight in its place; `threads` has no effect."""

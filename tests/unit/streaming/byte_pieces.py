@@ -30,6 +30,7 @@ class BytePiece:
     spans: tuple[Span, ...]
     out: Tensor
     on_write: Callable[[], None] = lambda: None
+    plain_place: None = None
 
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         assert threads == 1, "a reading thread packs alone"
