@@ -6,10 +6,11 @@ from byte_pieces import FILE, BytePiece, piece
 from fake_source import FakeSource, numbered_bytes
 
 from graphcore.checkpoint.span import Span
+from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError
 from graphcore.streaming.filler import aligned_buffer
-from graphcore.streaming.jobs import ALIGNMENT, GAP, Job, copy_jobs, file_jobs, read_job
-from graphcore.weights.pieces import PIECE_NBYTES
+from graphcore.streaming.jobs import ALIGNMENT, GAP, Job, copy_jobs, file_jobs, read_job, read_straight
+from graphcore.weights.pieces import PIECE_NBYTES, RowsPiece
 
 OTHER = Path("other.safetensors")
 
@@ -98,3 +99,26 @@ def test_copies_from_memory_bring_every_byte(nbytes: int) -> None:
     assert sum(job.nbytes for job in jobs) == nbytes
     done(jobs)
     assert torch.equal(out, source)
+
+
+def test_bytes_of_a_cached_file_go_straight_to_their_place_and_what_is_made_of_them_through_a_buffer() -> None:
+    content, out = numbered_bytes(200), torch.zeros(12, 4, dtype=torch.bfloat16)
+    info = TensorInfo("stored", (20, 4), "bf16", FILE, 0, 160)
+    plain = RowsPiece("w", (Span(FILE, 32, 64),), info, None, out, 4, 12)
+    made = piece(100, 10)
+    jobs = file_jobs([made, plain], is_cached=True)
+    (straight,) = [job for job in jobs if job.straight]
+    assert (straight.reads, straight.pieces, straight.room, straight.nbytes) == ((), (), 0, 64)
+    assert [one for job in jobs for one, _ in job.pieces] == [made]
+    read_straight(straight, {FILE: FakeSource(FILE, content)})
+    assert torch.equal(out[4:].view(torch.uint8).flatten(), content[32:96])
+    assert not out[:4].any()
+    with pytest.raises(CheckpointError, match="61 of 64 bytes came from byte 32 on"):
+        read_straight(straight, {FILE: FakeSource(FILE, content, lacking=3)})
+
+
+def test_rows_that_are_cast_or_packed_have_no_place_for_their_stored_bytes() -> None:
+    info = TensorInfo("stored", (20, 4), "f32", FILE, 0, 320)
+    cast = RowsPiece("w", (Span(FILE, 0, 128),), info, None, torch.zeros(8, 4, dtype=torch.bfloat16), 0, 8)
+    assert cast.plain_place is None
+    assert all(not job.straight for job in file_jobs([cast], is_cached=True))
