@@ -53,6 +53,8 @@ def last_passes(events: Sequence[Event]) -> Window:
     borders = [min(event.begin for event in events)]
     is_one = len({step.group for step in steps}) == 1  # and then each of its steps is a pass
     borders += [step.begin for before, step in pairwise(steps) if is_one or step.group < before.group]
+    if len(borders) > 1 and not is_one and borders[-1] == steps[-1].begin:
+        borders.pop()  # one step alone is no pass: it is the choice of a token, which reads no weights
     is_crowded = PASSES * len(steps) / len(borders) > CROWDED
     shown = tuple(borders[-1:] if is_crowded else borders[-PASSES:])
     return Window(shown[0], max(event.end for event in events), shown, len(borders))

@@ -123,3 +123,11 @@ def test_without_events_there_is_a_line_and_no_file(tmp_path: Path, capsys: pyte
     write_trace(tmp_path, [], "a model", Console(shows_progress=False))
     assert list(tmp_path.iterdir()) == []
     assert "streaming=on" in capsys.readouterr().err
+
+
+def test_the_choice_of_the_last_token_is_no_pass_of_its_own() -> None:
+    """A captured step ends with it, in group 0, which is an earlier one than the head's."""
+    steps = [Event("compute", group, float(at), at + 0.5) for at, group in enumerate([0, 1, 2, 0, 1, 2, 0])]
+    window = last_passes(steps)
+    assert window.num_passes == 2
+    assert window.borders == (0.0, 3.0)
