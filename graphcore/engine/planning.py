@@ -126,12 +126,16 @@ def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
     if tier.kind == "host":
         return 0
     loader = parts.loader
+    movable = [
+        loader.sources[f"layers.{index}.{name}"]
+        for index, layer in enumerate(parts.decoder.layers)
+        for name, tensor in layer.named_buffers()
+        if is_movable(name, tensor)
+    ]
     whole = [
         sum(span.nbytes for span in loader.checkpoint.spans(source.name))
-        for name, source in loader.sources.items()
-        if name.startswith("layers.")
-        and is_movable(name, parts.decoder.get_buffer(name))
-        and first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None
+        for source in movable
+        if first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None
     ]
     largest = max((nbytes for nbytes in whole if nbytes > BUFFER_NBYTES), default=0)
     of_experts = THREADS * (BUFFER_NBYTES + 2 * PIECE_NBYTES) if expert_linears(parts.decoder) else 0
