@@ -7,15 +7,14 @@ from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.streaming.filler import Filler
-from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import PIECE_NBYTES, pieces_of
+from graphcore.weights.pieces import pieces_of
 from graphcore.weights.slots import Slot
 
 THREADS = 4  # that read: as many reads in flight; a disk here gives its most with two to four
-BUFFER_NBYTES = PIECE_NBYTES + (64 << 10)  # of each, with room for bytes that are read along
 
 
 def jobs_of(

@@ -9,12 +9,13 @@ from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly
 from graphcore.engine.device_stream import host_ring_nbytes
-from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS
+from graphcore.engine.group_jobs import THREADS
 from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.kv_cache import cache_nbytes
 from graphcore.quant.choice import STORED
+from graphcore.streaming.jobs import BUFFER_NBYTES
 from graphcore.weights.expert_pieces import expert_obstacle
 from graphcore.weights.expert_pools import expert_linears
 from graphcore.weights.matching import EMBEDDING
@@ -139,7 +140,7 @@ def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
     ]
     largest = max((nbytes for nbytes in whole if nbytes > BUFFER_NBYTES), default=0)
     of_experts = THREADS * (BUFFER_NBYTES + 2 * PIECE_NBYTES) if expert_linears(parts.decoder) else 0
-    return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * largest + of_experts
+    return (THREADS + 1) * BUFFER_NBYTES + 3 * largest + of_experts
 
 
 def check_host(settings: Settings, parts: Assembly, plan: Plan, tier: Tier) -> None:

@@ -9,10 +9,10 @@ from graphcore.checkpoint.page_cache import cached_share
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Choices
-from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS
+from graphcore.engine.group_jobs import THREADS
 from graphcore.engine.planning import CACHED, CPU, Tier, host_nbytes
 from graphcore.errors import PlanError
-from graphcore.weights.pieces import PIECE_NBYTES
+from graphcore.streaming.jobs import BUFFER_NBYTES
 from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
 from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
 from graphcore.weights.skeleton_groups import SkeletonWeights
@@ -80,7 +80,7 @@ def buffer_nbytes(weights: SkeletonWeights, tier: Tier) -> int:
     if tier.kind == "host":
         return 0
     whole = [place.tensor.nbytes for group in weights.groups() for place in group.places if place.tensor.dim() > 2]
-    return THREADS * BUFFER_NBYTES + 2 * PIECE_NBYTES + 3 * max(whole, default=0)
+    return (THREADS + 1) * BUFFER_NBYTES + 3 * max(whole, default=0)
 
 
 def choose_tier(settings: Settings, choices: Choices, weights: SkeletonWeights) -> Tier:

@@ -14,14 +14,14 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.engine.device_stream import DeviceLink, stream_to_device
-from graphcore.engine.group_jobs import BUFFER_NBYTES, THREADS, filler_for, jobs_of
+from graphcore.engine.group_jobs import THREADS, filler_for, jobs_of
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
-from graphcore.streaming.jobs import Job, copy_jobs, file_jobs
+from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
 from graphcore.streaming.link import measure_jobs, without_pieces
 from graphcore.streaming.pinning import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident

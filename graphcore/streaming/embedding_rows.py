@@ -14,9 +14,9 @@ from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.quant.packing import Packing
 from graphcore.streaming.filler import aligned_buffer
-from graphcore.streaming.jobs import file_jobs, read_job
+from graphcore.streaming.jobs import BUFFER_NBYTES, file_jobs, read_job
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import PIECE_NBYTES, RowsPiece, row_span
+from graphcore.weights.pieces import RowsPiece, row_span
 
 
 @dataclass
@@ -39,7 +39,7 @@ class FileRows:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self._buffer = aligned_buffer(2 * PIECE_NBYTES)
+        self._buffer = aligned_buffer(BUFFER_NBYTES)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the rows of token ids [B, T] int64: [B, T, D].

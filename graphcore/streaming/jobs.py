@@ -18,6 +18,7 @@ from graphcore.weights.pieces import PIECE_NBYTES, Piece, copy_bytes
 
 ALIGNMENT = 4096  # of reads past the page cache
 GAP = 64 << 10  # bytes nobody wants, that are read along rather than starting another read
+BUFFER_NBYTES = PIECE_NBYTES + GAP  # for a job of rows, widened to aligned bytes
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
 
-PIECE_NBYTES = 4 << 20  # most stored bytes of a RowsPiece; large enough for a disk's full speed
+# Most stored bytes of a RowsPiece: large enough for a disk's full speed; the buffers of all threads together are then
+# less than a twentieth of a budget of 300 MB.
+PIECE_NBYTES = 5 << 19
 ROWS = 16  # rows that packed matrices keep together
 
 

@@ -110,11 +110,11 @@ def test_bytes_of_a_cached_file_go_straight_to_their_place_and_what_is_made_of_t
     (straight,) = [job for job in jobs if job.straight]
     assert (straight.reads, straight.pieces, straight.room, straight.nbytes) == ((), (), 0, 64)
     assert [one for job in jobs for one, _ in job.pieces] == [made]
-    read_straight(straight, {FILE: FakeSource(FILE, content)})
+    read_straight(straight, {FILE: FakeSource(FILE, content, is_direct=False)})
     assert torch.equal(out[4:].view(torch.uint8).flatten(), content[32:96])
     assert not out[:4].any()
     with pytest.raises(CheckpointError, match="61 of 64 bytes came from byte 32 on"):
-        read_straight(straight, {FILE: FakeSource(FILE, content, lacking=3)})
+        read_straight(straight, {FILE: FakeSource(FILE, content, lacking=3, is_direct=False)})
 
 
 def test_rows_that_are_cast_or_packed_have_no_place_for_their_stored_bytes() -> None:
