@@ -93,7 +93,7 @@ class StreamedFile:
             if not count:
                 raise CheckpointError(
                     f"{self.path}: bytes {offset} to {offset + expected} are needed, the file now ends at "
-                    f"{offset + done}; it shrank while it was being read, fetch it again"
+                    f"{os.fstat(self._descriptor).st_size}; it shrank while it was being read, fetch it again"
                 )
         return expected
 

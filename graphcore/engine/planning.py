@@ -160,7 +160,9 @@ def check_host(settings: Settings, parts: Assembly, plan: Plan, tier: Tier) -> N
     if needed > most:
         has = f"streaming.host_memory_budget is {in_words(budget)}" if budget is not None and budget < free else ""
         what = "the weights that wait there" if is_held else "weights on their way to the device"
-        rather = "streaming.source=disk" if is_held else "a smaller layer_group_size"
+        rather = "a smaller layer_group_size"
+        if is_held:
+            rather = "streaming.source=disk" if not disk_obstacle(settings, parts) else "a file packed by task=pack"
         raise PlanError(
             f"streaming.source={tier.kind} needs {in_words(needed)} of RAM for {what}, "
             f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; keep more on the device with "

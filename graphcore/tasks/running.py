@@ -1,6 +1,6 @@
 """What tasks that run a model share: loading it with progress, and saying what runs."""
 
-from graphcore.config.settings import Settings
+from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import find_cpp_compiler, resolve_device
 from graphcore.engine.assembly import choose_graph, describe_choices
 from graphcore.engine.engine import Engine
@@ -71,12 +71,18 @@ def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) 
         raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")
 
 
+def name_of(model: ModelSettings) -> str:
+    """Return what a model is called: its group's name, or another checkpoint's file or folder."""
+    if model.checkpoint == model.published.checkpoint:
+        return model.name
+    return model.checkpoint.rstrip("/").rpartition("/")[2] or model.checkpoint
+
+
 def describe(engine: Engine, load_seconds: float) -> str:
     """Return one line about what runs: model, device, dtype, graph, sizes."""
-    plan, asked = engine.plan, engine.settings.model
-    name = asked.name if asked.checkpoint == asked.published.checkpoint else asked.checkpoint.rpartition("/")[2]
+    plan = engine.plan
     parts = (
-        f"{name or asked.checkpoint} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
+        f"{name_of(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_choices(engine.choices, engine.settings),
         f"weights {gib(plan.weight_nbytes)}",
         f"kv cache {gib(plan.kv_nbytes)} for {engine.choices.context} tokens",

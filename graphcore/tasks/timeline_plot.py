@@ -32,7 +32,7 @@ class Window:
     Attributes:
         begin, end: seconds of time.perf_counter.
         borders: where its passes begin; the first is `begin`.
-        num_passes: of the whole timeline.
+        num_passes: of the whole timeline, each to its end.
     """
 
     begin: float
@@ -44,7 +44,8 @@ class Window:
 def last_passes(events: Sequence[Event]) -> Window:
     """Return the window of the last two passes over the weights; of one if they have many groups, or there is one.
 
-    A pass begins where the group that computes is an earlier one than before; the first, with the first event.
+    A pass begins where the group that computes is an earlier one than before; the first, with the first event. A last
+    one that ends before the pass before it did was not finished, and is left out.
 
     Args:
         events: at least one, in any order.
@@ -53,11 +54,17 @@ def last_passes(events: Sequence[Event]) -> Window:
     borders = [min(event.begin for event in events)]
     is_one = len({step.group for step in steps}) == 1  # and then each of its steps is a pass
     borders += [step.begin for before, step in pairwise(steps) if is_one or step.group < before.group]
-    if len(borders) > 1 and not is_one and borders[-1] == steps[-1].begin:
-        borders.pop()  # one step alone is no pass: it is the choice of a token, which reads no weights
+    end = max(event.end for event in events)
+    if len(borders) > 1 and _last_group(steps, borders[-1], end) < _last_group(steps, borders[-2], borders[-1]):
+        end = borders.pop()  # it was begun ahead, or interrupted
     is_crowded = PASSES * len(steps) / len(borders) > CROWDED
     shown = tuple(borders[-1:] if is_crowded else borders[-PASSES:])
-    return Window(shown[0], max(event.end for event in events), shown, len(borders))
+    return Window(shown[0], end, shown, len(borders))
+
+
+def _last_group(steps: Sequence[Event], begin: float, end: float) -> int:
+    """Return how far a pass came, the number of a group; -1 if nothing was computed."""
+    return max((step.group for step in steps if begin <= step.begin < end), default=-1)
 
 
 def plot_timeline(path: Path, events: Sequence[Event], title: str) -> None:
@@ -75,7 +82,7 @@ def plot_timeline(path: Path, events: Sequence[Event], title: str) -> None:
 
     window = last_passes(events)
     colours = colours_of(events)
-    shown = [event for event in events if event.end > window.begin]
+    shown = [event for event in events if event.end > window.begin and event.begin < window.end]
     lanes = lanes_of([*shown, Event("stall", 0, window.begin, window.begin)])  # an empty lane says that none was
     figure = Figure(figsize=(WIDTH, 1.7 + LANE_HEIGHT * len(lanes)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -102,7 +109,10 @@ def _draw_lane(axes: Any, row: int, events: Sequence[Event], window: Window, col
     scale = 1.0 if _is_long(window) else 1e3
     events = sorted(events, key=lambda event: event.begin)
     for group, members in groupby(events, key=lambda event: event.group):
-        bars = [(max(event.begin, window.begin) - window.begin, event.end - window.begin) for event in members]
+        bars = [
+            (max(event.begin, window.begin) - window.begin, min(event.end, window.end) - window.begin)
+            for event in members
+        ]
         is_stall = events[0].lane == "stall"
         colour = STALL if is_stall else colours[group]
         # an edge of the bar's own colour: what is narrower than a pixel is still seen

@@ -164,6 +164,7 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     sizes = f"prompt {task.prompt_tokens}, new {task.new_tokens}, depth {task.depth}, batch {task.batch}"
     context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
+    above = " above what it was before loading" if record["device"] == "cpu" else ""  # there it is growth
     for line in (
         f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {decode['bandwidth_share']:.0%} of the "
         f"{record['bandwidth']['gb_per_second']:.1f} GB/s that memory gives; {graph['kernels_per_token']} kernels/step",
@@ -172,7 +173,7 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",
         f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB ({memory['file_bytes'] / 1e6:.0f} MB in the file), "
         f"resident {memory['resident_bytes'] / 1e6:.0f} MB, of which the compiler {memory['compiler_bytes'] / 1e6:.0f} "
-        f"MB; peak {memory['peak_device_bytes'] / 1e6:.0f} MB",
+        f"MB; peak {memory['peak_device_bytes'] / 1e6:.0f} MB{above}",
     ):
         context.console.line(line)
 

@@ -127,8 +127,9 @@ def speed_line(done: Sequence[Generation]) -> str:
     decode = sum(t.decode_seconds / t.batch for t in timings)
     later = new_tokens - len(done)
     rate = f"{later / decode:.1f} tokens/s" if decode and later > 0 else "no decode step"
+    took = f"in {prefill:.2f} s" if new_tokens else "not finished"
     return (
-        f"[{prompt_tokens} prompt tokens in {prefill:.2f} s; {new_tokens} new tokens, {rate}; "
+        f"[{prompt_tokens} prompt tokens {took}; {new_tokens} new tokens, {rate}; "
         f"ended by: {', '.join(sorted({g.finish_reason for g in done}))}]"
     )
 

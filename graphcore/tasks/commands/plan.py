@@ -25,7 +25,7 @@ from graphcore.tasks.plan_report import (
     streaming_record,
     tier_rows,
 )
-from graphcore.tasks.running import group_note, refuse_without_effect
+from graphcore.tasks.running import group_note, name_of, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.weights.plan import Plan, free_nbytes, in_words
 from graphcore.weights.prediction import Rates, predict
@@ -74,7 +74,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
     free = free_nbytes(choices.device)
-    title = f"{settings.model.name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
+    title = f"{name_of(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     for heading, rows in ((f"{title}: weights", group_rows(groups)), (f"{title}: device", tier_rows(plan, free))):
         cells = [[name, f"{nbytes:,}", in_words(nbytes), where] for name, nbytes, where in rows]
         console.table(heading, ("", "bytes", "", "where"), cells)

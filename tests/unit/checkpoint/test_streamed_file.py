@@ -109,6 +109,12 @@ def test_a_read_after_the_end_of_a_file_that_shrank_is_an_error(source: Streamed
         source.check_unchanged()
 
 
+def test_a_read_beyond_the_new_end_of_a_file_names_that_end(source: StreamedFile) -> None:
+    os.truncate(source.path, 5000)
+    with pytest.raises(CheckpointError, match=rf"bytes {2 * ALIGNMENT} to .* the file now ends at 5000; it shrank"):
+        source.read_into(aligned(ALIGNMENT), 2 * ALIGNMENT, ALIGNMENT)
+
+
 def test_a_file_overwritten_in_place_is_told(source: StreamedFile) -> None:
     source.check_unchanged()
     with source.path.open("r+b") as stream:

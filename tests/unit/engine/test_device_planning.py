@@ -64,6 +64,14 @@ def test_ram_that_is_not_enough_for_what_goes_through_it_is_refused_with_what_wo
         plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={int(enough) - 1}")
 
 
+def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = "quant=q8_0", "streaming.host_memory_budget=1kB"
+    with pytest.raises(PlanError, match="streaming=auto, or use a file packed by task=pack"):
+        plan_on(torch.device("cpu"), monkeypatch, tmp_path, *asked)
+
+
 def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

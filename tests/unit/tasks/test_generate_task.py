@@ -103,6 +103,17 @@ def test_ctrl_c_keeps_what_was_generated(run_task: RunTask, monkeypatch: pytest.
     assert run.record["token_ids"][:3] == greedy_of_transformers(IDS, 3)
 
 
+def test_ctrl_c_in_the_prompt_does_not_time_it(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: BatchRun) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BatchRun, "events", interrupted)
+    assert run_task(LLAMA, f"prompt_ids={IDS}").status == 130
+    assert "prompt tokens not finished; 0 new tokens" in capsys.readouterr().err
+
+
 def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

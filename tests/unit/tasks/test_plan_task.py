@@ -34,6 +34,7 @@ def test_the_plan_is_the_checkpoints_bytes(
     out = capsys.readouterr().out
     assert "layers.0 ... layers.1 (each)" in out
     assert f"{layer:,}" in out
+    assert "llama3 (llama) on cpu, streaming=off: weights" in out  # the checkpoint's name, not the model group's
 
 
 def test_what_cannot_fit_is_shown_and_fails(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,12 @@ def test_steps_of_the_only_group_are_passes() -> None:
     assert last_passes([Event("compute", 7, at, at + 1) for at in range(5)]).borders == (3, 4)
 
 
+def test_a_last_pass_that_was_only_begun_is_not_drawn() -> None:
+    whole = [Event("compute", group, at, at + 1) for at, group in enumerate((0, 1, 2) * 3)]
+    window = last_passes([*whole, Event("compute", 0, 9, 9.5), Event("copy", 1, 8.5, 11, 8)])
+    assert (window.begin, window.end, window.borders, window.num_passes) == (3, 9, (3, 6), 3)
+
+
 def test_streamed_groups_have_colours_and_resident_ones_are_grey() -> None:
     colours = colours_of(ring_events(1, 6, frozenset({1, 2, 4})))
     assert [colours[group] for group in range(6)] == [RESIDENT, *PALETTE[:2], RESIDENT, PALETTE[2], RESIDENT]
