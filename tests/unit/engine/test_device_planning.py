@@ -23,7 +23,7 @@ def plan_on(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *overrides: str, model_folder: Path = QWEN3
 ) -> tuple[Plan, Tier]:
     """Return the plan of a tiny model whose weights stream, and where they wait."""
-    overrides = ("device=cpu", "graph=eager", "context_length=64", "streaming=on", f"cache_dir={tmp_path}", *overrides)
+    overrides = ("device=cpu", "graph=eager", "context_length=64", "streaming=on", *overrides)
     settings = compose_settings([*overrides])
     settings.model.checkpoint = str(model_folder)
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
