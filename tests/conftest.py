@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
@@ -16,6 +17,9 @@ from graphcore.errors import CheckpointNotFoundError
 PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
+
+settings.register_profile("graphcore", deadline=None)  # how long an example takes is the machine's business
+settings.load_profile("graphcore")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
