@@ -31,6 +31,10 @@ def run(context: Context, task: PackSettings) -> Record:
     """Write the file and print what it holds."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "pack", WITHOUT_EFFECT)
+    if settings.streaming.policy != "off":
+        raise ConfigError(
+            f"streaming={settings.streaming.policy} has no effect with task=pack, which runs nothing; leave it out"
+        )
     if settings.model.fallback is not None:
         raise ConfigError(
             "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"

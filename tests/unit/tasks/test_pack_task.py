@@ -58,6 +58,7 @@ def test_the_model_itself_is_never_replaced(run_task: RunTask, tmp_path: Path) -
         ([], "task=pack needs task.output"),
         (["task.output={folder}"], "is a folder; name a file in it"),
         (["task.output={folder}/m.gguf", "prompt=a"], "prompt has no effect with task=pack"),
+        (["task.output={folder}/m.gguf", "streaming=on"], "streaming=on has no effect with task=pack"),
         (["task.output={folder}/m.gguf", "quant.format=iq4_xs"], "quant.format=iq4_xs is not one of stored, q4_0"),
     ],
 )
