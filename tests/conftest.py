@@ -1,11 +1,16 @@
 """Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton asks at its import; what is imported below may import it
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import settings
 from tiny_models import TinyModel, save_tiny
 
