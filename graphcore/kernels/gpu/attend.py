@@ -1,0 +1,1 @@
+"""graphcore::attend on a GPU."""
