@@ -27,7 +27,17 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
 
 @triton.jit
 def dot_rows(
-    x, x_stride, tokens, matrix, first, rows, columns, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr
+    x,
+    x_stride,
+    tokens,
+    matrix,
+    first,
+    rows,
+    columns,
+    L: tl.constexpr,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    G: tl.constexpr,
 ):
     """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; any numbers behind the end.
 
