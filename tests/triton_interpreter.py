@@ -39,6 +39,6 @@ def widened(handle: TensorHandle) -> TensorHandle:
 
 def rounded(values: np.ndarray) -> np.ndarray:
     """Return the bits of bfloat16, rounded to nearest even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
+    bits = np.asarray(values, order="C").view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), np.uint32(0x7FC0), nearest).astype(np.uint16)
