@@ -1,0 +1,161 @@
+"""Many tokens through their experts: each expert's tokens together, in tiles, as one grouped matrix product.
+
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choices, P = N C pairs, S places.
+
+    pairs in the order of their experts    0 0 0 0 0 | 2 2 | 3 3 3 ...       sorted on the device, nobody's last
+    tiles of at most four of them          [0 0 0 0] [0] [2 2] [3 3 3] ...   an expert begins a tile of its own
+
+No length is read back: the grid holds as many tiles as there could be, and those that are too many leave at once. A
+tile's matrix rows are the first operand of the products, so that few tokens still fill a tensor core's instruction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.experts_form import activated, place_of
+
+ROWS = 64  # of a matrix that one program multiplies
+LEAST_TOKENS, MOST_TOKENS = 16, 64  # of a tile
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Pairs by expert.
+
+    Attributes:
+        order: [P] int64, pairs (token C + choice) in the order of their experts; nobody's last.
+        counts: [X] int32, pairs of each expert that is there.
+        tile: pairs of a tile.
+        num_tiles: that there could be.
+    """
+
+    order: Tensor
+    counts: Tensor
+    tile: int
+    num_tiles: int
+
+
+def grouped(chosen: Tensor, num_experts: int, places: Tensor | None) -> Groups:
+    """Return the pairs of `chosen` [N, C] by expert, nothing read back; `places` as in experts_decode.py."""
+    flat = chosen.flatten()
+    if places is not None:
+        is_there = (flat >= 0) & (places[flat.clamp(min=0)] >= 0)
+        flat = torch.where(is_there, flat, -1)
+    flat = torch.where(flat < 0, num_experts, flat)
+    counts = (flat[None] == torch.arange(num_experts, device=flat.device)[:, None]).sum(1, dtype=torch.int32)
+    tile = triton.next_power_of_2(max(len(flat) // num_experts, 1))
+    tile = min(max(tile, LEAST_TOKENS), MOST_TOKENS)
+    return Groups(flat.argsort(stable=True), counts, tile, triton.cdiv(len(flat), tile) + num_experts)
+
+
+@triton.jit
+def _find_tile(counts, num_experts, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
+    """Return this program's expert, and where its pairs begin and end; a tile that is not needed has none."""
+    tile = tl.program_id(0)
+    at = tl.arange(0, EXPERTS)
+    count = tl.load(counts + at, mask=at < num_experts, other=0)
+    tiles = (count + TOKENS - 1) // TOKENS
+    expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
+    before = tl.sum(tl.where(at < expert, count, 0), 0)
+    mine = tl.sum(tl.where(at == expert, count, 0), 0)
+    first = (tile - tl.sum(tl.where(at < expert, tiles, 0), 0)) * TOKENS
+    return expert, before + first, before + mine
+
+
+@triton.jit
+def _rows_times(
+    weights, fed, is_row, is_pair, columns,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Return [ROWS, TOKENS] float32: rows of a dense matrix times vectors.
+
+    Args:
+        weights: [ROWS] pointers to rows.  fed: [TOKENS] pointers to vectors.
+        WIDE: multiply in float32; Triton's interpreter has no products of bf16.
+    """
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        inside = at < columns
+        matrix = tl.load(weights[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
+        vectors = tl.load(fed[None, :] + at[:, None], mask=is_pair[None, :] & inside[:, None], other=0.0)
+        if WIDE:
+            matrix, vectors = matrix.to(tl.float32), vectors.to(tl.float32)
+        total = tl.dot(matrix, vectors, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _grouped_gate_up(
+    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, limit,
+    alpha, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
+    if begin >= end:
+        return
+    at = begin + tl.arange(0, TOKENS)
+    is_pair = at < end
+    token = tl.load(order + at, mask=is_pair, other=0) // choices
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < features
+    start = (place_of(expert, places) * features + rows) * columns
+    fed = x + token * columns
+    gates = _rows_times(gate + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
+    ups = _rows_times(up + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
+    gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    ups += tl.load(up_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    values = activated(gates, ups, limit, alpha).to(hidden.dtype.element_ty)
+    to = hidden + at.to(tl.int64)[None, :] * features + rows[:, None]
+    tl.store(to, values, mask=is_row[:, None] & is_pair[None, :])
+
+
+@triton.jit
+def _grouped_down(
+    hidden, order, counts, places, down, bias, out, num_experts, columns, features,
+    EXPERTS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
+    if begin >= end:
+        return
+    at = begin + tl.arange(0, TOKENS)
+    is_pair = at < end
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < features
+    start = (place_of(expert, places) * features + rows) * columns
+    fed = hidden + at.to(tl.int64) * columns
+    answers = _rows_times(down + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
+    answers += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    pair = tl.load(order + at, mask=is_pair, other=0)
+    to = out + pair[None, :] * features + rows[:, None]
+    tl.store(to, answers.to(out.dtype.element_ty), mask=is_row[:, None] & is_pair[None, :])
+
+
+def launch_many(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    clamp: tuple[float, float],
+    places: Tensor | None,
+) -> Tensor:
+    """Return the answers [N, C, D] compute dtype; arguments as of `experts_decode.launch_few`."""
+    (tokens, dim), choices, (num_experts, features) = x.shape, chosen.shape[1], biases[0].shape
+    groups = grouped(chosen, num_experts, places)
+    hidden = x.new_empty(tokens * choices, features)
+    out = x.new_zeros(tokens, choices, dim)
+    gate, up, down = weights
+    sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS, "WIDE": x.device.type == "cpu"}
+    how = {**sizes, "BLOCK": 128 // x.element_size(), "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+    _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
+        x, groups.order, groups.counts, places, gate, up, biases[0], biases[1], hidden, num_experts, choices, dim,
+        features, *clamp, **how,
+    )  # fmt: skip
+    _grouped_down[(groups.num_tiles, triton.cdiv(dim, ROWS))](
+        hidden, groups.order, groups.counts, places, down, biases[2], out, num_experts, features, dim, **how
+    )
+    return out
