@@ -31,7 +31,8 @@ class Compiled:
         case: what was called.
         registers: of a thread.  stack: bytes of a thread that do not fit in registers.  shared: bytes of a block.
         warps: of a block.
-        widest_load: bytes that one instruction of a thread reads from global memory, at most.
+        widest_load: bytes that one instruction of a thread reads from global memory, at most; copies to shared memory
+            that no register sees count too.
         loads: how many such instructions there are, by their bytes.
         instructions: of machine code in all.
     """
