@@ -70,13 +70,12 @@ def _find_tile(counts, num_experts, EXPERTS: tl.constexpr, TOKENS: tl.constexpr)
 @triton.jit
 def _rows_times(
     weights, fed, is_row, is_pair, columns,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Return [ROWS, TOKENS] float32: rows of a dense matrix times vectors.
 
     Args:
         weights: [ROWS] pointers to rows.  fed: [TOKENS] pointers to vectors.
-        WIDE: multiply in float32; Triton's interpreter has no products of bf16.
     """
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     for begin in range(0, columns, BLOCK):
@@ -84,8 +83,6 @@ def _rows_times(
         inside = at < columns
         matrix = tl.load(weights[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
         vectors = tl.load(fed[None, :] + at[:, None], mask=is_pair[None, :] & inside[:, None], other=0.0)
-        if WIDE:
-            matrix, vectors = matrix.to(tl.float32), vectors.to(tl.float32)
         total = tl.dot(matrix, vectors, total, input_precision="ieee")
     return total
 
@@ -93,7 +90,7 @@ def _rows_times(
 @triton.jit
 def _grouped_gate_up(
     x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, limit,
-    alpha, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    alpha, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:
@@ -105,8 +102,8 @@ def _grouped_gate_up(
     is_row = rows < features
     start = (place_of(expert, places) * features + rows) * columns
     fed = x + token * columns
-    gates = _rows_times(gate + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
-    ups = _rows_times(up + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
+    gates = _rows_times(gate + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
+    ups = _rows_times(up + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
     gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     ups += tl.load(up_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     values = activated(gates, ups, limit, alpha).to(hidden.dtype.element_ty)
@@ -117,7 +114,7 @@ def _grouped_gate_up(
 @triton.jit
 def _grouped_down(
     hidden, order, counts, places, down, bias, out, num_experts, columns, features,
-    EXPERTS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:
@@ -128,7 +125,7 @@ def _grouped_down(
     is_row = rows < features
     start = (place_of(expert, places) * features + rows) * columns
     fed = hidden + at.to(tl.int64) * columns
-    answers = _rows_times(down + start, fed, is_row, is_pair, columns, WIDE, BLOCK, ROWS, TOKENS)
+    answers = _rows_times(down + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
     answers += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     pair = tl.load(order + at, mask=is_pair, other=0)
     to = out + pair[None, :] * features + rows[:, None]
@@ -149,7 +146,7 @@ def launch_many(
     hidden = x.new_empty(tokens * choices, features)
     out = x.new_zeros(tokens, choices, dim)
     gate, up, down = weights
-    sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS, "WIDE": x.device.type == "cpu"}
+    sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS}
     how = {**sizes, "BLOCK": 128 // x.element_size(), "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
         x, groups.order, groups.counts, places, gate, up, biases[0], biases[1], hidden, num_experts, choices, dim,
