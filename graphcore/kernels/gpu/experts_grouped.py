@@ -9,7 +9,6 @@ No length is read back: the grid holds as many tiles as there could be, and thos
 tile's matrix rows are the first operand of the products, so that few tokens still fill a tensor core's instruction.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.experts_form import activated, place_of
+from graphcore.kernels.gpu.experts_form import MixtureOperands, activated, place_of
+from graphcore.kernels.gpu.unpacking import tensor_scale, weights_at
 
 ROWS = 64  # of a matrix that one program multiplies
 LEAST_TOKENS, MOST_TOKENS = 16, 64  # of a tile
@@ -69,28 +69,40 @@ def _find_tile(counts, num_experts, EXPERTS: tl.constexpr, TOKENS: tl.constexpr)
 
 @triton.jit
 def _rows_times(
-    weights, fed, is_row, is_pair, columns,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    matrix, rows, is_row, fed, is_pair, num_rows, columns,
+    L: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Return [ROWS, TOKENS] float32: rows of a dense matrix times vectors.
+    """Return [ROWS, TOKENS] float32: rows of a matrix times vectors.
 
     Args:
-        weights: [ROWS] pointers to rows.  fed: [TOKENS] pointers to vectors.
+        matrix: pointer to the expert's.  rows: [ROWS].
+        fed: [TOKENS] pointers to vectors [I].
+        L: the DeviceLayout of what is packed; None is dense.
     """
     total = tl.zeros([ROWS, TOKENS], tl.float32)
+    starts = matrix
+    if L is None:
+        starts = matrix + rows.to(tl.int64)[:, None] * columns
+    else:
+        rows = tl.minimum(rows, num_rows - 1)[:, None]
     for begin in range(0, columns, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         inside = at < columns
-        matrix = tl.load(weights[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
         vectors = tl.load(fed[None, :] + at[:, None], mask=is_pair[None, :] & inside[:, None], other=0.0)
-        total = tl.dot(matrix, vectors, total, input_precision="ieee")
+        if L is None:
+            weights = tl.load(starts + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
+        else:
+            weights = weights_at(matrix, rows, tl.minimum(at, columns - 1)[None, :], columns, L).to(vectors.dtype)
+        total = tl.dot(weights, vectors, total, input_precision="ieee")
+    if L is not None:
+        total *= tensor_scale(matrix, num_rows, columns, L)
     return total
 
 
 @triton.jit
 def _grouped_gate_up(
-    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, limit,
-    alpha, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, gate_stride,
+    up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:
@@ -100,10 +112,11 @@ def _grouped_gate_up(
     token = tl.load(order + at, mask=is_pair, other=0) // choices
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = rows < features
-    start = (place_of(expert, places) * features + rows) * columns
-    fed = x + token * columns
-    gates = _rows_times(gate + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
-    ups = _rows_times(up + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
+    place, fed = place_of(expert, places), x + token * columns
+    gate += place * gate_stride
+    up += place * up_stride
+    gates = _rows_times(gate, rows, is_row, fed, is_pair, features, columns, GATE, BLOCK, ROWS, TOKENS)
+    ups = _rows_times(up, rows, is_row, fed, is_pair, features, columns, UP, BLOCK, ROWS, TOKENS)
     gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     ups += tl.load(up_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     values = activated(gates, ups, limit, alpha).to(hidden.dtype.element_ty)
@@ -113,8 +126,8 @@ def _grouped_gate_up(
 
 @triton.jit
 def _grouped_down(
-    hidden, order, counts, places, down, bias, out, num_experts, columns, features,
-    EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    hidden, order, counts, places, down, bias, out, num_experts, columns, features, stride,
+    FORM: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:
@@ -123,36 +136,33 @@ def _grouped_down(
     is_pair = at < end
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = rows < features
-    start = (place_of(expert, places) * features + rows) * columns
+    matrix = down + place_of(expert, places) * stride
     fed = hidden + at.to(tl.int64) * columns
-    answers = _rows_times(down + start, fed, is_row, is_pair, columns, BLOCK, ROWS, TOKENS)
+    answers = _rows_times(matrix, rows, is_row, fed, is_pair, features, columns, FORM, BLOCK, ROWS, TOKENS)
     answers += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     pair = tl.load(order + at, mask=is_pair, other=0)
     to = out + pair[None, :] * features + rows[:, None]
     tl.store(to, answers.to(out.dtype.element_ty), mask=is_row[:, None] & is_pair[None, :])
 
 
-def launch_many(
-    x: Tensor,
-    chosen: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    clamp: tuple[float, float],
-    places: Tensor | None,
-) -> Tensor:
+def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     """Return the answers [N, C, D] compute dtype; arguments as of `experts_decode.launch_few`."""
-    (tokens, dim), choices, (num_experts, features) = x.shape, chosen.shape[1], biases[0].shape
+    (tokens, dim), choices = x.shape, chosen.shape[1]
+    num_experts, features, places = mixture.num_experts, mixture.features, mixture.places
     groups = grouped(chosen, num_experts, places)
     hidden = x.new_empty(tokens * choices, features)
     out = x.new_zeros(tokens, choices, dim)
-    gate, up, down = weights
+    gate, up, down = mixture.weights
+    gate_bias, up_bias, down_bias = mixture.biases
+    gate_form, up_form, down_form = mixture.forms
     sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS}
     how = {**sizes, "BLOCK": 128 // x.element_size(), "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
-        x, groups.order, groups.counts, places, gate, up, biases[0], biases[1], hidden, num_experts, choices, dim,
-        features, *clamp, **how,
+        x, groups.order, groups.counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, dim,
+        features, gate.stride(0), up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,
     )  # fmt: skip
     _grouped_down[(groups.num_tiles, triton.cdiv(dim, ROWS))](
-        hidden, groups.order, groups.counts, places, down, biases[2], out, num_experts, features, dim, **how
-    )
+        hidden, groups.order, groups.counts, places, down, down_bias, out, num_experts, features, dim,
+        down.stride(0), FORM=down_form, **how,
+    )  # fmt: skip
     return out
