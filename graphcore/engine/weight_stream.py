@@ -17,13 +17,14 @@ from graphcore.engine.device_stream import DeviceLink, stream_to_device
 from graphcore.engine.group_jobs import THREADS, filler_for, jobs_of
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.cuda_lanes import CudaLanes
+from graphcore.streaming.cuda_registrar import CudaRegistrar
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
-from graphcore.streaming.link import measure_jobs, without_pieces
-from graphcore.streaming.pinning import CudaRegistrar, Pins
+from graphcore.streaming.link import measure_copies, measure_jobs, without_pieces
+from graphcore.streaming.pinning import Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
@@ -81,10 +82,11 @@ class WeightStream:
 
     Attributes:
         policy: what programs run under.
-        jobs: that fill each group's slot.
+        jobs: that fill each group's slot; of a device the host slots, if there are any.
         host_nbytes: of weights that wait in RAM.
         expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
         link: to a device with memory of its own; None where the device is RAM.
+        copies: to that device, of each group: where from and where to.
         note: what did not go as one might expect; empty if nothing did.
     """
 
@@ -96,6 +98,7 @@ class WeightStream:
     host_nbytes: int = 0
     experts: ExpertCache | None = None
     link: DeviceLink | None = None
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
     note: str = ""
 
     @property
@@ -104,25 +107,34 @@ class WeightStream:
         return None if self.experts is None else self.experts.hit_rate
 
     def raw_link(self, most_nbytes: int) -> float | None:
-        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+        """Return the bytes/s at which the same bytes come when nothing else runs; None: nothing moves.
 
-        What has been read ahead is forgotten first.
+        By the same threads, or by copies to a device that nothing is computed on; where groups come by both, by the
+        slower way. What has been read ahead is forgotten first.
         """
-        if self.filler is None:
+        if self.filler is None and not self.copies:
             return None
         self.policy.reset()
-        jobs = without_pieces([job for each in self.jobs.values() for job in each])
-        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
+        rates = []
+        if self.link is not None:
+            rates.append(measure_copies(self.link.lanes, self.copies, most_nbytes).bytes_per_second)
+        if self.filler is not None:
+            jobs = without_pieces([job for each in self.jobs.values() for job in each])
+            threads = measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
+            # Of a store that could be locked in part, only what could not be goes through threads.
+            rates.append(threads * len(self.copies) / len(self.jobs) if self.copies else threads)
+        return min(rates)
 
     def close(self) -> None:
-        """End the threads and copies, and close the files."""
-        for filler in (self.filler, None if self.experts is None else self.experts.filler):
-            if filler is not None:
-                filler.close()
-        if self.link is not None:
-            self.link.close()
-        for source in self.files.values():
-            source.close()
+        """End the threads and copies, unlock memory and close the files, whatever of that fails."""
+        with ExitStack() as closing:  # backwards
+            for source in self.files.values():
+                closing.callback(source.close)
+            if self.link is not None:
+                closing.callback(self.link.close)
+            for filler in (self.filler, None if self.experts is None else self.experts.filler):
+                if filler is not None:
+                    closing.callback(filler.close)
 
 
 def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Path, ByteSource]:
@@ -229,8 +241,10 @@ def stream_groups(
         return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
     link, slots = link_to(), {index: views[""] for index, views in bound.items()}
     stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
-    jobs, note = stream.jobs, stream.note
-    return WeightStream(stream.policy, timeline, stream.filler, files, jobs, host_nbytes, link=link, note=note)
+    copies = [(source, slots[index][: source.nbytes]) for index, source in stream.sources.items()]
+    return WeightStream(
+        stream.policy, timeline, stream.filler, files, stream.jobs, host_nbytes, None, link, copies, stream.note
+    )
 
 
 def open_experts(
