@@ -79,3 +79,26 @@ def gated(
 
 def _operands(matrices: Sequence[Matrix]) -> tuple[list[object], ...]:
     return tuple(list(column) for column in zip(*matrices, strict=True))
+
+
+def _product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    out = torch.empty(len(x), sum(rows), dtype=dtype, device=x.device)
+    matrices = list(map(Matrix, weights, biases, scales, formats, rows))
+    begin = 0
+    for run in _launches(matrices):
+        width = sum(matrix.rows for matrix in run)
+        launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
+        launch(x, x_scale, run, divides, activation, out[:, begin : begin + width], False)
+        begin += width
+    return out
