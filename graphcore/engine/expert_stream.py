@@ -7,7 +7,7 @@ fetched                fetched into slots, as for a chunk                       
 On a CPU experts are always fetched. On a GPU those of a layer are mapped if its tables could be locked.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,9 @@ from graphcore.weights.expert_pools import (
     allocate_pool,
     beside,
     bind_experts,
-    bind_pool,
     expert_layers,
     expert_pools,
     expert_weight,
-    linear_of,
 )
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import packing_of

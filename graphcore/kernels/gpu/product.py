@@ -11,12 +11,11 @@ dtype), `x_scale` is what they were multiplied with.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gpu.dense_gemv import launch_dense_gated, launch_dense_product
+from graphcore.kernels.gpu.dense_gemv import launch_dense_product
 from graphcore.kernels.gpu.matrix import DENSE, Matrix
 
 MOST_TOKENS = 8
