@@ -11,7 +11,6 @@ dtype), `x_scale` is what they were multiplied with.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
