@@ -11,16 +11,16 @@ dtype), `x_scale` is what they were multiplied with.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from graphcore.kernels.gpu.dense_gemv import launch_dense_gated, launch_dense_product
 from graphcore.kernels.gpu.gate import launch_gate
-from graphcore.kernels.gpu.matrix import DENSE, Matrix
+from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, Matrix
 from graphcore.kernels.gpu.packed_gemv import launch_packed_gated, launch_packed_product
 
-MOST_TOKENS = 8
 _OPERANDS = (
     "Tensor x, Tensor? x_scale, Tensor[] weights, Tensor?[] biases, Tensor?[] scales, str[] formats, int[] rows,"
     " bool divides, str activation"
