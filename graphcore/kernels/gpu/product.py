@@ -54,9 +54,7 @@ def product(
     return op(x, x_scale, *_operands(matrices), divides, activation, dtype)  # type: ignore[no-any-return]
 
 
-def add_product(
-    stream: Tensor, x: Tensor, x_scale: Tensor | None, matrix: Matrix, divides: bool = False
-) -> None:
+def add_product(stream: Tensor, x: Tensor, x_scale: Tensor | None, matrix: Matrix, divides: bool = False) -> None:
     """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; arguments as of `product`."""
     op = torch.ops.graphcore.gpu_add_product.default
     op(stream, x, x_scale, *_operands([matrix]), divides, "")
