@@ -38,7 +38,7 @@ from graphcore.weights.expert_pools import (
 )
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.plan import ExpertPlan, in_words
+from graphcore.weights.plan import ExpertPlan, Plan, in_words
 from graphcore.weights.slots import Slot
 
 HOST_SLOTS = 4  # experts that are read from files at once, on their way to a device
@@ -129,7 +129,9 @@ def open_experts(
 
     if link is None:
         filler = _threads(below, timeline)
-        cache = ExpertCache(pools, lambda layer, one, slot: below.jobs(layer, one, outs(layer, slot)), groups, filler, timeline)
+        cache = ExpertCache(
+            pools, lambda layer, one, slot: below.jobs(layer, one, outs(layer, slot)), groups, filler, timeline
+        )
         return ExpertStream(cache, slots)
 
     def copies(layer: int, expert: int, slot: int) -> list[Copies]:
@@ -139,6 +141,11 @@ def open_experts(
 
     carrier = _copies(below, bound.values(), timeline, link)
     return ExpertStream(ExpertCache(pools, copies, groups, carrier, timeline), slots, mapped, note)
+
+
+def expert_ring_nbytes(plan: Plan, is_held: bool) -> int:
+    """Return the bytes of RAM that experts go through on their way to a device; none where they wait in RAM."""
+    return 0 if plan.experts is None or is_held else HOST_SLOTS * plan.experts.slot_nbytes
 
 
 def lock_tables(
@@ -162,8 +169,8 @@ def lock_tables(
         return frozenset(locked), ""
     nbytes = in_words(sum(table.nbytes for table in left))
     return frozenset(locked), (
-        f"{nbytes} of experts in RAM could not be locked for the device ({obstacle}), so their layers wait for the host "
-        "to fetch what the router chose, and are not captured"
+        f"{nbytes} of experts in RAM could not be locked ({obstacle}): in their layers, which are not captured, the host "
+        "fetches what the router chose"
     )
 
 
@@ -176,14 +183,14 @@ def _threads(below: Below, timeline: Timeline) -> Filler:
     return Filler(below.files, THREADS, BUFFER_NBYTES if below.store is None else 0, 0, timeline)
 
 
-def _copies(
-    below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timeline, link: DeviceLink
-) -> ExpertCopies:
+def _copies(below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timeline, link: DeviceLink) -> ExpertCopies:
     """Return what copies experts to a device, through host slots of its own where they are read from files."""
     if below.store is not None:
         return ExpertCopies(link.lanes, timeline)
     sizes = [max(views[part][0].nbytes for views in bound) for part in PARTS]
     host = [[Slot.allocate(nbytes, torch.device("cpu")).raw for nbytes in sizes] for _ in range(HOST_SLOTS)]
     if link.pins is not None:
-        link.pins.add(raw for slot in host for raw in slot)  # what is not locked is copied by way of the driver's memory
+        link.pins.add(
+            raw for slot in host for raw in slot
+        )  # what is not locked is copied by way of the driver's memory
     return ExpertCopies(link.lanes, timeline, _threads(below, timeline), host)

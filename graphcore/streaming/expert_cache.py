@@ -7,7 +7,7 @@ An expert that is computed with, or whose wave comes next, is pinned: its slot i
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -21,18 +21,15 @@ WorkT_contra = TypeVar("WorkT_contra", contravariant=True)
 
 
 class Filling(Protocol):
-    """An expert on its way into its slot.
-
-    Attributes:
-        left: what is to be done until it is there; 0 when it is.
-        fault: why it will not be.
-    """
+    """An expert on its way into its slot."""
 
     @property
-    def left(self) -> int: ...
+    def left(self) -> int:
+        """What is to be done until it is there; 0 when it is."""
 
     @property
-    def fault(self) -> BaseException | None: ...
+    def fault(self) -> BaseException | None:
+        """Why it will not be there; None if nothing failed."""
 
 
 FillingT = TypeVar("FillingT", bound=Filling)
@@ -128,7 +125,7 @@ class ExpertCache(Generic[WorkT, FillingT]):
 
     pools: Sequence[ExpertPool]
     jobs: Callable[[int, int, int], Sequence[WorkT]]
-    groups: dict[int, int]
+    groups: Mapping[int, int]
     filler: ExpertCarrier[WorkT, FillingT]
     timeline: Timeline
     hits: int = 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from graphcore.weights.plan import ExpertPlan, Plan
 from graphcore.weights.weight_sizes import ExpertSizes
 
-SLOT_SHARE = 4  # of a layer's experts, a fourth has slots for chunks of tokens where that fits
+SLOT_SHARE = 4  # a fourth of a layer's experts has slots for chunks of tokens where that fits
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,10 @@ def with_experts(plan: Plan, experts: ExpertSizes | None, wishes: ExpertWishes, 
         yield replace(plan, resident_expert_nbytes=experts.total_nbytes)
     if plan.policy == "off":
         return
-    if not wishes.are_mapped:
-        num_slots = max(experts.least, (wishes.cap or 0) // experts.slot_nbytes)
-        yield replace(plan, experts=_cached(experts, num_slots), buffer_nbytes=buffer_nbytes)
-        return
-    for num_slots in sorted({experts.least, max(experts.least, experts.count // SLOT_SHARE)}, reverse=True):
-        if wishes.cap is None or num_slots == experts.least or num_slots * experts.slot_nbytes <= wishes.cap:
-            yield replace(plan, experts=_mapped(experts, 0, num_slots), buffer_nbytes=buffer_nbytes)
+    cap = 0 if wishes.are_mapped else (wishes.cap or 0)
+    num_slots = max(experts.least, cap // experts.slot_nbytes)
+    made = _mapped(experts, 0, num_slots) if wishes.are_mapped else _cached(experts, num_slots)
+    yield replace(plan, experts=made, buffer_nbytes=buffer_nbytes)
 
 
 def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, budget: int) -> Plan:
@@ -64,7 +61,9 @@ def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, bu
     while layers + 1 < len(experts.nbytes) and experts.count * sum(experts.nbytes[: layers + 1]) <= room:
         layers += 1
     resident = experts.count * sum(experts.nbytes[:layers])
-    return replace(plan, experts=_mapped(experts, layers, plan.experts.num_slots), resident_expert_nbytes=resident)
+    wanted = max(experts.count // SLOT_SHARE - experts.least, 0)
+    num_slots = experts.least + max(min(wanted, (room - resident) // experts.slot_nbytes), 0)
+    return replace(plan, experts=_mapped(experts, layers, num_slots), resident_expert_nbytes=resident)
 
 
 def _cached(experts: ExpertSizes, num_slots: int) -> ExpertPlan:

@@ -53,7 +53,7 @@ def add_experts(
     op(stream, x, chosen, shares, weights, biases, places, *clamp, formats)
 
 
-@torch.library.register_fake("graphcore::gpu_add_experts")  # type: ignore[untyped-decorator]  # torch does not type it
+@torch.library.register_fake("graphcore::gpu_add_experts")
 def _fake(_stream: Tensor, *_: object) -> None:
     return
 

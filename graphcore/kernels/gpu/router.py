@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-torch.library.define(
-    "graphcore::gpu_choose_experts", "(Tensor scores, Tensor? counts, int top_k) -> (Tensor, Tensor)"
-)
+torch.library.define("graphcore::gpu_choose_experts", "(Tensor scores, Tensor? counts, int top_k) -> (Tensor, Tensor)")
 
 
 def choose_experts(scores: Tensor, counts: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
@@ -27,14 +25,16 @@ def choose_experts(scores: Tensor, counts: Tensor | None, top_k: int) -> tuple[T
     return torch.ops.graphcore.gpu_choose_experts.default(scores, counts, top_k)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::gpu_choose_experts")  # type: ignore[untyped-decorator]  # torch does not type it
+@torch.library.register_fake("graphcore::gpu_choose_experts")
 def _fake(scores: Tensor, _counts: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
     shares = scores.new_empty(scores.shape[0], top_k)
     return shares.to(torch.int64), shares
 
 
 @triton.jit
-def _choose(scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr):
+def _choose(
+    scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, EXPERTS)
     left = tl.load(scores + token * num_experts + at, mask=at < num_experts, other=-float("inf")).to(tl.float32)

@@ -37,9 +37,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     def summed(form: str) -> None:
         stream, chosen = empty(1, DIM, dtype=torch.float32), empty(1, TOP_K, dtype=torch.int64)
         shares = empty(1, TOP_K)
-        launch_add_experts(
-            stream, empty(1, DIM), chosen, shares, weights_of(form), biases, places, *CLAMP, [form] * 3
-        )
+        launch_add_experts(stream, empty(1, DIM), chosen, shares, weights_of(form), biases, places, *CLAMP, [form] * 3)
 
     def many(form: str) -> None:
         mixture = mixture_of(weights_of(form), biases, None, *CLAMP, [form] * 3)

@@ -62,7 +62,8 @@ def test_widths_may_be_anything(launch: Launch, dim: int, hidden: int) -> None:
 def test_anybody_or_nobody_may_be_chosen_and_others_are_not_read(launch: Launch, chosen: list[list[int]]) -> None:
     case = dense_case(len(chosen), torch.float32).choosing(chosen)
     assert torch.equal(
-        check(poisoned(case, {one for row in chosen for one in row}), launch), launch(case.x, case.chosen, case.mixture())
+        check(poisoned(case, {one for row in chosen for one in row}), launch),
+        launch(case.x, case.chosen, case.mixture()),
     )
 
 
@@ -110,9 +111,7 @@ def test_the_stream_takes_the_weighted_sum(tokens: int) -> None:
     stream = torch.randn(tokens, 40)
     expected = stream.double() + (answers_of(case) * shares.double()[..., None]).sum(1)
     mixture = case.mixture()
-    gpu.add_experts(
-        stream, case.x, case.chosen, shares, case.weights, case.biases, None, mixture[3:5], case.formats
-    )
+    gpu.add_experts(stream, case.x, case.chosen, shares, case.weights, case.biases, None, mixture[3:5], case.formats)
     assert (stream.double() - expected).abs().max() < 2e-2  # only the hidden features were rounded
     answers = launch_few(case.x, case.chosen, mixture)
     assert weighted_sum(answers, shares).shape == stream.shape
