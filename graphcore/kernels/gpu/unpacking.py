@@ -79,7 +79,7 @@ def level_of(code, LEVELS: tl.constexpr):
     """Return what a code of four bits stands for: int32 -> float32."""
     if LEVELS == "e2m1":  # doubled: 0, 1, 2, 3, 4, 6, 8, 12
         bits = ((code & 7) << 22).to(tl.float32, bitcast=True)  # the value times 2^-127
-        size = bits * 1.7014118346046923e38 # 2^127
+        size = bits * 1.7014118346046923e38  # 2^127
         return tl.where(code > 8, -size, size)
     low = tl.where(code & 4 != 0, IQ4_1, IQ4_0)
     high = tl.where(code & 4 != 0, IQ4_3, IQ4_2)

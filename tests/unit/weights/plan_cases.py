@@ -49,7 +49,8 @@ def any_wishes(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto"
     prefetch = None if mode == "sync" else draw(st.sampled_from([None, 0, 1, 2, 8]))
     cache = draw(st.sampled_from([None, None, 0, 300, 3000]))
     context = draw(st.sampled_from([100, 700, 4096]))
-    return Wishes(draw(st.sampled_from(policies)), None, prefetch, mode, cache, context, draw(st.booleans()))
+    policy, may_halve, maps = draw(st.sampled_from(policies)), draw(st.booleans()), draw(st.booleans())
+    return Wishes(policy, None, prefetch, mode, cache, context, may_halve, maps)
 
 
 def account(plan: Plan, sizes: WeightSizes) -> int:
