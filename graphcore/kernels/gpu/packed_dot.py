@@ -85,7 +85,17 @@ def two_words(words, SECOND: tl.constexpr):
 
 @triton.jit
 def dot_rows(
-    x, x_stride, tokens, matrix, first, rows, columns, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr
+    x,
+    x_stride,
+    tokens,
+    matrix,
+    first,
+    rows,
+    columns,
+    L: tl.constexpr,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    G: tl.constexpr,
 ):
     """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; any numbers behind the end.
 
@@ -139,7 +149,11 @@ def dot_rows(
             x_sum = tl.zeros((N, 1, G, 8), tl.float32)
             for b in tl.static_range(inner):
                 pair: tl.constexpr = a if outer == 2 and L.step < 16 else b % 2
-                part: tl.constexpr = a if outer == slices and L.step >= 16 and outer > 1 else b // (1 if outer == 2 and L.step < 16 else 2)
+                part: tl.constexpr = (
+                    a
+                    if outer == slices and L.step >= 16 and outer > 1
+                    else b // (1 if outer == 2 and L.step < 16 else 2)
+                )
                 shift: tl.constexpr = 8 - L.low - part * L.low if L.is_descending else part * L.low
                 at = start + (pair * (16 if L.step < 16 else 8) + part * L.step)
                 fed = tl.load(
@@ -150,7 +164,9 @@ def dot_rows(
                 two = two_words(words, pair)
                 place = tl.minimum(eight % 4, 2)[None, None, None, :] * 8
                 if L.levels == "":
-                    total += in_place(two, ((1 << L.low) - 1) << shift, byte) * (fed * power_of_two(exponent - shift - place))
+                    total += in_place(two, ((1 << L.low) - 1) << shift, byte) * (
+                        fed * power_of_two(exponent - shift - place)
+                    )
                 elif L.levels == "e2m1":
                     total += e2m1_in_place(two, shift, byte) * (fed * X_LIFT)
                 else:
@@ -159,12 +175,18 @@ def dot_rows(
                     if L.high_runs:
                         bit: tl.constexpr = 16 * part + 8 * pair
                         lower: tl.constexpr = 8 if bit == 24 else 0
-                        run = ((bits >> lower) & (1 << (bit - lower + eight))[None, None, :]).to(tl.float32, bitcast=True)
-                        total += run[None, :, :, :] * (fed * power_of_two(exponent + L.low + lower - bit - eight)[None, None, None, :])
+                        run = ((bits >> lower) & (1 << (bit - lower + eight))[None, None, :]).to(
+                            tl.float32, bitcast=True
+                        )
+                        total += run[None, :, :, :] * (
+                            fed * power_of_two(exponent + L.low + lower - bit - eight)[None, None, None, :]
+                        )
                     else:
                         if L.step < 32:
                             if b % 2 == 0:
-                                places = (start // span * 8 + (start % 32 + part * L.step) // 4)[None, :, None] + word[None, None, :]
+                                places = (start // span * 8 + (start % 32 + part * L.step) // 4)[None, :, None] + word[
+                                    None, None, :
+                                ]
                                 bits = tl.load(high[:, None, None] + places, mask=is_unit, other=0)
                                 bits = bits >> (start % span // 32 * L.high)[None, :, None]
                         upper: tl.constexpr = L.step * part // 32 * L.high
