@@ -75,7 +75,7 @@ def block_of(decoder: Decoder) -> Block:
 def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Span, LayerCache]:
     """Return a token of each of three sequences, and caches that are NaN where nothing was written."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(3, 1, DIM, generator=generator)
+    x = torch.randn(3, 1, spec.dim, generator=generator)
     attention = spec.attention
     rope = None
     if attention.rope is not None:
