@@ -4,7 +4,8 @@
                 code of kernels, which the driver loads as it is first used
     graphs      for each captured program a pool for what flows between its kernels, and NODE_NBYTES for each node
     sums        of the splits of one layer's attention, until they are added up
-    unpacked    the largest packed matrix, unpacked, while a prompt is multiplied with it; of the head a part
+    unpacked    the largest packed matrix, unpacked, while a prompt is multiplied with it; the head, in parts, is
+                multiplied with each sequence's last token only, which up to 8 of them do packed
     rounding    of torch's allocator: memory is taken in segments
 
 The driver's context is not counted: it is gone before free memory is asked for. A run's own record of free memory
@@ -29,6 +30,7 @@ NODE_NBYTES = 64 << 10  # seen by others: 33 MB for 500 nodes; forums.developer.
 LAYER_NODES = 16  # kernels of a layer's decode step, and copies where it is cut from the next
 STEP_NODES = 64  # embedding, head, sampling, feed
 PROGRAMS = 2  # of a decode step for each width: one that samples, and one that only has logits
+PACKED_TOKENS = 8  # that are multiplied packed
 PROCESSORS = 160  # of the largest devices; each holds two programs that split attention
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
 LARGE, LARGE_SEGMENT, GRAIN = 10 << 20, 20 << 20, 2 << 20  # kMinLargeAlloc, kLargeBuffer, kRoundLarge
@@ -46,7 +48,7 @@ def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: 
         dtype: compute dtype.
     """
     graphs = graphs_nbytes(len(spec.blocks), 1 if batch == 1 else 2) if is_captured else 0
-    return LIBRARIES + graphs + split_sums_nbytes(spec, batch) + unpacked_nbytes(decoder, dtype)
+    return LIBRARIES + graphs + split_sums_nbytes(spec, batch) + unpacked_nbytes(decoder, batch, dtype)
 
 
 def graphs_nbytes(num_layers: int, num_widths: int) -> int:
@@ -66,9 +68,10 @@ def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:
     )
 
 
-def unpacked_nbytes(decoder: Decoder, dtype: torch.dtype) -> int:
+def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     """Return the bytes of the largest packed matrix in the compute dtype; 0 if none is packed."""
-    heads = (decoder.head.part(rows).lm_head for rows in decoder.head_rows())
+    rows_of_parts = decoder.head_rows() if batch > PACKED_TOKENS else []
+    heads = (decoder.head.part(rows).lm_head for rows in rows_of_parts)
     inside = (module for module in decoder.layers.modules() if isinstance(module, Linear))
     packed = (linear for linear in (*inside, *heads) if linear.packing is not None)
     return max((linear.outputs * linear.inputs * dtype.itemsize for linear in packed), default=0)
