@@ -206,10 +206,15 @@ def open_stream(
         CheckpointError: a file is not what it was, or cannot be read.
     """
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
-    if movement.is_gathered:
-        decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
-    stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+    with ExitStack() as undo:  # whatever is open, if the rest fails
+        for source in files.values():
+            undo.callback(source.close)
+        if movement.is_gathered:
+            decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
+        stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
+        undo.callback(stream.close)
+        stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+        undo.pop_all()
     return stream
 
 
@@ -240,7 +245,10 @@ def stream_groups(
         policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
         return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
     link, slots = link_to(), {index: views[""] for index, views in bound.items()}
-    stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+    with ExitStack() as undo:
+        undo.callback(link.close)  # some memory may be locked already
+        stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+        undo.pop_all()
     copies = [(source, slots[index][: source.nbytes]) for index, source in stream.sources.items()]
     return WeightStream(
         stream.policy, timeline, stream.filler, files, stream.jobs, host_nbytes, None, link, copies, stream.note
