@@ -53,14 +53,20 @@ def dense_case(
     return Case(randn(tokens, dim), chosen, dense, weights, biases, ("dense",) * 3)
 
 
-def packed_case(form: str, tokens: int, dtype: torch.dtype, dim: int, hidden: int, experts: int = 4, top_k: int = 2) -> Case:
+def packed_case(
+    form: str, tokens: int, dtype: torch.dtype, dim: int, hidden: int, experts: int = 4, top_k: int = 2
+) -> Case:
     """Return a case whose weights are packed for a device: random ones, rounded to a format by quant/ itself."""
     case = dense_case(tokens, dtype, dim, hidden, experts, top_k)
     one, dense, weights = FORMATS[form], [], []
     for matrix in case.weights:
         packing = DevicePacking(form, *matrix.shape[1:])
         raw = [one.quantize(expert.float()) for expert in matrix]
-        dense.append(torch.stack([one.dequantize(each, expert.shape, torch.float32) for each, expert in zip(raw, matrix, strict=True)]).double())
+        dense.append(
+            torch.stack(
+                [one.dequantize(each, expert.shape, torch.float32) for each, expert in zip(raw, matrix, strict=True)]
+            ).double()
+        )
         packed = [packing.pack(*one.split_rows(each, tuple(matrix.shape[1:]))) for each in raw]
         weights.append(torch.stack(packed))
     return replace(case, dense=dense, weights=weights, formats=(form,) * 3)
