@@ -88,7 +88,7 @@ def narrow(logits: Tensor, params: SamplingParams) -> Tensor:
         least = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, HIDDEN)
     if params.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # of equal tokens the first
         probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities  # mass of the likelier tokens
         cut = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= params.top_p)

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-MODULES = ("norm", "decode_attend", "attend")  # of this package, in no order that matters
+MODULES = ("norm", "decode_attend", "attend", "choose", "sample")  # of this package, in no order that matters
 
 
 def register() -> None:
