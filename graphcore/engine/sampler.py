@@ -36,6 +36,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int = 0
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, whatever was seen."""
+        return self.temperature == 0.0 and self.repetition_penalty == 1.0
+
 
 class Sampler:
     """Chooses tokens for the sequences of one batch and remembers what they have seen."""
