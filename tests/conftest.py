@@ -25,9 +25,9 @@ BATCH_SIZE = 3
 CONTEXT = 256
 
 if find_spec("triton"):
-    from triton_interpreter import mend_dot
+    from triton_interpreter import mend_interpreter
 
-    mend_dot()
+    mend_interpreter()
 
 settings.register_profile("graphcore", deadline=None)  # how long an example takes is the machine's business
 settings.load_profile("graphcore")

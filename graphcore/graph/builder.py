@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -23,6 +23,7 @@ from graphcore.graph.step import (
     BlockFunction,
     BlocksStep,
     BoundBlock,
+    DecodeKernels,
     EmbedStep,
     ExpertFetcher,
     FetchedBlock,
@@ -37,7 +38,7 @@ from graphcore.graph.step import (
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
@@ -60,6 +61,9 @@ class GraphBuilder:
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         fetcher: of experts; None where all stay.
+        slots: of each layer whose experts are fetched, the experts whose matrices are where they are brought.
+        mapped: layers of which a decode step reads the experts where they wait.
+        decode_kernels: of a GPU, which decode steps run on instead of being compiled; None where there are none.
     """
 
     decoder: Decoder
@@ -75,6 +79,9 @@ class GraphBuilder:
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
+    slots: Mapping[int, Experts] = field(default_factory=dict)
+    mapped: Collection[int] = ()
+    decode_kernels: DecodeKernels | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
     captures: Captures = field(init=False)
@@ -152,7 +159,7 @@ class GraphBuilder:
             bound = [
                 BoundBlock(
                     self._block(index),
-                    self._fetching(self._block_function(index, batch, phase), index),
+                    self._fetching(self._block_function(index, batch, phase), index, phase),
                     ropes[index],
                     self.caches[index].rows(batch),
                 )
@@ -186,6 +193,10 @@ class GraphBuilder:
 
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
+        if self.decode_kernels is not None and phase == "decode":
+            run = self.decode_kernels.block_function(self._block(index), batch, self.fetches(index, phase))
+            if run is not None:
+                return run
         has_experts = isinstance(self._block(index).mlp, MoE)
         if self.kind == "eager":
             return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
@@ -195,11 +206,15 @@ class GraphBuilder:
             self.functions[key] = compile_one(index, batch, phase)
         return self.functions[key]
 
-    def _fetching(self, run: BlockFunction, index: int) -> BlockFunction:
+    def fetches(self, index: int, phase: str) -> bool:
+        """Return whether a layer's experts are fetched in that phase, for which the host asks who was chosen."""
+        return index in self.slots and not (index in self.mapped and phase == "decode")
+
+    def _fetching(self, run: BlockFunction, index: int, phase: str) -> BlockFunction:
         """Return the function of a layer, its experts fetched if they do not stay."""
-        if self.fetcher is None or not isinstance(run, RoutedBlock):
+        if self.fetcher is None or not isinstance(run, RoutedBlock) or not self.fetches(index, phase):
             return run
-        return FetchedBlock(run, index, self.fetcher)
+        return FetchedBlock(run, index, self.fetcher, self.slots[index])
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
@@ -246,6 +261,10 @@ class GraphBuilder:
 
     def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
         """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""
+        if self.decode_kernels is not None and tokens is None:
+            run = self.decode_kernels.head_function(head, batch)
+            if run is not None:
+                return run
         if self.kind == "eager":
             return Head.forward
         rows = head.lm_head.outputs

@@ -3,8 +3,9 @@
 Legend: O rows (output features), I columns (input features).
 
     group of 16 rows:   low codes | high codes | scales | supers        each plane: row 0's bytes, row 1's, ...
-    low codes           8, 4, 2 or 1 bits a weight, in order, lowest bits first: a 32-bit word has whole runs of weights
-    high codes          the 2 or 1 highest bits of each code, the same way
+    low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each slice
+                        of its bits, the lowest bits first; where step is over 16, step / 16 units share their weights
+    high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
     supers              a float16, or one and its minimum's, for 256 weights, in formats whose scales are bytes
 
@@ -47,44 +48,48 @@ class DeviceLayout(NamedTuple):
             bytes   uint8 s, uint8 m under d, dmin  weight = (d * s) * code - dmin * m
             nibbles one byte s | m << 4, the same
             whole   none: one for the tensor        weight = (code - zero) * scale
-        group: weights of a scale.
+        scale_nbytes, group: bytes of a scale, and the weights it is for.
+        super_nbytes: of the supers for 256 weights.
         zero: the code of nothing.
         levels: what codes stand for: "" is themselves, else "e2m1" or "iq4" (quant/codebooks.py).
-        unit: consecutive weights that a thread multiplies at once: 16 bytes of low codes, 32 where they have 8 bits.
+        step: weights between one slice of a byte's bits and the next.
+        is_descending: the first slice is that of the highest bits.
+        high_runs: high codes of consecutive weights are consecutive bits.
     """
 
     low: int
     high: int
     scale: str
+    scale_nbytes: int
     group: int
-    zero: int
-    levels: str
-    unit: int
+    super_nbytes: int = 0
+    zero: int = 0
+    levels: str = ""
+    step: int = 16
+    is_descending: bool = False
+    high_runs: bool = False
 
 
 DEVICE_LAYOUTS: Mapping[str, DeviceLayout] = MappingProxyType(
     {
-        "q4_0": DeviceLayout(4, 0, "half", 32, 8, "", 32),
-        "q4_1": DeviceLayout(4, 0, "pair", 32, 0, "", 32),
-        "q5_0": DeviceLayout(4, 1, "half", 32, 16, "", 32),
-        "q5_1": DeviceLayout(4, 1, "pair", 32, 0, "", 32),
-        "q8_0": DeviceLayout(8, 0, "half", 32, 128, "", 32),
-        "q2_k": DeviceLayout(2, 0, "nibbles", 16, 0, "", 64),
-        "q3_k": DeviceLayout(2, 1, "signed", 16, 4, "", 64),
-        "q4_k": DeviceLayout(4, 0, "bytes", 32, 0, "", 32),
-        "q5_k": DeviceLayout(4, 1, "bytes", 32, 0, "", 32),
-        "q6_k": DeviceLayout(4, 2, "signed", 16, 32, "", 32),
-        "iq4_nl": DeviceLayout(4, 0, "half", 32, 0, "iq4", 32),
-        "iq4_xs": DeviceLayout(4, 0, "signed", 32, 0, "iq4", 32),
-        "tq2_0": DeviceLayout(2, 0, "half", 256, 1, "", 64),
-        "mxfp4": DeviceLayout(4, 0, "e8m0", 32, 0, "e2m1", 32),
-        "nvfp4": DeviceLayout(4, 0, "e4m3", 16, 0, "e2m1", 32),
-        "q2_0": DeviceLayout(2, 0, "half", 64, 1, "", 64),
-        "i2_s": DeviceLayout(2, 0, "whole", 128, 1, "", 64),
+        "q4_0": DeviceLayout(4, 0, "half", 2, 32, zero=8),
+        "q4_1": DeviceLayout(4, 0, "pair", 4, 32),
+        "q5_0": DeviceLayout(4, 1, "half", 2, 32, zero=16, high_runs=True),
+        "q5_1": DeviceLayout(4, 1, "pair", 4, 32, high_runs=True),
+        "q8_0": DeviceLayout(8, 0, "half", 2, 32, zero=128),
+        "q2_k": DeviceLayout(2, 0, "nibbles", 1, 16, 4, step=32),
+        "q3_k": DeviceLayout(2, 1, "signed", 1, 16, 2, zero=4, step=32),
+        "q4_k": DeviceLayout(4, 0, "bytes", 2, 32, 4),
+        "q5_k": DeviceLayout(4, 1, "bytes", 2, 32, 4),
+        "q6_k": DeviceLayout(4, 2, "signed", 1, 16, 2, zero=32, step=64),
+        "iq4_nl": DeviceLayout(4, 0, "half", 2, 32, levels="iq4"),
+        "iq4_xs": DeviceLayout(4, 0, "signed", 1, 32, 2, levels="iq4"),
+        "tq2_0": DeviceLayout(2, 0, "half", 2, 256, zero=1, step=32),
+        "mxfp4": DeviceLayout(4, 0, "e8m0", 1, 32, levels="e2m1"),
+        "nvfp4": DeviceLayout(4, 0, "e4m3", 1, 16, levels="e2m1", step=8),
+        "i2_s": DeviceLayout(2, 0, "whole", 0, 128, zero=1, step=32, is_descending=True),
     }
 )
-SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}
-SUPER_NBYTES = {"signed": 2, "bytes": 4, "nibbles": 4}  # of 256 weights, by the kind of their scales
 
 
 @dataclass(frozen=True)
@@ -108,9 +113,13 @@ class DeviceForm:
     @property
     def planes(self) -> tuple[int, ...]:
         """Bytes of one row in each plane: low codes, high codes, scales, supers."""
-        low, high, scale, group, _, _, _ = self.layout
-        supers = self.columns // SUPER_WEIGHTS * SUPER_NBYTES.get(scale, 0)
-        return self.columns * low // 8, self.columns * high // 8, self.columns // group * SCALE_NBYTES[scale], supers
+        one = self.layout
+        return (
+            self.columns * one.low // 8,
+            self.columns * one.high // 8,
+            self.columns // one.group * one.scale_nbytes,
+            self.columns // SUPER_WEIGHTS * one.super_nbytes,
+        )
 
     @property
     def nbytes(self) -> int:

@@ -192,7 +192,7 @@ def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: 
         tile: keys of a tile; a split has one at least.
         processors: of the device; each holds RESIDENT programs, and one more would wait for all the others.
     """
-    return max(1, min(RESIDENT * processors // (batch * kv_heads), triton.cdiv(visible, tile)))
+    return max(1, min(RESIDENT * processors // (batch * kv_heads), -(-visible // tile)))
 
 
 def tile_of(width: int, dtype: torch.dtype) -> int:
@@ -242,7 +242,8 @@ def launch_attend_written(
         query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale,
         WINDOWED=window > 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width), HEAD_DIM=head_dim,
         WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
-        PRECISION=precision_of(query.dtype), num_warps=4, num_stages=3, enable_fp_fusion=True,
+        PRECISION=precision_of(query.dtype), num_warps=8 if query.dtype == torch.float32 else 4, num_stages=3,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return out
 

@@ -1,6 +1,6 @@
 """What is done to the sums of a product before they are stored: scales, bias, activation.
 
-    y = sums / x_scale * scale + bias    or, of transformers' BitLinear,    y = sums / (x_scale * scale) + bias
+y = sums / x_scale * scale + bias    or, of transformers' BitLinear,    y = sums / (x_scale * scale) + bias
 """
 
 import triton

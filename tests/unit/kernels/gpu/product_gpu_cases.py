@@ -13,7 +13,9 @@ def matrix(rows: int, columns: int, dtype: torch.dtype, has_bias: bool = False) 
     return Matrix(torch.empty(rows, columns, dtype=dtype, device="meta"), bias, None, DENSE, rows)
 
 
-def product(tokens: int, dtype: torch.dtype, columns: int, *rows: int, has_bias: bool = False, adds: bool = False) -> None:
+def product(
+    tokens: int, dtype: torch.dtype, columns: int, *rows: int, has_bias: bool = False, adds: bool = False
+) -> None:
     x = torch.empty(tokens, columns, dtype=dtype, device="meta")
     out = torch.empty(tokens, sum(rows), dtype=torch.float32 if adds else dtype, device="meta")
     launch_dense_product(x, None, [matrix(one, columns, dtype, has_bias) for one in rows], False, "", out, adds)
