@@ -15,7 +15,8 @@ from torch import Tensor
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.device import return_freed_memory
+from graphcore.device import resolve_device, return_freed_memory
+from graphcore.device_memory import FreeMemory
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
@@ -44,6 +45,7 @@ class Engine:
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
         weight_stream: what moves the weights, and the record of what it did.
+        free_memory: of a GPU, since before anything was loaded; None on the CPU.
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
@@ -55,8 +57,10 @@ class Engine:
         running: Running,
         plan: Plan,
         on_progress: Progress = ignore_progress,
+        free_memory: FreeMemory | None = None,
     ) -> None:
         self.settings = settings
+        self.free_memory = free_memory
         notes = (running.stream.note,) if running.stream.note else ()
         self.choices = replace(parts.choices, notes=(*parts.choices.notes, *notes))
         self.loader = parts.loader
@@ -100,8 +104,12 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        report = on_progress or ignore_progress
-        return cls(settings, *load(settings, report), report)
+        report, device = on_progress or ignore_progress, resolve_device(settings.device)
+        free_memory = FreeMemory.begin(device) if device.type == "cuda" else None
+        loaded = load(settings, report)
+        if free_memory is not None:
+            free_memory.look("loaded")
+        return cls(settings, *loaded, report, free_memory)
 
     @property
     def config(self) -> ModelConfig:
@@ -139,8 +147,18 @@ class Engine:
 
     @property
     def stats(self) -> dict[str, int | str | float]:
-        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts."""
-        hit_rate = self.weight_stream.expert_hit_rate
+        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts.
+
+        With CUDA graphs also how many were captured, the device memory and the seconds that this took.
+        """
+        hit_rate, captures = self.weight_stream.expert_hit_rate, self.runner.captures
+        captured: dict[str, int | str | float] = {}
+        if captures is not None:
+            captured = {
+                "captured_graphs": captures.num_graphs,
+                "captured_bytes": captures.nbytes,
+                "capture_seconds": captures.seconds,
+            }
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
@@ -148,17 +166,23 @@ class Engine:
             "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
+            **captured,
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
-    def warm_up(self, num_sequences: int = 1) -> CompileReport:
+    def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile what that many sequences will need, or load it from the cache on disk; return what it took.
 
-        What is not warmed up compiles at its first use.
+        What is not warmed up compiles, and on a GPU is captured, at its first use.
+
+        Args:
+            params: how they will be sampled; None is greedy.
         """
         with torch.inference_mode(), measure_compile() as report:
-            self.runner.warm_up(num_sequences)
+            self.runner.warm_up(num_sequences, params)
         return_freed_memory()
+        if self.free_memory is not None:
+            self.free_memory.look("warm")
         return report
 
     def close(self) -> None:
@@ -166,6 +190,7 @@ class Engine:
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
             self.weight_stream.close()
+            self._runner.release()
         self._runner = None
 
     def __enter__(self) -> Self:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.unpacking import dot_rows, tensor_scale
+from graphcore.kernels.gpu.packed_dot import dot_rows
+from graphcore.kernels.gpu.unpacking import tensor_scale
 
 BLOCK = tl.constexpr(512)  # columns that a program multiplies at once
 

@@ -11,10 +11,12 @@ from graphcore.engine import planning
 from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
-from graphcore.errors import ConfigError, PlanError
+from graphcore.errors import PlanError
+from graphcore.weights.device_costs import LIBRARIES
 from graphcore.weights.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
+GPT_OSS = QWEN3.parent / "gptoss"
 GPU = torch.device("cuda", 0)
 FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
 
@@ -43,7 +45,23 @@ def test_a_gpu_s_budget_is_its_own_free_memory_and_reads_take_none_of_it(
     assert plan.buffer_nbytes == 0
     in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, "streaming.source=disk")
     assert in_ram.buffer_nbytes > 0
-    assert plan.total_nbytes == in_ram.total_nbytes - in_ram.buffer_nbytes
+    assert in_ram.overhead_nbytes == 0
+    assert plan.weight_nbytes == in_ram.weight_nbytes
+    assert plan.workspace_nbytes == in_ram.workspace_nbytes
+
+
+def test_what_cuda_itself_takes_is_in_a_gpu_s_plan_with_streaming_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, _ = plan_on(GPU, monkeypatch, tmp_path)
+    assert plan.overhead_nbytes > LIBRARIES
+    rest = plan.weight_nbytes + plan.kv_nbytes + plan.workspace_nbytes
+    assert plan.total_nbytes == rest + plan.overhead_nbytes
+    whole, _ = plan_on(GPU, monkeypatch, tmp_path, "streaming=off")
+    assert (whole.overhead_nbytes, whole.workspace_nbytes) == (plan.overhead_nbytes, plan.workspace_nbytes)
+    most = plan.total_nbytes - 1
+    with pytest.raises(PlanError, match="CUDA's libraries and graphs"):
+        plan_on(GPU, monkeypatch, tmp_path, f"streaming.memory_budget={most}", "streaming.prefetch=1")
 
 
 def test_weights_for_a_gpu_wait_in_ram_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,9 +90,36 @@ def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
         plan_on(torch.device("cpu"), monkeypatch, tmp_path, *asked)
 
 
-def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("overrides", "tier", "are_mapped"),
+    [
+        ([], "host", True),
+        (["streaming.source=host"], "host", True),
+        (["streaming.pinned_memory=false"], "host", False),
+        (["streaming.source=disk"], "disk", False),
+    ],
+    ids=str,
+)
+def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str], tier: str, are_mapped: bool
 ) -> None:
-    with pytest.raises(ConfigError, match="experts stream on the CPU only; use device=cpu"):
-        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
-    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
+    plan, found = plan_on(GPU, monkeypatch, tmp_path, *overrides, model_folder=GPT_OSS)
+    assert plan.experts is not None
+    assert (found.kind, plan.experts.are_mapped) == (tier, are_mapped)
+    in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=GPT_OSS)
+    assert in_ram.experts is not None
+    assert not in_ram.experts.are_mapped
+
+
+def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = "streaming.expert_cache=0"
+    plan, _ = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
+    enough = planning.host_nbytes(plan)
+    monkeypatch.setitem(FREE, "cpu", enough - 1)
+    monkeypatch.setattr(planning, "buffer_nbytes", lambda parts, tier: 0)
+    short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
+    assert short.experts is not None
+    assert (tier.kind, short.experts.are_mapped) == ("disk", False)
+    assert "experts are read from files, because they do not fit in RAM" in tier.note
+    with pytest.raises(PlanError):
+        plan_on(GPU, monkeypatch, tmp_path, small, "streaming.source=host", model_folder=GPT_OSS)

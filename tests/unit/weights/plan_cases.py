@@ -69,8 +69,9 @@ def account(plan: Plan, sizes: WeightSizes) -> int:
     moving += [sizes.head_slices[number - first_slice] for number in plan.streamed if number >= first_slice]
     total += plan.num_slots * max(moving, default=0)
     if sizes.experts is not None:
-        cache = plan.experts.num_slots * max(sizes.experts.nbytes) if plan.experts is not None else None
-        total += sizes.experts.count * sum(sizes.experts.nbytes) if cache is None else cache
+        away = 0 if plan.experts is None else plan.experts.num_layers
+        total += sizes.experts.count * sum(sizes.experts.nbytes[: len(sizes.experts.nbytes) - away])
+        total += 0 if plan.experts is None else plan.experts.num_slots * max(sizes.experts.nbytes)
     return total
 
 

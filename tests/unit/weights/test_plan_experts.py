@@ -3,20 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from plan_cases import FIXED, SIZES, plan_of, wishes
+from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
 
 from graphcore.weights.plan import Plan
+from graphcore.weights.plan_streaming import plan_streaming
 from graphcore.weights.weight_sizes import ExpertSizes
 
 EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)
-MIXTURE = replace(SIZES, experts=EXPERTS)
+MIXTURE = replace(equal_sizes(6, 1000), experts=EXPERTS)
+FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
 
 def mapped(room: int, cap: int | None = None, policy: str = "auto") -> Plan:
     """Return the plan whose budget leaves so many bytes for experts."""
     asked = replace(wishes(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
-    return plan_of(MIXTURE, asked)
+    return plan_streaming(MIXTURE, asked, COSTS, PLENTY)
 
 
 @pytest.mark.parametrize(
