@@ -1,8 +1,9 @@
 """Lets tests that give CPU tensors to Triton kernels run on a GPU as they are.
 
-Tests of kernels know no device: without a GPU Triton's interpreter runs the kernels on CPU memory. With one, each launch
-gets copies on the device of the memory that its tensors lie in, and what the kernel wrote is copied back. Tensors that
-share memory share its copy, and offsets stay, so that what a kernel sees differs in nothing but the address.
+Tests of kernels know no device: without a GPU Triton's interpreter runs the kernels on CPU memory. With one, each
+launch gets copies on the device of the memory that its tensors lie in, and what the kernel wrote is copied back.
+Tensors that share memory share its copy, and offsets stay, so that what a kernel sees differs in nothing but the
+address.
 """
 
 from dataclasses import dataclass, field

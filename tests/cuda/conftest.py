@@ -1,7 +1,6 @@
 """What needs a GPU: every test here is marked `cuda` and skipped where there is none.
 
-Engines here are float32 unless a test says otherwise, so that a difference is a mistake and not rounding; `compiled` and
-`captured` run on the device as they do for people.
+Engines here are float32 unless a test says otherwise, so that a difference is a mistake and not rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,10 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _needs_a_gpu() -> Iterator[None]:
+def _needs_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    yield
 
 
 @pytest.fixture

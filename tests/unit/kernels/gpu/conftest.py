@@ -1,6 +1,5 @@
 """Where there is a GPU the kernels' tests run on it, and are among those of `pytest -m cuda`; else interpreted."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         from triton.runtime.jit import JITFunction
 
         monkeypatch.setattr(JITFunction, "run", launch_on(torch.device("cuda", 0), JITFunction.run))
-    yield
