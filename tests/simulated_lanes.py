@@ -24,8 +24,15 @@ Operation = Callable[[], bool]  # whether it was done; if not, it is tried again
 @dataclass(eq=False)
 class SimulatedMark:
     lanes: "SimulatedLanes"
-    seconds: float = 0.0
+    ended: float = 0.0
     is_done: bool = False
+    is_timed: bool = True
+
+    @property
+    def seconds(self) -> float:
+        assert self.is_timed, "a mark that only orders was asked for the time"
+        assert self.is_done, "a mark was asked for the time before it was over"
+        return self.ended
 
     @property
     def is_over(self) -> bool:
@@ -62,11 +69,11 @@ class SimulatedLanes:
     lock: threading.RLock = field(default_factory=threading.RLock)
     queues: dict[LaneName, deque[Operation]] = field(default_factory=lambda: {"copy": deque(), "compute": deque()})
 
-    def mark(self, lane: LaneName) -> SimulatedMark:
-        mark = SimulatedMark(self)
+    def mark(self, lane: LaneName, is_timed: bool = True) -> SimulatedMark:
+        mark = SimulatedMark(self, is_timed=is_timed)
 
         def end() -> bool:
-            mark.is_done, mark.seconds = True, self.now
+            mark.is_done, mark.ended = True, self.now
             return True
 
         if lane == "compute" and self.computes_at_once:

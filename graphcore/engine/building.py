@@ -49,7 +49,9 @@ def build_running(
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
     link_to = way_to(choices.device, settings.streaming.pinned_memory)
     stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device, link_to)
-    builder.fetcher = stream.experts
+    if stream.experts is not None:
+        builder.fetcher, builder.slots = stream.experts.cache, stream.experts.slots
+        builder.mapped = stream.experts.mapped
     runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
     weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
     return Running(runner, stream)

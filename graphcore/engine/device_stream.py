@@ -1,16 +1,16 @@
 """What moves groups to a device with memory of its own.
 
 store, locked                          one copy per group, straight from where it lies
-store, too large to lock               threads -> two locked host slots -> one copy per group
+store, locked in part                  what is locked so, and the rest as files are
 files                                  threads -> two locked host slots -> one copy per group
 store, pinned_memory=false             one copy per group, by way of the driver's own memory
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
@@ -20,9 +20,10 @@ from graphcore.streaming.device_watch import DeviceWatch
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import Job
 from graphcore.streaming.lanes import Lanes
-from graphcore.streaming.pinning import Pins
+from graphcore.streaming.pages import shared_pages
+from graphcore.streaming.pinning import Locked, Pins
 from graphcore.streaming.policy import Policy
-from graphcore.streaming.staging import Held, LoadT, Staged, Store
+from graphcore.streaming.staging import Held, LoadT, Partly, Staged, Store
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
@@ -45,8 +46,10 @@ class DeviceLink:
     pins: Pins | None
 
     def close(self) -> None:
-        """Wait for what is under way, and unlock memory."""
-        self.lanes.mark("copy").wait()
+        """Wait for what copies or reads locked memory, and unlock it."""
+        with suppress(RuntimeError):  # of a device that has failed: nothing is under way there any more
+            self.lanes.mark("copy", is_timed=False).wait()
+            self.lanes.mark("compute", is_timed=False).wait()
         if self.pins is not None:
             self.pins.close()
 
@@ -56,12 +59,14 @@ class DeviceStream:
     """What moves groups.
 
     Attributes:
+        sources: [nbytes] uint8, where each group's copy starts from.
         filler: of host slots; None where nothing is staged.
-        jobs: that fill each group's host slot.
+        jobs: that fill the host slots of the groups that are staged.
         note: what is worth saying about it; empty if nothing is.
     """
 
     policy: Policy
+    sources: Mapping[int, Tensor]
     filler: Filler | None = None
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     note: str = ""
@@ -89,27 +94,36 @@ def stream_to_device(
         held: the groups' bytes in RAM; None reads the files.
     """
     if held is not None and link.pins is None:
-        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0))
-    obstacle = link.pins.add(held.values()) if held is not None and link.pins is not None else ""
-    if held is not None and not obstacle:
-        return DeviceStream(_policy(Held(held), slots, plan, link, timeline, 0))
-    ring = Slot.allocate(host_ring_nbytes(plan), torch.device("cpu")).raw
-    ring_obstacle = link.pins.add([ring]) if link.pins is not None else ""
-    host = {group.index: _host_slot(ring, number, plan, group) for number, group in enumerate(groups)}
-    jobs = {group.index: jobs_of(loader, group, host[group.index], held, files) for group in groups}
-    filler = filler_for(jobs, files, timeline)
+        return DeviceStream(_policy(Held(held), slots, plan, link, timeline), held)
+    ring = shared_pages(host_ring_nbytes(plan))
+    locked = _lock(link.pins, held, ring)
+    if held is not None and len(locked.keys) == len(held):
+        return DeviceStream(_policy(Held(held), slots, plan, link, timeline), held)
+    staged = [group for group in groups if group.index not in locked.keys]
+    host = {group.index: _host_slot(ring, number, plan, group) for number, group in enumerate(staged)}
+    jobs = {group.index: jobs_of(loader, group, host[group.index], held, files) for group in staged}
+    filler = filler_for(jobs, files, timeline, "read")
+    ready = {} if held is None else {index: raw for index, raw in held.items() if index in locked.keys}
     raw = {index: slot.raw for index, slot in host.items()}
-    store = Staged(jobs, raw, HOST_SLOTS, filler)
-    policy = _policy(store, slots, plan, link, timeline, filler.num_threads)
-    return DeviceStream(policy, filler, jobs, _note(obstacle, ring_obstacle, held, ring))
+    policy = _policy(Partly(Held(ready), Staged(jobs, raw, HOST_SLOTS, filler)), slots, plan, link, timeline)
+    return DeviceStream(policy, {**ready, **raw}, filler, jobs, _note(held or {}, locked, ring))
+
+
+def _lock(pins: Pins | None, held: Mapping[int, Tensor] | None, ring: Tensor) -> Locked[int]:
+    """Lock what copies will start from."""
+    if pins is None:
+        return Locked(frozenset(), False, "")
+    if held is not None:
+        return pins.add_most(held, ring)
+    obstacle = pins.add([ring])
+    return Locked(frozenset(), not obstacle, obstacle)
 
 
 def _policy(
-    store: Store[LoadT], slots: Mapping[int, Tensor], plan: Plan, link: DeviceLink, timeline: Timeline, threads: int
+    store: Store[LoadT], slots: Mapping[int, Tensor], plan: Plan, link: DeviceLink, timeline: Timeline
 ) -> Policy:
-    copier = DeviceCopy(link.lanes, store, timeline, threads)
-    watch = DeviceWatch(link.lanes, timeline)
-    return Streamed(slots, plan.num_slots, plan.mode == "async", copier, watch)
+    copier = DeviceCopy(link.lanes, store, timeline)
+    return Streamed(slots, plan.num_slots, plan.mode == "async", copier, DeviceWatch(link.lanes, timeline))
 
 
 def _host_slot(ring: Tensor, number: int, plan: Plan, group: Group) -> Slot:
@@ -117,14 +131,17 @@ def _host_slot(ring: Tensor, number: int, plan: Plan, group: Group) -> Slot:
     return Slot(ring[start : start + group.layout.nbytes])
 
 
-def _note(obstacle: str, ring_obstacle: str, held: Mapping[int, Tensor] | None, ring: Tensor) -> str:
-    """Return what did not get locked, and what that means."""
-    if ring_obstacle:
-        return f"streaming.pinned_memory: no RAM could be locked ({ring_obstacle}), so copies to the device are slower"
-    if obstacle and held is not None:
-        wanted = sum(raw.nbytes for raw in held.values())
+def _note(held: Mapping[int, Tensor], locked: Locked[int], ring: Tensor) -> str:
+    """Return how much could be locked, and what becomes of the rest; nothing if all of it could."""
+    if not locked.obstacle:
+        return ""
+    if not locked.is_ring:
         return (
-            f"streaming.pinned_memory: {in_words(wanted)} of RAM could not be locked ({obstacle}), so weights go "
-            f"through {in_words(ring.nbytes)} that could"
+            f"streaming.pinned_memory: no RAM could be locked ({locked.obstacle}), so copies to the device are slower"
         )
-    return ""
+    wanted = sum(raw.nbytes for raw in held.values())
+    found = sum(held[index].nbytes for index in locked.keys)
+    return (
+        f"streaming.pinned_memory: {in_words(found)} of {in_words(wanted)} of RAM could be locked ({locked.obstacle}); "
+        f"the other weights go through {in_words(ring.nbytes)} of locked RAM, which is slower"
+    )

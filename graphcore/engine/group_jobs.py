@@ -8,7 +8,7 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
-from graphcore.streaming.timeline import Timeline
+from graphcore.streaming.timeline import Lane, Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.pieces import pieces_of
@@ -37,8 +37,10 @@ def jobs_of(
     return file_jobs(pieces, is_cached=not any(source.is_direct for source in files.values()))
 
 
-def filler_for(jobs: Mapping[int, Sequence[Job]], files: Mapping[Path, ByteSource], timeline: Timeline) -> Filler:
-    """Return threads with buffers that the jobs fit in."""
+def filler_for(
+    jobs: Mapping[int, Sequence[Job]], files: Mapping[Path, ByteSource], timeline: Timeline, lane: Lane = "copy"
+) -> Filler:
+    """Return threads with buffers that the jobs fit in; `lane` as for `Filler`."""
     room = max((job.room for each in jobs.values() for job in each), default=0)
     large = room if room > BUFFER_NBYTES else 0
-    return Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline)
+    return Filler(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline, lane)

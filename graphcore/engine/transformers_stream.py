@@ -9,6 +9,7 @@ from graphcore.engine.planning import Tier
 from graphcore.engine.weight_stream import WeightStream, open_files, stream_groups, way_to
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.host_store import HostStore
+from graphcore.streaming.pages import private_pages
 from graphcore.weights.groups import Group
 from graphcore.weights.pieces import pieces_of
 from graphcore.weights.plan import Plan
@@ -56,7 +57,7 @@ def fill_store(weights: SkeletonWeights, groups: Sequence[Group]) -> HostStore:
     """Return the groups' bytes in RAM, read from the checkpoint once."""
     held = {}
     for group in groups:
-        slot = Slot.allocate(group.layout.nbytes, CPU)
+        slot = Slot(private_pages(group.layout.nbytes))
         views = slot.views(group.layout)
         for place in group.places:
             for piece in pieces_of(weights.loader, place.name, None, views[place.name], place.rows):

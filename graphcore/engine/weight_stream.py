@@ -14,25 +14,24 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.engine.device_stream import DeviceLink, stream_to_device
+from graphcore.engine.expert_stream import Below, ExpertStream, open_experts
 from graphcore.engine.group_jobs import THREADS, filler_for, jobs_of
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.cuda_lanes import CudaLanes
+from graphcore.streaming.cuda_registrar import CudaRegistrar
 from graphcore.streaming.embedding_rows import FileRows, HostRows
-from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
-from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
-from graphcore.streaming.link import measure_jobs, without_pieces
-from graphcore.streaming.pinning import CudaRegistrar, Pins
+from graphcore.streaming.jobs import Job
+from graphcore.streaming.link import measure_copies, measure_jobs, without_pieces
+from graphcore.streaming.pinning import Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
-from graphcore.weights.expert_pieces import expert_pieces
-from graphcore.weights.expert_pools import bind_pool, expert_linears, expert_pools, expert_weight
+from graphcore.weights.expert_pools import expert_linears
 from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
 
@@ -71,7 +70,7 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
     """Return what the plan has move; the decoder is on the meta device."""
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
-    experts = tuple(expert_linears(decoder)) if plan.experts is not None else ()
+    experts = () if plan.experts is None else tuple(expert_linears(decoder, plan.experts.num_layers))
     return Movement(plan, groups, () if plan.is_head_resident else parts, experts, layer_groups)
 
 
@@ -81,10 +80,12 @@ class WeightStream:
 
     Attributes:
         policy: what programs run under.
-        jobs: that fill each group's slot.
+        jobs: that fill each group's slot; of a device the host slots, if there are any.
         host_nbytes: of weights that wait in RAM.
         expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+        experts: that do not stay; None where the model has none, or all stay.
         link: to a device with memory of its own; None where the device is RAM.
+        copies: to that device, of each group: where from and where to.
         note: what did not go as one might expect; empty if nothing did.
     """
 
@@ -94,35 +95,45 @@ class WeightStream:
     files: dict[Path, ByteSource] = field(default_factory=dict)
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     host_nbytes: int = 0
-    experts: ExpertCache | None = None
+    experts: ExpertStream | None = None
     link: DeviceLink | None = None
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
     note: str = ""
 
     @property
     def expert_hit_rate(self) -> float | None:
         """Share of the routed experts that were there already; None without a cache of experts."""
-        return None if self.experts is None else self.experts.hit_rate
+        return None if self.experts is None else self.experts.cache.hit_rate
 
     def raw_link(self, most_nbytes: int) -> float | None:
-        """Return the bytes/s at which the same threads get the same bytes when nothing else runs; None: nothing moves.
+        """Return the bytes/s at which the same bytes come when nothing else runs; None: nothing moves.
 
-        What has been read ahead is forgotten first.
+        By the same threads, or by copies to a device that nothing is computed on; where groups come by both, by the
+        slower way. What has been read ahead is forgotten first.
         """
-        if self.filler is None:
+        if self.filler is None and not self.copies:
             return None
         self.policy.reset()
-        jobs = without_pieces([job for each in self.jobs.values() for job in each])
-        return measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
+        rates = []
+        if self.link is not None:
+            rates.append(measure_copies(self.link.lanes, self.copies, most_nbytes).bytes_per_second)
+        if self.filler is not None:
+            jobs = without_pieces([job for each in self.jobs.values() for job in each])
+            threads = measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
+            # Of a store that could be locked in part, only what could not be goes through threads.
+            rates.append(threads * len(self.copies) / len(self.jobs) if self.copies else threads)
+        return min(rates)
 
     def close(self) -> None:
-        """End the threads and copies, and close the files."""
-        for filler in (self.filler, None if self.experts is None else self.experts.filler):
-            if filler is not None:
-                filler.close()
-        if self.link is not None:
-            self.link.close()
-        for source in self.files.values():
-            source.close()
+        """End the threads and copies, unlock memory and close the files, whatever of that fails."""
+        with ExitStack() as closing:  # backwards
+            for source in self.files.values():
+                closing.callback(source.close)
+            if self.link is not None:
+                closing.callback(self.link.close)
+            for filler in (self.filler, None if self.experts is None else self.experts.cache.filler):
+                if filler is not None:
+                    closing.callback(filler.close)
 
 
 def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Path, ByteSource]:
@@ -197,7 +208,14 @@ def open_stream(
     if movement.is_gathered:
         decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
     stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
-    stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+    experts = movement.plan.experts
+    if experts is not None:
+        if stream.link is None and link_to is not None:
+            stream.link = link_to()
+        below = Below(loader, decoder, store, files)
+        groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
+        stream.experts = open_experts(below, experts, groups, stream.timeline, device, stream.link)
+        stream.note = "; ".join(note for note in (stream.note, stream.experts.note) if note)
     return stream
 
 
@@ -229,44 +247,10 @@ def stream_groups(
         return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
     link, slots = link_to(), {index: views[""] for index, views in bound.items()}
     stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
-    jobs, note = stream.jobs, stream.note
-    return WeightStream(stream.policy, timeline, stream.filler, files, jobs, host_nbytes, link=link, note=note)
-
-
-def open_experts(
-    loader: Loader,
-    decoder: Decoder,
-    movement: Movement,
-    store: HostStore | None,
-    files: dict[Path, ByteSource],
-    timeline: Timeline,
-    device: torch.device,
-) -> ExpertCache | None:
-    """Return the cache that experts are fetched into, its slots bound; None if they stay or there are none.
-
-    It has threads of its own: those of the groups may all wait for a slot that is free only when experts have run.
-    """
-    plan = movement.plan.experts
-    if plan is None:
-        return None
-    pools = expert_pools(decoder, plan.num_slots)
-    bound = {layer: views for pool in pools for views in [bind_pool(decoder, pool, device)] for layer in pool.layers}
-
-    def jobs(layer: int, expert: int, slot: int) -> list[Job]:
-        outs = {expert_weight(layer, part): view[slot] for part, view in bound[layer].items()}
-        if store is not None:
-            sources = {name: store.tables[name][expert] for name in outs}
-            return [job for name, out in outs.items() for job in copy_jobs(name, flat(sources[name]), flat(out))]
-        return file_jobs(expert_pieces(loader, expert, {n: (packing_of(decoder, n), out) for n, out in outs.items()}))
-
-    groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
-    filler = Filler(files, THREADS, BUFFER_NBYTES if store is None else 0, 0, timeline)
-    return ExpertCache(pools, jobs, groups, filler, timeline)
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor's bytes, uint8."""
-    return tensor.view(-1).view(torch.uint8)
+    copies = [(source, slots[index][: source.nbytes]) for index, source in stream.sources.items()]
+    return WeightStream(
+        stream.policy, timeline, stream.filler, files, stream.jobs, host_nbytes, None, link, copies, stream.note
+    )
 
 
 def _rows(

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -36,7 +36,7 @@ from graphcore.graph.step import (
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
@@ -59,6 +59,8 @@ class GraphBuilder:
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         fetcher: of experts; None where all stay.
+        slots: of each layer whose experts are fetched, the experts whose matrices are where they are brought.
+        mapped: layers of which a decode step reads the experts where they wait.
     """
 
     decoder: Decoder
@@ -74,6 +76,8 @@ class GraphBuilder:
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
+    slots: Mapping[int, Experts] = field(default_factory=dict)
+    mapped: Collection[int] = ()
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
 
@@ -134,7 +138,7 @@ class GraphBuilder:
             bound = [
                 BoundBlock(
                     self._block(index),
-                    self._fetching(self._block_function(index, batch, phase), index),
+                    self._fetching(self._block_function(index, batch, phase), index, phase),
                     ropes[index],
                     self.caches[index].rows(batch),
                 )
@@ -177,11 +181,15 @@ class GraphBuilder:
             self.functions[key] = compile_one(index, batch, phase)
         return self.functions[key]
 
-    def _fetching(self, run: BlockFunction, index: int) -> BlockFunction:
+    def fetches(self, index: int, phase: str) -> bool:
+        """Return whether a layer's experts are fetched in that phase, for which the host asks who was chosen."""
+        return index in self.slots and not (index in self.mapped and phase == "decode")
+
+    def _fetching(self, run: BlockFunction, index: int, phase: str) -> BlockFunction:
         """Return the function of a layer, its experts fetched if they do not stay."""
-        if self.fetcher is None or not isinstance(run, RoutedBlock):
+        if self.fetcher is None or not isinstance(run, RoutedBlock) or not self.fetches(index, phase):
             return run
-        return FetchedBlock(run, index, self.fetcher)
+        return FetchedBlock(run, index, self.fetcher, self.slots[index])
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""

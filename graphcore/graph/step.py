@@ -93,18 +93,20 @@ class FetchedBlock:
 
     Attributes:
         layer: the block's.
+        slots: the experts whose matrices are where the fetcher brings them; None: the block's own.
     """
 
     halves: RoutedBlock
     layer: int
     fetcher: ExpertFetcher
+    slots: Experts | None = None
 
     def __call__(
         self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
         """Run the block as `Block.forward` does, to the bit."""
         routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
-        return self.halves.add(block, routed.x, self._answers(experts_of(block), routed), routed.shares)
+        return self.halves.add(block, routed.x, self._answers(self.slots or experts_of(block), routed), routed.shares)
 
     def _answers(self, experts: Experts, routed: Routed) -> Tensor:
         """Return the experts' answers, [B, T, C, D]; each wave has some of the rows."""

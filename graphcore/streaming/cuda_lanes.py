@@ -11,9 +11,9 @@ from graphcore.streaming.lanes import LaneName, Mark
 HOP_SECONDS = 10.0  # elapsed_time is a float32 of milliseconds: over 10 s it is good to a microsecond
 
 
-def timing_event() -> torch.cuda.Event:
-    """Return an event that keeps the time; it also orders streams."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
+def new_event(is_timed: bool) -> torch.cuda.Event:
+    """Return an event that orders streams, and keeps the time if asked to; a thread that waits for it sleeps."""
+    return torch.cuda.Event(enable_timing=is_timed, blocking=True)  # type: ignore[no-untyped-call]  # not typed
 
 
 @dataclass
@@ -31,7 +31,7 @@ class CudaClock:
     @classmethod
     def start(cls, stream: torch.cuda.Stream) -> "CudaClock":
         """Return a clock that is set now; waits for the stream."""
-        anchor = timing_event()
+        anchor = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # not typed; nobody sleeps
         anchor.record(stream)
         anchor.synchronize()
         return cls(anchor, time.perf_counter())
@@ -46,7 +46,10 @@ class CudaClock:
 
 @dataclass(frozen=True, eq=False)
 class CudaMark:
-    """A timing event in one of the streams."""
+    """An event in one of the streams. It has been recorded, so it can be asked whether it is over.
+
+    Events are made and given back as marks are: some 6 for each group, of which a timeline keeps a bounded number.
+    """
 
     lanes: "CudaLanes"
     event: torch.cuda.Event
@@ -58,7 +61,7 @@ class CudaMark:
 
     @property
     def seconds(self) -> float:
-        """When it came to be over, in seconds of time.perf_counter; it is over."""
+        """When it came to be over, in seconds of time.perf_counter; it is over, and was made to be timed."""
         return self.lanes.clock.at(self.event)
 
     def hold(self, lane: LaneName) -> None:
@@ -72,22 +75,26 @@ class CudaMark:
 
 @dataclass
 class CudaLanes:
-    """The streams of one device."""
+    """The streams of one device.
+
+    The copy stream has a high priority, not because copies compete with kernels, but because torch deals streams out of
+    one round of 32 for each priority: among the others it might be one that somebody else captures or computes on.
+    """
 
     device: torch.device
     clock: CudaClock = field(init=False)
 
     def __post_init__(self) -> None:
-        self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch does not type it
+        self._copying = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]  # torch does not type it
         self.clock = CudaClock.start(self._copying)
 
     def stream(self, lane: LaneName) -> torch.cuda.Stream:
         """Return a lane's stream; what computes is whatever stream is current."""
         return self._copying if lane == "copy" else torch.cuda.current_stream(self.device)
 
-    def mark(self, lane: LaneName) -> Mark:
+    def mark(self, lane: LaneName, is_timed: bool = True) -> Mark:
         """Record an event in a lane's stream."""
-        event = timing_event()
+        event = new_event(is_timed)
         event.record(self.stream(lane))
         return CudaMark(self, event)
 

@@ -8,12 +8,14 @@ for. Copies are enqueued in the order in which they were begun.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic
 
 from torch import Tensor
 
+from graphcore.errors import StreamingError
 from graphcore.streaming.device_watch import LateEvent
 from graphcore.streaming.lanes import Lanes, Mark
 from graphcore.streaming.staging import LoadT, Store
@@ -54,14 +56,12 @@ class Copying(Generic[LoadT]):
 class DeviceCopy(Generic[LoadT]):
     """Copies groups into slots of a device; work is the slot.
 
-    Attributes:
-        threads: that bring the bytes into RAM, and show them in the timeline first; here they are not counted again.
+    What a device raises when it has failed comes out as a StreamingError that names the group.
     """
 
     lanes: Lanes
     store: Store[LoadT]
     timeline: Timeline
-    threads: int = 0
     _waiting: deque[Copying[LoadT]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -79,29 +79,32 @@ class DeviceCopy(Generic[LoadT]):
 
         Raises:
             CheckpointError: a file changed, or cannot be read.
-            StreamingError: no thread can read any more.
+            StreamingError: no thread can read any more, or the device has failed.
         """
         while copying.there is None:
             first = self._waiting[0]
             assert first.may_start, f"group {copying.group} was asked for while its slot's last use goes on"
             self._start(first)
-        copying.there.hold("compute")
+        with device_faults(copying.group):
+            copying.there.hold("compute")
         self._start_ready()
 
     def release(self, copying: Copying[LoadT], /) -> None:
         """Let the slot be filled again behind what has been enqueued to compute so far."""
-        copying.free = self.lanes.mark("compute")
+        with device_faults(copying.group):
+            copying.free = self.lanes.mark("compute", is_timed=False)
         self._start_ready()
 
     def cancel(self, copyings: Sequence[Copying[LoadT]], /) -> None:
         """Give up fillings, and have every copy from now on wait for what has been enqueued to compute so far."""
-        now = self.lanes.mark("compute")
-        now.hold("copy")
         given_up = [copying for copying in copyings if copying.there is None]
         self._waiting = deque(copying for copying in self._waiting if copying not in given_up)
+        self.store.cancel([copying.load for copying in given_up])
+        with device_faults(None):
+            now = self.lanes.mark("compute", is_timed=False)
+            now.hold("copy")
         for copying in copyings:
             copying.free = now
-        self.store.cancel([copying.load for copying in given_up])
         self._start_ready()
 
     def _start_ready(self) -> None:
@@ -113,12 +116,30 @@ class DeviceCopy(Generic[LoadT]):
         """Enqueue the copy of the first in line, when its bytes are there."""
         source = copying.load.bytes()
         self._waiting.popleft()
-        if copying.after is not None and copying.after.free is not None:
-            copying.after.free.hold("copy")
-        copying.after = None  # or every filling would keep all before it alive
-        began = self.lanes.mark("copy")
-        self.lanes.copy(source, copying.slot[: source.nbytes])
-        copying.there = self.lanes.mark("copy")
-        copying.load.release(copying.there.wait)
-        nbytes = 0 if self.threads else source.nbytes
-        self.timeline.add_late(LateEvent("copy", copying.group, began, copying.there, nbytes, self.threads))
+        with device_faults(copying.group):
+            if copying.after is not None and copying.after.free is not None:
+                copying.after.free.hold("copy")
+            copying.after = None  # or every filling would keep all before it alive
+            began = self.lanes.mark("copy")
+            self.lanes.copy(source, copying.slot[: source.nbytes])
+            there = self.lanes.mark("copy")
+        copying.there = there
+        copying.load.release(there.wait)
+        self.timeline.add_late(LateEvent("copy", copying.group, began, there, source.nbytes))
+
+
+@contextmanager
+def device_faults(group: int | None) -> Iterator[None]:
+    """Turn what a device raises inside the block into a StreamingError.
+
+    Args:
+        group: that was on its way; None if no single one was.
+    """
+    try:
+        yield
+    except StreamingError:
+        raise
+    except RuntimeError as error:  # torch.AcceleratorError, torch.OutOfMemoryError
+        what = "weights" if group is None else f"weights of group {group}"
+        reason = str(error).strip().partition("\n")[0]
+        raise StreamingError(f"{what} could not be moved to the device: {reason}; load the model again") from error

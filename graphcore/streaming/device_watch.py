@@ -38,8 +38,16 @@ class DeviceStopwatch:
 
     def stop(self) -> None:
         """It ends behind what has been enqueued to compute so far."""
+        self._stop()
+
+    def then(self, lane: Lane, group: int) -> "DeviceStopwatch":
+        """It ends there, and something else begins: one mark for both."""
+        return DeviceStopwatch(self.watch, lane, group, self._stop())
+
+    def _stop(self) -> Mark:
         ended = self.watch.lanes.mark("compute")
         self.watch.timeline.add_late(LateEvent(self.lane, self.group, self.began, ended))
+        return ended
 
 
 @dataclass(frozen=True)

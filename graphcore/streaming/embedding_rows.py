@@ -13,8 +13,8 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.quant.packing import Packing
-from graphcore.streaming.filler import aligned_buffer
 from graphcore.streaming.jobs import BUFFER_NBYTES, file_jobs, read_job
+from graphcore.streaming.pages import shared_pages
 from graphcore.weights.loader import Loader
 from graphcore.weights.pieces import RowsPiece, row_span
 
@@ -39,7 +39,7 @@ class FileRows:
     device: torch.device
 
     def __post_init__(self) -> None:
-        self._buffer = aligned_buffer(BUFFER_NBYTES)
+        self._buffer = shared_pages(BUFFER_NBYTES)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the rows of token ids [B, T] int64: [B, T, D].

@@ -8,7 +8,6 @@ A ticket stands for one filling of one slot. Jobs are taken in the order in whic
 that waits for a slot never keeps an earlier ticket from being done.
 """
 
-import mmap
 import threading
 import time
 from collections import deque
@@ -22,7 +21,8 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
 from graphcore.streaming.jobs import Job, read_job, read_straight
-from graphcore.streaming.timeline import Event, Timeline
+from graphcore.streaming.pages import shared_pages
+from graphcore.streaming.timeline import Event, Lane, Timeline
 
 LIVELINESS_SECONDS = 0.2  # between two looks whether the threads that are waited for still live
 
@@ -75,6 +75,7 @@ class Filler:
     Attributes:
         files: open, by path; jobs read from them.
         buffer_nbytes: of each thread's buffer; larger jobs share one buffer of `large_nbytes`.
+        lane: what its events are: "copy", or "read" where the slots are not yet a device's.
     """
 
     files: Mapping[Path, ByteSource]
@@ -82,6 +83,7 @@ class Filler:
     buffer_nbytes: int
     large_nbytes: int
     timeline: Timeline
+    lane: Lane = "copy"
     _queue: deque[tuple[Ticket, Job]] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _large_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -91,7 +93,7 @@ class Filler:
 
     def __post_init__(self) -> None:
         self._started = threading.Barrier(self.num_threads + 1)
-        self._large = aligned_buffer(self.large_nbytes)
+        self._large = shared_pages(self.large_nbytes)
         threads = torch.get_num_threads()
         for number in range(self.num_threads):
             name = f"graphcore-fill-{number}"
@@ -169,7 +171,7 @@ class Filler:
     def _work(self, number: int) -> None:
         torch.set_num_threads(1)  # casts and folds: a team of its own for each of these threads would crowd out compute
         self._started.wait()
-        buffer = aligned_buffer(self.buffer_nbytes)
+        buffer = shared_pages(self.buffer_nbytes)
         while (item := self._take(number)) is not None:
             ticket, job = item
             fault: BaseException | None = None
@@ -213,7 +215,7 @@ class Filler:
         read_job(job, self.files, buffer)
         read_at = time.perf_counter()
         if job.reads:
-            self.timeline.add(Event("copy", ticket.group, began, read_at, job.nbytes, number))
+            self.timeline.add(Event(self.lane, ticket.group, began, read_at, job.nbytes, number))
         if not self._await_slot(ticket):
             return
         began = time.perf_counter()
@@ -222,7 +224,7 @@ class Filler:
             parts = [buffer[at : at + span.nbytes] for at, span in zip(places, piece.spans, strict=True)]
             piece.write(parts, 1)
         nbytes = 0 if job.reads else job.nbytes
-        self.timeline.add(Event("copy", ticket.group, began, time.perf_counter(), nbytes, number))
+        self.timeline.add(Event(self.lane, ticket.group, began, time.perf_counter(), nbytes, number))
         if self._is_last(ticket):
             for file in self.files.values():
                 file.check_unchanged()
@@ -251,8 +253,3 @@ class Filler:
             ticket.left -= 1
             ticket.fault = ticket.fault or fault
             self._changed.notify_all()
-
-
-def aligned_buffer(nbytes: int) -> Tensor:
-    """Return page-aligned memory, uint8, for reads past the page cache."""
-    return torch.frombuffer(mmap.mmap(-1, max(nbytes, mmap.PAGESIZE)), dtype=torch.uint8)

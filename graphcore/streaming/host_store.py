@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from graphcore.nn.decoder import Decoder
+from graphcore.streaming.pages import private_pages
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
@@ -14,8 +15,6 @@ from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.pieces import pieces_of
 from graphcore.weights.residents import fill_from_files
 from graphcore.weights.slots import Slot
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables
         if place.rows is not None:
             held[group.index] = _rows_of(whole[place.name], place.rows, decoder)
             continue
-        slot = Slot.allocate(group.layout.nbytes, CPU)
+        slot = Slot(private_pages(group.layout.nbytes))
         for place, view in zip(group.places, slot.views(group.layout).values(), strict=True):
             for piece in pieces_of(loader, place.name, place.packing, view):
                 fill_from_files(loader, piece)
@@ -67,7 +66,7 @@ def _whole(loader: Loader, decoder: Decoder, name: str) -> Tensor:
     leaf = "weight" if name == EMBEDDING else name
     group = {HEAD: decoder.head, EMBEDDING: decoder.embed_tokens}.get(name, decoder)
     owner = group.get_buffer(leaf)
-    table = torch.empty(owner.shape, dtype=owner.dtype)
+    table = private_pages(owner.nbytes).view(owner.dtype).view(owner.shape)
     for piece in pieces_of(loader, name, packing_of(group, leaf), table):
         fill_from_files(loader, piece)
     return table

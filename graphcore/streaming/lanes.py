@@ -23,7 +23,7 @@ class Mark(Protocol):
 
     @property
     def seconds(self) -> float:
-        """When it came to be over, in seconds of time.perf_counter; it is over."""
+        """When it came to be over, in seconds of time.perf_counter; it is over, and was made to be timed."""
 
     def hold(self, lane: LaneName) -> None:
         """Have what is enqueued in the lane from now on wait until this is over; the host does not wait."""
@@ -33,10 +33,14 @@ class Mark(Protocol):
 
 
 class Lanes(Protocol):
-    """Where work is enqueued, by one thread."""
+    """Where work is enqueued, by one thread. Calls raise RuntimeError when the device has failed."""
 
-    def mark(self, lane: LaneName) -> Mark:
-        """Put a mark behind what has been enqueued in a lane."""
+    def mark(self, lane: LaneName, is_timed: bool = True) -> Mark:
+        """Put a mark behind what has been enqueued in a lane.
+
+        Args:
+            is_timed: its `seconds` will be asked for; a mark that only orders is cheaper.
+        """
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Enqueue a copy in the copy lane.

@@ -2,6 +2,7 @@
 
 raw     bytes from the tier below into buffers, as fast as the same threads get them
 filled  the same bytes all the way: folded, cast or packed, and in their slot
+copied  bytes from RAM to a device, by its copy lane, timed by the device
 """
 
 import time
@@ -10,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import CopyPiece, Job, file_jobs
+from graphcore.streaming.lanes import Lanes
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
@@ -54,6 +57,26 @@ def measure_jobs(
         filler.close()
     nbytes = sum(job.nbytes for job in chosen)
     return LinkRate(nbytes / seconds, nbytes)
+
+
+@torch.inference_mode()
+def measure_copies(lanes: Lanes, copies: Sequence[tuple[Tensor, Tensor]], most_nbytes: int = PROBE_NBYTES) -> LinkRate:
+    """Return how fast a device copies, of which as many copies are made as move that many bytes.
+
+    Args:
+        copies: source in RAM and target on the device, uint8 of one size each.
+    """
+    lanes.mark("compute", is_timed=False).hold("copy")  # what computes may still read the targets
+    nbytes = 0
+    began = lanes.mark("copy")
+    for source, target in copies:
+        if nbytes and nbytes + source.nbytes > most_nbytes:
+            break
+        lanes.copy(source, target)
+        nbytes += source.nbytes
+    ended = lanes.mark("copy")
+    ended.wait()
+    return LinkRate(nbytes / (ended.seconds - began.seconds), nbytes)
 
 
 def without_pieces(jobs: Sequence[Job]) -> list[Job]:

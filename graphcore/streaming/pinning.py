@@ -1,17 +1,20 @@
-"""Locks memory where it lies, so that a GPU can copy from it by itself.
+"""Locks memory where it lies, so that a GPU can copy from it by itself, and kernels can read it.
 
 `Tensor.pin_memory` would make a second copy, of a size rounded up to a power of two. Pages are locked as runs, because
 what two tensors share a page of may be locked only once.
+
+How much may be locked nobody says: Windows and WSL stop at about half of the RAM, a container at RLIMIT_MEMLOCK or
+less. So it is found out by locking what is going to be used, group by group, until the machine refuses.
 """
 
 import mmap
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Registrar(Protocol):
@@ -23,28 +26,23 @@ class Registrar(Protocol):
     def unregister(self, address: int) -> None:
         """Unlock what was locked at that address."""
 
+    def device_address(self, address: int) -> int | None:
+        """Return where kernels find a byte of locked memory; None if they cannot read it."""
+
 
 @dataclass(frozen=True)
-class CudaRegistrar:
-    """The driver of a GPU. Not yet run on hardware."""
+class Locked(Generic[Key]):
+    """What the machine allowed.
 
-    device: torch.device
+    Attributes:
+        keys: of the tensors that are locked, each whole.
+        is_ring: whether the ring is, too.
+        obstacle: why the rest is not; empty if there is none.
+    """
 
-    def register(self, address: int, nbytes: int) -> str:
-        """Lock memory; return why that failed, or nothing."""
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch does not type it
-        code = int(runtime.cudaHostRegister(address, nbytes, 0))
-        if code == 0:
-            return ""
-        # The runtime remembers the error, and the next kernel would be blamed for it. Torch's binding cannot ask for
-        # it; a launch that torch checks does (c10/cuda/CUDAException.h: cudaGetLastError reads and forgets).
-        with suppress(RuntimeError):
-            torch.empty(1, device=self.device).fill_(0)
-        return str(runtime.cudaGetErrorString(runtime.cudaError(code)))
-
-    def unregister(self, address: int) -> None:
-        """Unlock what was locked at that address."""
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]  # as above
+    keys: frozenset[Key]
+    is_ring: bool
+    obstacle: str
 
 
 @dataclass
@@ -73,11 +71,49 @@ class Pins:
         self.held += owners
         return ""
 
+    def add_most(self, tensors: Mapping[Key, Tensor], ring: Tensor) -> Locked[Key]:
+        """Lock as many of the tensors as the machine allows, each whole; and the ring, if not all of them are.
+
+        They are spread evenly over the order of use, so that those that go through the ring have time to get there.
+        One is given back after a refusal: something has to be left for what else will be locked.
+
+        Args:
+            ring: memory that what is not locked will go through; without it nothing is locked.
+        """
+        obstacle = self.add([ring])
+        if obstacle:
+            return Locked(frozenset(), False, obstacle)
+        units = spread(pages_apart(tensors))
+        for number, unit in enumerate(units):
+            obstacle = self.add(tensors[key] for key in unit)
+            if obstacle:
+                locked = units[: max(number - 1, 0)]
+                self._remove(tensors[key] for unit in units[len(locked) : number] for key in unit)
+                return Locked(frozenset(key for unit in locked for key in unit), True, obstacle)
+        self._remove([ring])
+        return Locked(frozenset(tensors), False, "")
+
+    def is_readable_by_kernels(self, tensor: Tensor) -> bool:
+        """Return whether kernels find a locked tensor at its own address, as Triton and captured graphs take it.
+
+        It is so with unified addressing, where the device can use host pointers for registered memory (all of Linux on
+        x86-64). Source: CUDA Runtime API, cudaHostRegister, cudaDevAttrCanUseHostPointerForRegisteredMem.
+        """
+        return self.registrar.device_address(tensor.data_ptr()) == tensor.data_ptr()
+
     def close(self) -> None:
         """Unlock everything; no copy may be under way."""
         self._unlock(self.addresses)
         self.addresses.clear()
         self.held.clear()
+
+    def _remove(self, tensors: Iterable[Tensor]) -> None:
+        """Unlock tensors that were added together and nobody uses yet."""
+        owners = list(tensors)
+        addresses = [address for address, _ in page_runs(owners)]
+        self._unlock(addresses)
+        self.addresses = [address for address in self.addresses if address not in addresses]
+        self.held = [one for one in self.held if not any(one is owner for owner in owners)]
 
     def _unlock(self, addresses: Iterable[int]) -> None:
         for address in addresses:
@@ -96,3 +132,19 @@ def page_runs(tensors: Iterable[Tensor], page: int = mmap.PAGESIZE) -> list[tupl
         else:
             runs.append((begin, end - begin))
     return runs
+
+
+def pages_apart(tensors: Mapping[Key, Tensor]) -> list[list[Key]]:
+    """Return the keys in their order, those together whose tensors lie in one run of pages: slices of one table."""
+    runs = page_runs(tensors.values())
+    units: dict[int, list[Key]] = {}
+    for key, tensor in tensors.items():
+        inside = (start for start, nbytes in runs if start <= tensor.data_ptr() < start + nbytes)
+        units.setdefault(next(inside, 0), []).append(key)
+    return list(units.values())
+
+
+def spread(units: Sequence[list[Key]]) -> list[list[Key]]:
+    """Return them in an order of which any beginning is spread evenly over all: 0 4 2 6 1 5 3 7."""
+    bits = max(len(units) - 1, 1).bit_length()
+    return [units[index] for index in sorted(range(len(units)), key=lambda index: f"{index:0{bits}b}"[::-1])]

@@ -2,6 +2,7 @@
 
 Held      store ------------------------------ copy --> slot
 Staged    file or store --threads--> host slot - copy --> slot      a host slot is filled again when its copy is done
+Partly    a store of which some groups are Held, because they could be locked, and the others Staged
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -135,3 +136,24 @@ class Staged:
     def cancel(self, loads: Sequence[StagedLoad]) -> None:
         """Return when no thread is at these loads any more."""
         self.filler.cancel([load.ticket for load in loads])
+
+
+@dataclass(frozen=True)
+class Partly:
+    """Groups of which some lie in RAM for copies to start from, and the others go through host slots.
+
+    Attributes:
+        held: the first.
+        staged: the others.
+    """
+
+    held: Held
+    staged: Staged
+
+    def begin(self, group: int) -> HeldLoad | StagedLoad:
+        """Start bringing a group's bytes to where copies start; return at once."""
+        return self.held.begin(group) if group in self.held.groups else self.staged.begin(group)
+
+    def cancel(self, loads: Sequence[HeldLoad | StagedLoad]) -> None:
+        """Return when no thread is at these loads any more."""
+        self.staged.cancel([load for load in loads if isinstance(load, StagedLoad)])

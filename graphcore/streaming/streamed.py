@@ -10,9 +10,11 @@ wait for it. Which group comes when is decided here; how it comes, and who waits
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from graphcore.errors import StreamingError
 from graphcore.streaming.carrier import Carrier, FillingT
 from graphcore.streaming.timeline import Stopwatch, Watch
 
@@ -60,7 +62,8 @@ class Streamed(Generic[Work, FillingT]):
         try:
             self._acquire(group)
         except BaseException:  # Ctrl-C too, anywhere in there
-            self.reset()
+            with suppress(StreamingError):  # of a device that has failed already, in the same words
+                self.reset()
             raise
 
     def release(self, group: int) -> None:
@@ -92,8 +95,7 @@ class Streamed(Generic[Work, FillingT]):
         stall = self.watch.start("stall", group)
         filling = self._next(group)
         self.carrier.wait(filling)
-        stall.stop()
-        self._computing = self.watch.start("compute", group)
+        self._computing = stall.then("compute", group)
         self._current = filling
         if self.reads_ahead:
             self._read_ahead(self._position[group])

@@ -1,6 +1,7 @@
 """What happened when, while weights moved: the raw material of reports and pictures.
 
 copy     a job's bytes on their way from the tier below into a slot     (worker threads, lanes side by side)
+read     the same into a host slot, from where a device's copy goes on  (worker threads, too)
 stall    the caller waited for a group's bytes; on a device, the device did
 compute  a step ran
 """
@@ -11,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-Lane = Literal["copy", "stall", "compute"]
+Lane = Literal["copy", "read", "stall", "compute"]
 LIMIT = 200_000  # events that are kept: the newest; about 20 MB
 LATE_LIMIT = 4096  # events that may wait to be settled: a device keeps a timer for each end of them
 
@@ -52,6 +53,9 @@ class Stopwatch(Protocol):
     def stop(self) -> None:
         """It ends now. What is never stopped is never an event."""
 
+    def then(self, lane: Lane, group: int) -> "Stopwatch":
+        """It ends now, and something else begins."""
+
 
 class Watch(Protocol):
     """Times what the caller does, by whatever clock holds for it."""
@@ -72,6 +76,11 @@ class HostStopwatch:
     def stop(self) -> None:
         """It ends now."""
         self.timeline.add(Event(self.lane, self.group, self.began, time.perf_counter()))
+
+    def then(self, lane: Lane, group: int) -> "HostStopwatch":
+        """It ends now, and something else begins."""
+        self.stop()
+        return self.timeline.start(lane, group)
 
 
 @dataclass

@@ -16,7 +16,6 @@ from graphcore.engine import building
 from graphcore.engine.device_stream import DeviceLink
 from graphcore.engine.weight_stream import WeightStream, open_stream
 from graphcore.streaming.pinning import Pins
-from graphcore.streaming.streamed import Streamed
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [[5, 17, 3, 88, 41, 2, 9]]
@@ -27,20 +26,30 @@ class Driver:
     """Locks runs of memory up to a quota.
 
     Attributes:
-        quota: bytes of any one run.
+        quota: bytes of all runs together.
+        most: that were locked at once.
     """
 
     quota: int
-    locked: set[int] = field(default_factory=set)
+    locked: dict[int, int] = field(default_factory=dict)
+    most: int = 0
 
     def register(self, address: int, nbytes: int) -> str:
-        if nbytes > self.quota:
+        if sum(self.locked.values()) + nbytes > self.quota:
             return "out of memory"
-        self.locked.add(address)
+        self.locked[address] = nbytes
+        self.most = max(self.most, sum(self.locked.values()))
         return ""
 
     def unregister(self, address: int) -> None:
-        self.locked.remove(address)
+        del self.locked[address]
+
+    def device_address(self, address: int) -> int | None:
+        return address
+
+
+def simulated(seed: int) -> SimulatedLanes:
+    return SimulatedLanes(random.Random(seed), computes_at_once=True)
 
 
 @contextmanager
@@ -85,21 +94,42 @@ def test_logits_and_tokens_are_those_of_resident_weights(
     assert bool(notes) == (quota == 0)
     if pins is not None:
         assert pins.addresses == []  # unlocked when the engine is closed
-        assert pins.registrar.locked == set()  # type: ignore[attr-defined]
+        assert pins.registrar.locked == {}  # type: ignore[attr-defined]
 
 
-def test_a_store_that_cannot_be_locked_goes_through_two_host_slots_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = SimulatedLanes(random.Random(0), computes_at_once=True)
-    driver = Once(1 << 40)
-    with engine_on(monkeypatch, lanes, Pins(driver), "streaming.source=host") as engine:
-        (note,) = [note for note in engine.choices.notes if "pinned_memory" in note]
-        assert "could not be locked (out of memory), so weights go through" in note
-        assert len(driver.locked) == 1
-        policy = engine.runner.policy
-        assert isinstance(policy, Streamed)
-        engine.generate(IDS, max_new_tokens=2, ignore_eos=True)
-        sources = {source.data_ptr() for source, _ in lanes.copied}
-        assert len(sources) == 2
+@pytest.mark.parametrize("how", ["prefetch=1", "prefetch=3"])
+def test_a_store_that_can_be_locked_in_part_is_copied_from_there_and_through_two_host_slots(
+    monkeypatch: pytest.MonkeyPatch, resident: tuple[Tensor, list[int]], how: str
+) -> None:
+    free = Driver(1 << 40)
+    with engine_on(monkeypatch, simulated(0), Pins(free), "streaming.source=host") as engine:
+        ring = free.most - sum(free.locked.values())
+        groups = {copy[0].data_ptr() for copy in engine.weight_stream.copies}
+    for seed in range(5):
+        lanes, driver = simulated(seed), Driver(ring + free.most // 2)
+        with engine_on(monkeypatch, lanes, Pins(driver), "streaming.source=host", f"streaming.{how}") as engine:
+            (note,) = [note for note in engine.choices.notes if "pinned_memory" in note]
+            assert "of RAM could be locked (out of memory); the other weights go through" in note
+            assert 1 < len(driver.locked) < len(groups)
+            assert engine.generate(IDS, max_new_tokens=20, ignore_eos=True)[0].token_ids == resident[1]
+            sources = {source.data_ptr() for source, _ in lanes.copied}
+            assert len(driver.locked) < len(sources) <= len(driver.locked) + 2
+            assert engine.weight_stream.raw_link(10**6) is not None
+            assert torch.equal(engine.logits(IDS), resident[0])
+        assert driver.locked == {}
+
+
+def test_the_bare_link_of_a_locked_store_is_that_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = simulated(0)
+    with engine_on(monkeypatch, lanes, Pins(Driver(1 << 40)), "streaming.source=host") as engine:
+        before = len(lanes.copied)
+        rate = engine.weight_stream.raw_link(1 << 40)
+        copied = lanes.copied[before:]
+        assert [(source.data_ptr(), target.data_ptr()) for source, target in copied] == [
+            (source.data_ptr(), target.data_ptr()) for source, target in engine.weight_stream.copies
+        ]
+        assert rate is not None
+        assert 0 < rate <= sum(source.nbytes for source, _ in copied)  # a step of the simulated device is a second
 
 
 @pytest.mark.parametrize("is_device", [False, True])
@@ -109,21 +139,10 @@ def test_threads_may_cast_what_they_read(monkeypatch: pytest.MonkeyPatch, is_dev
     with Engine.load(TINY / "qwen3", "bf16", graph="eager", device="cpu", overrides=small) as engine:
         expected = engine.logits(IDS)
     if is_device:
-        lanes = SimulatedLanes(random.Random(0), computes_at_once=True)
+        lanes = simulated(0)
         with engine_on(monkeypatch, lanes, None, "dtype=bf16", "streaming.source=disk") as engine:
             assert torch.equal(engine.logits(IDS), expected)
         return
     small.append("streaming.source=disk")
     with Engine.load(TINY / "qwen3", "bf16", streaming="on", graph="eager", device="cpu", overrides=small) as engine:
         assert torch.equal(engine.logits(IDS), expected)
-
-
-@dataclass
-class Once(Driver):
-    """Refuses the first run it is asked for."""
-
-    is_asked: bool = False
-
-    def register(self, address: int, nbytes: int) -> str:
-        refuses, self.is_asked = not self.is_asked, True
-        return "out of memory" if refuses else super().register(address, nbytes)

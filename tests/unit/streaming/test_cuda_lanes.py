@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from graphcore.streaming.cuda_lanes import HOP_SECONDS, CudaClock, CudaLanes
+from graphcore.streaming.cuda_lanes import HOP_SECONDS, CudaClock, CudaLanes, CudaMark
 from graphcore.streaming.lanes import Lanes
 
 CPU = torch.device("cpu")
@@ -14,7 +14,8 @@ LOG: list[str] = []
 
 
 class Stream:
-    def __init__(self, name: object) -> None:
+    def __init__(self, name: object, priority: int = 0) -> None:
+        assert (priority == -1) == (name == CPU), "the copy stream is not one of those that anybody else is dealt"
         self.name = "copy" if name == CPU else name
 
     def wait_event(self, event: "Event") -> None:
@@ -24,12 +25,14 @@ class Stream:
 class Event:
     count = 0
 
-    def __init__(self, enable_timing: bool = False, milliseconds: float = 0.0) -> None:
-        assert enable_timing
+    def __init__(self, enable_timing: bool = False, milliseconds: float = 0.0, blocking: bool = False) -> None:
+        self.is_timed, self.is_recorded, self.sleeps = enable_timing, False, blocking
         Event.count += 1
         self.name, self.milliseconds = f"event {Event.count}", milliseconds
 
     def record(self, stream: Stream) -> None:
+        assert not self.is_recorded, "events are used once"
+        self.is_recorded = True
         LOG.append(f"{stream.name} records {self.name}")
 
     def synchronize(self) -> None:
@@ -39,6 +42,8 @@ class Event:
         return True
 
     def elapsed_time(self, other: "Event") -> float:
+        assert self.is_timed, "as torch checks it"
+        assert other.is_timed, "as torch checks it"
         return other.milliseconds - self.milliseconds
 
 
@@ -79,6 +84,15 @@ def test_only_waiting_for_a_mark_makes_the_host_wait(lanes: CudaLanes) -> None:
     assert LOG == ["copy records event 2"]
     mark.wait()
     assert LOG[-1] == "host waits for event 2"
+
+
+def test_a_mark_that_only_orders_keeps_no_time(lanes: CudaLanes) -> None:
+    untimed, timed = lanes.mark("compute", is_timed=False), lanes.mark("copy")
+    assert isinstance(untimed, CudaMark)
+    assert isinstance(timed, CudaMark)
+    assert untimed.event.sleeps, "a thread that waits for a copy would take a core"  # type: ignore[attr-defined]
+    assert not untimed.event.is_timed  # type: ignore[attr-defined]
+    assert timed.seconds == pytest.approx(lanes.clock.seconds)
 
 
 def test_a_copy_is_enqueued_on_the_copy_stream_which_the_allocator_hears_of(lanes: CudaLanes) -> None:

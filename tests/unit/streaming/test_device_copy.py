@@ -15,7 +15,7 @@ from graphcore.streaming.device_copy import DeviceCopy
 from graphcore.streaming.device_watch import DeviceWatch
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import CopyPiece, Job
-from graphcore.streaming.staging import Held, Staged
+from graphcore.streaming.staging import Held, Partly, Staged
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
 
@@ -52,12 +52,13 @@ class Device:
 
 @contextmanager
 def device_of(
-    draw: random.Random, groups: int, num_slots: int, reads_ahead: bool, threads: int = 0
+    draw: random.Random, groups: int, num_slots: int, reads_ahead: bool, threads: int = 0, num_held: int = 0
 ) -> Iterator[Device]:
     """Return a device whose groups are 1 .. `groups`.
 
     Args:
         threads: that stage the bytes in a ring of 2 or 3 host slots; 0 copies from where they lie.
+        num_held: groups, drawn at random, that are copied from where they lie all the same.
     """
     lanes, timeline = SimulatedLanes(draw), Timeline()
     memory = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(num_slots)]
@@ -67,10 +68,13 @@ def device_of(
     if threads:
         num_host = draw.choice((2, 3))
         ring = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(num_host)]
-        host = {group: ring[index % num_host][: len(held[group])] for index, group in enumerate(slots)}
-        jobs = {group: jobs_of(held[group], host[group]) for group in slots}
-        filler = Filler({}, threads, 0, 0, timeline)
-        copier = DeviceCopy(lanes, Staged(jobs, host, num_host, filler), timeline, threads)
+        stays = set(draw.sample(list(slots), num_held))
+        staged = [group for group in slots if group not in stays]
+        host = {group: ring[index % num_host][: len(held[group])] for index, group in enumerate(staged)}
+        jobs = {group: jobs_of(held[group], host[group]) for group in staged}
+        filler = Filler({}, threads, 0, 0, timeline, "read")
+        partly = Partly(Held({group: held[group] for group in stays}), Staged(jobs, host, num_host, filler))
+        copier = DeviceCopy(lanes, partly, timeline)
     else:
         copier = DeviceCopy(lanes, Held(held), timeline)  # type: ignore[assignment]
     policy = Streamed(slots, num_slots, reads_ahead, copier, DeviceWatch(lanes, timeline))
@@ -98,11 +102,14 @@ def orders(draw: random.Random, groups: int, steps: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 @pytest.mark.parametrize("reads_ahead", [True, False])
-def test_a_thousand_random_steps_read_what_they_should(threads: int, reads_ahead: bool) -> None:
+@pytest.mark.parametrize("is_partly_held", [False, True])
+def test_a_thousand_random_steps_read_what_they_should(threads: int, reads_ahead: bool, is_partly_held: bool) -> None:
+    """Up to six slots, deeper than the ring of host slots; and stores of which a part could be locked."""
     for seed in range(10):
         draw = random.Random(seed)
-        groups, num_slots = draw.randint(1, 7), draw.randint(1, 4)
-        with device_of(draw, groups, num_slots, reads_ahead, threads) as device:
+        groups, num_slots = draw.randint(1, 9), draw.randint(1, 6)
+        num_held = draw.randint(0, groups - 1) if is_partly_held else 0
+        with device_of(draw, groups, num_slots, reads_ahead, threads, num_held) as device:
             for group in orders(draw, groups, MANY // 10):
                 device.step(group)
             device.lanes.run_dry()
@@ -195,7 +202,7 @@ def test_a_fault_of_a_thread_is_raised_where_its_group_is_asked_for_and_others_s
     broken = [Job((), ((Broken("weight", bytes_of(2), host[2]), ()),), 1, 0)]
     filler = Filler({}, 2, 0, 0, timeline)
     store = Staged({1: jobs_of(bytes_of(1), host[1]), 2: broken}, host, 2, filler)
-    policy = Streamed(slots, 2, True, DeviceCopy(lanes, store, timeline, 2), DeviceWatch(lanes, timeline))
+    policy = Streamed(slots, 2, True, DeviceCopy(lanes, store, timeline), DeviceWatch(lanes, timeline))
     for _ in range(3):
         policy.acquire(1)
         policy.release(1)

@@ -8,8 +8,8 @@ from fake_source import FakeSource, numbered_bytes
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.errors import CheckpointError
-from graphcore.streaming.filler import aligned_buffer
 from graphcore.streaming.jobs import ALIGNMENT, GAP, Job, copy_jobs, file_jobs, read_job, read_straight
+from graphcore.streaming.pages import shared_pages
 from graphcore.weights.pieces import PIECE_NBYTES, RowsPiece
 
 OTHER = Path("other.safetensors")
@@ -18,7 +18,7 @@ OTHER = Path("other.safetensors")
 def done(jobs: list[Job], *sources: FakeSource) -> None:
     """Do the jobs as a thread does."""
     for job in jobs:
-        buffer = aligned_buffer(job.room)
+        buffer = shared_pages(job.room)
         read_job(job, {source.path: source for source in sources}, buffer)
         for one, places in job.pieces:
             one.write([buffer[at : at + span.nbytes] for at, span in zip(places, one.spans, strict=True)], 1)
