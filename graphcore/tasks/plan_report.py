@@ -69,6 +69,8 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
         yield "workspace", plan.workspace_nbytes, ""
     if plan.buffer_nbytes:
         yield "read buffers", plan.buffer_nbytes, ""
+    if plan.overhead_nbytes:
+        yield "CUDA's libraries and graphs", plan.overhead_nbytes, "an estimate"
     yield "total", plan.total_nbytes, ""
     if plan.budget is not None:
         yield "budget", plan.budget, f"{in_words(plan.budget - plan.total_nbytes)} unused" if plan_fits(plan) else ""
@@ -109,6 +111,7 @@ def memory_record(plan: Plan) -> Record:
         "kv_bytes": plan.kv_nbytes,
         "workspace_bytes": plan.workspace_nbytes,
         "buffer_bytes": plan.buffer_nbytes,
+        "overhead_bytes": plan.overhead_nbytes,
         "total_bytes": plan.total_nbytes,
     }
 
