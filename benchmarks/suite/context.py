@@ -6,9 +6,8 @@ import time
 import torch
 
 from graphcore.tasks.measure import synchronize, time_repeats
-from suite.ballast import FreeWatch
 from suite.bench import Bench, Loaded
-from suite.fenced import free_now
+from suite.fenced import memory_row
 from suite.log import Measurement
 from suite.profiling import profile_steps
 from suite.timing import decode_work, own, prompts_of
@@ -20,11 +19,10 @@ STEPS = 32
 def run(bench: Bench) -> None:
     sizes = bench.sizes
     settings = (f"context_length={sizes.context}", f"prefill_chunk={sizes.long_prompt}")
-    before = free_now(bench)
-    with FreeWatch(bench.device) as watch, bench.engine("llama3_8b", "random:bf16", *settings) as loaded:
+    with bench.engine("llama3_8b", "random:bf16", *settings) as loaded:
         fill(bench, loaded)
         rows = [depth_row(bench, loaded, depth) for depth in sizes.depths]
-        bytes_row(bench, loaded, before - watch.least)
+        bench.log.add(memory_row(loaded, "Llama-3.1-8B bf16, 128K: drop of free device memory"))
     base = 1 / rows[0].median
     for row, depth in list(zip(rows, sizes.depths, strict=True))[1:]:
         cost = (1 / row.median - base) * 1e6
@@ -61,11 +59,3 @@ def depth_row(bench: Bench, loaded: Loaded, depth: int) -> Measurement:
         row.aim("reported", met=True)
     bench.log.add(row)
     return row
-
-
-def bytes_row(bench: Bench, loaded: Loaded, drop: int) -> None:
-    """Compare the drop of free memory with the plan."""
-    plan = loaded.engine.plan
-    row = Measurement("Llama-3.1-8B bf16, 128K: drop of free device memory", "bytes", [float(drop)])
-    row.details |= {"plan_total_bytes": plan.total_nbytes, "kv_bytes": plan.kv_nbytes}
-    bench.log.add(row.aim(f"within the plan's {plan.total_nbytes} bytes", drop <= plan.total_nbytes))
