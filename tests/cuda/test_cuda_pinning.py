@@ -5,7 +5,8 @@ import mmap
 import torch
 
 from graphcore.streaming.cuda_lanes import CudaLanes
-from graphcore.streaming.pinning import CudaRegistrar, Pins
+from graphcore.streaming.cuda_registrar import CudaRegistrar
+from graphcore.streaming.pinning import Pins
 
 DEVICE = torch.device("cuda", 0)
 NBYTES = 64 << 20

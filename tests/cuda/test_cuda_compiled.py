@@ -1,4 +1,4 @@
-"""Compiled blocks are the eager ones on the device; tolerances are those of test_captured.py."""
+"""Compiled blocks are the eager ones on the device; tolerances are those of test_cuda_captured.py."""
 
 import pytest
 from agreement import assert_same_tokens, largest_error, step_logits
