@@ -77,7 +77,7 @@ def parts(text: str) -> list[Part]:
 def command_of(options: argparse.Namespace, run: str, names: list[str]) -> list[str]:
     cache = "" if options.cache_dir is None else str(options.cache_dir)
     how = "dry" if options.dry_run else "true"
-    return [sys.executable, "-u", str(PROCESS), str(options.out), run, how, cache, *names]
+    return [sys.executable, "-P", "-u", str(PROCESS), str(options.out), run, how, cache, *names]
 
 
 def dry_run(options: argparse.Namespace, run: str, names: list[str]) -> None:

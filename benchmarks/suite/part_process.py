@@ -59,7 +59,8 @@ def reason(status: int, log: Path, before: int) -> str:
 def main() -> None:
     """Run parts; the first that raises ends the process, unless others of a dry run follow."""
     folder, run, is_dry, cache, *names = sys.argv[1:]
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    benchmarks = Path(__file__).parents[1]
+    sys.path[:0] = [str(benchmarks), str(benchmarks.parent)]  # the suite's own modules, and graphcore in a checkout
     from suite.log import Log
     from suite.machine import describe_machine
 

@@ -80,7 +80,7 @@ def worker(bench: Bench, model: str, context: int) -> Iterator[tuple[Answer, Ask
         RuntimeError: it died; its message is in the suite's log.
     """
     config = compose_settings(bench.settings(model, "random:")).model.random_config
-    command = [sys.executable, str(WORKER), str(bench.device), str(context)]
+    command = [sys.executable, "-P", str(WORKER), str(bench.device), str(context)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         lines, answers = process.stdin, process.stdout
         assert lines is not None, "it has a pipe"
