@@ -12,6 +12,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, GraphError
+from graphcore.graph.device_obstacle import first_obstacle
 from graphcore.graph.native import obstacle_of
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
@@ -140,6 +141,8 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         if settings.graph.kind == "captured":
             raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
         choices = replace(choices, graph="compiled", notes=(*choices.notes, f"decode runs compiled: {obstacle}"))
+    if choices.graph == "captured" and choices.device.type == "cuda":
+        choices = replace(choices, notes=(*choices.notes, *notes_on_decode(decoder, choices.batch_size)))
     packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
     if settings.quant.format != STORED and packed:
         asked = settings.quant.format
@@ -149,6 +152,12 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         note = "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
         choices = replace(choices, notes=(*choices.notes, note))
     return Assembly(choices, decoder, loader)
+
+
+def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:
+    """Return a line about decode steps on a GPU that run compiled blocks instead of its own kernels, if any do."""
+    obstacle = first_obstacle(decoder, 1) or first_obstacle(decoder, batch_size)
+    return () if obstacle is None else (f"decode runs compiled blocks: {obstacle}",)
 
 
 def rounds_activations(decoder: Decoder) -> bool:

@@ -158,7 +158,7 @@ class Runner(TokenRunner):
             seen: list[Tensor] = []
             for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
                 run_program(Program(state, [step]), self.policy)
-                seen.append(state.hidden[: len(rows)].cpu())
+                seen.append(state.hidden[: len(rows)].to("cpu", copy=True))  # kernels change the stream in place
             layers.append(seen)
         return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
 

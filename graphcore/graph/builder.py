@@ -22,6 +22,7 @@ from graphcore.graph.step import (
     BlockFunction,
     BlocksStep,
     BoundBlock,
+    DecodeKernels,
     EmbedStep,
     ExpertFetcher,
     FetchedBlock,
@@ -61,6 +62,7 @@ class GraphBuilder:
         fetcher: of experts; None where all stay.
         slots: of each layer whose experts are fetched, the experts whose matrices are where they are brought.
         mapped: layers of which a decode step reads the experts where they wait.
+        decode_kernels: of a GPU, which decode steps run on instead of being compiled; None where there are none.
     """
 
     decoder: Decoder
@@ -78,6 +80,7 @@ class GraphBuilder:
     fetcher: ExpertFetcher | None = None
     slots: Mapping[int, Experts] = field(default_factory=dict)
     mapped: Collection[int] = ()
+    decode_kernels: DecodeKernels | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
 
@@ -172,6 +175,10 @@ class GraphBuilder:
 
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
+        if self.decode_kernels is not None and phase == "decode":
+            run = self.decode_kernels.block_function(self._block(index), batch, self.fetches(index, phase))
+            if run is not None:
+                return run
         has_experts = isinstance(self._block(index).mlp, MoE)
         if self.kind == "eager":
             return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
@@ -236,6 +243,10 @@ class GraphBuilder:
 
     def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
         """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""
+        if self.decode_kernels is not None and tokens is None:
+            run = self.decode_kernels.head_function(head, batch)
+            if run is not None:
+                return run
         if self.kind == "eager":
             return Head.forward
         rows = head.lm_head.outputs

@@ -25,6 +25,20 @@ AddFunction = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
+class DecodeKernels(Protocol):
+    """What runs a decode step in a device's own kernels, called one after another and not compiled."""
+
+    def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
+        """Return what runs the block for one token of each of `batch` sequences; None where something is in its way.
+
+        Args:
+            fetches: experts are brought between the halves, so it is a RoutedBlock.
+        """
+
+    def head_function(self, head: Head, batch: int) -> HeadFunction | None:
+        """Return what makes logits of one token of each of `batch` sequences; None where something is in its way."""
+
+
 class Step(Protocol):
     """A callable on the state's buffers.
 

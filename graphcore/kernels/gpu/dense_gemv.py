@@ -4,8 +4,8 @@ Legend: N tokens (1 to 8), I input features, O output features, R rows of a prog
 that one load of 16 bytes brings.
 
 A program computes R rows for all tokens. Its threads read rows side by side, V columns each, so a tile of a matrix is
-[R, G, V] with G the number of threads: the sum over V stays in a thread, the sum over G comes once, at the end. The next
-tile is on its way while one is multiplied; weights are read once and do not displace x, which all programs read.
+[R, G, V] with G the number of threads: the sum over V stays in a thread, the sum over G comes once, at the end. The
+next tile is on its way while one is multiplied; weights are read once and do not displace x, which all programs read.
 """
 
 from collections.abc import Sequence

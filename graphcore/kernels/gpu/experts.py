@@ -1,9 +1,9 @@
-"""The mixture of experts on a GPU: the CUDA implementations of its ops, and the one of a captured decode step.
+"""The mixture of experts on a GPU: what its ops launch, and the op of a captured decode step.
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choices of a token, S places.
 
-    experts, packed_experts    [N, D] -> answers [N, C, D]     up to FEW tokens each choice by itself, else grouped
-    add_experts                the stream takes the sum of the answers, best first, in the same two launches
+    experts        [N, D] -> answers [N, C, D]     up to FEW tokens each choice by itself, else grouped
+    add_experts    the stream takes the sum of the answers, best first, in the same two launches
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.gpu.experts_decode import launch_few, launch_few_summed
-from graphcore.kernels.gpu.experts_form import MixtureOperands, mixture_of
+from graphcore.kernels.gpu.experts_form import mixture_of
 from graphcore.kernels.gpu.experts_grouped import launch_many
+from graphcore.kernels.gpu.matrix import DENSE
 
 FEW = 8  # tokens from which on experts' bytes are worth sharing between tokens
 
@@ -82,16 +83,13 @@ def launch_experts(
     limit: float,
     alpha: float,
     places: Sequence[int] | None = None,
+    formats: Sequence[str] = (DENSE,) * 3,
 ) -> Tensor:
-    """Implement `graphcore::experts` (kernels/experts.py)."""
-    return _answers(x, chosen, mixture_of(weights, biases, places, limit, alpha))
-
-
-def _answers(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
+    """Implement `graphcore::experts` (kernels/experts.py) and `graphcore::device_experts` (kernels/device_experts.py)."""
     launch = launch_few if len(x) <= FEW else launch_many
+    mixture = mixture_of(weights, biases, places, limit, alpha, formats)
     return launch(x.contiguous(), chosen.contiguous(), mixture)
 
 
-# Not as decorators: torch's would leave None under the functions' names.
+# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
 torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)
-torch.library.impl("graphcore::experts", "CUDA", launch_experts)

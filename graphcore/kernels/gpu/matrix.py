@@ -9,6 +9,7 @@ from torch import Tensor
 
 DENSE = "dense"
 MOST_MATRICES = 3  # of one launch: q, k and v
+MOST_TOKENS = 8  # of one launch
 
 
 class Matrix(NamedTuple):

@@ -58,16 +58,10 @@ def _attend_chunk(
     first_token = (tl.num_programs(1) - 1 - part) * ROWS // GROUP
     start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
     end = tl.minimum(((tl.num_programs(1) - part) * ROWS - 1) // GROUP + 1, count)
-    column = tl.arange(0, WIDTH)
-    answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
-    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
-    answers = out + answer[:, None] + column[None, :]
+    is_padding = first_token >= count  # no row is real: no key is walked, and the answer is zeros
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, WIDTH], tl.float32)
-    if first_token >= count:  # padding: anything finite
-        tl.store(answers, sums.to(out.dtype.element_ty), mask=is_answer)
-        return
     if sinks is not None:  # a key that every row sees and whose value is zero
         best = tl.load(sinks + head) * LOG2_E
         total = tl.full([ROWS], 1.0, tl.float32)
@@ -77,41 +71,43 @@ def _attend_chunk(
     if WINDOWED:
         first = tl.minimum(tl.maximum(first, start + first_token - window + 1), start)
         new_first = tl.maximum(first_token - window + 1, 0)
-    past, since = start - first, start - first + token
+    past, since = tl.where(is_padding, 0, start - first), start - first + token
     old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head
     old_values = v_cache + sequence * old_v_batch + kv_head * old_v_head
     keys, values = key + sequence * k_batch + kv_head * k_head, value + sequence * v_batch + kv_head * v_head
-    if not WINDOWED:  # whole tiles that all rows see
-        whole_past, whole = past // TILE * TILE, (first_token + 1) // TILE * TILE
+    rest = 0
+    if not WINDOWED:  # whole tiles of the past, which all rows see
+        rest = past // TILE * TILE
         best, total, sums = _walk(
-            q, old_keys, old_values, 0, 0, whole_past, since, best, total, sums, old_k_slot, old_v_slot, slots,
-            window, scale, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
+            q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
+            slots, window, scale, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
         )  # fmt: skip
-        best, total, sums = _walk(
-            q, keys, values, 0, 0, whole, token, best, total, sums, k_token, v_token, slots,
-            window, scale, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
-        )  # fmt: skip
-        old_first, new_first = whole_past, whole
-    else:
-        old_first = 0
     best, total, sums = _walk(
-        q, old_keys, old_values, first % slots, old_first, past, since, best, total, sums, old_k_slot, old_v_slot,
+        q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
         slots, window, scale, True, WINDOWED, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
     best, total, sums = _walk(
         q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token, slots,
         window, scale, True, False, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
+    column = tl.arange(0, WIDTH)
+    answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
+    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
+    answers = out + answer[:, None] + column[None, :]
     tl.store(answers, divided(sums, total).to(out.dtype.element_ty), mask=is_answer)
 
 
-def tiles_of(rows: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return rows and keys of a tile, and a program's warps, for so many rows."""
+def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return a tile's rows, its keys, and a program's warps: as large as registers hold, on sm_80 and on sm_90.
+
+    Args:
+        rows: that there are in all.  width: of a vector, padded.  dtype: of the products; float32 has no tensor cores.
+    """
     if dtype == torch.float32:
-        return 32, 32, 8
-    if rows > 64:
-        return 128, 64, 8
-    return max(16, triton.next_power_of_2(rows)), 64, 4
+        return 16, 16, 4
+    most = 128 if width <= 128 else 64
+    tile = 64 if width <= 128 else 32
+    return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
 
 
 def launch_attend_chunk(
@@ -132,7 +128,7 @@ def launch_attend_chunk(
     for operand in (query, key, value, k_cache, v_cache):
         assert operand.stride(3) == 1, "vectors lie in one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
-    rows, tile, warps = tiles_of(tokens * group, query.dtype)
+    rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
         query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,

@@ -11,14 +11,16 @@ dtype), `x_scale` is what they were multiplied with.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gpu.dense_gemv import launch_dense_product
-from graphcore.kernels.gpu.matrix import DENSE, Matrix
+from graphcore.kernels.gpu.dense_gemv import launch_dense_gated, launch_dense_product
+from graphcore.kernels.gpu.gate import launch_gate
+from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, Matrix
+from graphcore.kernels.gpu.packed_gemv import launch_packed_gated, launch_packed_product
 
-MOST_TOKENS = 8
 _OPERANDS = (
     "Tensor x, Tensor? x_scale, Tensor[] weights, Tensor?[] biases, Tensor?[] scales, str[] formats, int[] rows,"
     " bool divides, str activation"
@@ -78,7 +80,44 @@ def _operands(matrices: Sequence[Matrix]) -> tuple[list[object], ...]:
     return tuple(list(column) for column in zip(*matrices, strict=True))
 
 
-def _product(
+@torch.library.register_fake("graphcore::gpu_product")
+def _fake_product(
+    x: Tensor,
+    _scale: Tensor | None,
+    _weights: list[Tensor],
+    _biases: list[Tensor | None],
+    _scales: list[Tensor | None],
+    _formats: list[str],
+    rows: list[int],
+    _divides: bool,
+    _activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((len(x), sum(rows)), dtype=dtype)
+
+
+@torch.library.register_fake("graphcore::gpu_add_product")
+def _fake_add(_stream: Tensor, *_: object) -> None:
+    return None
+
+
+@torch.library.register_fake("graphcore::gpu_gated")
+def _fake_gated(
+    x: Tensor,
+    _scale: Tensor | None,
+    _weights: list[Tensor],
+    _biases: list[Tensor | None],
+    _scales: list[Tensor | None],
+    _formats: list[str],
+    rows: list[int],
+    _divides: bool,
+    _activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((len(x), rows[0]), dtype=dtype)
+
+
+def launch_product(
     x: Tensor,
     x_scale: Tensor | None,
     weights: list[Tensor],
@@ -90,12 +129,84 @@ def _product(
     activation: str,
     dtype: torch.dtype,
 ) -> Tensor:
+    """Implement `product`."""
     out = torch.empty(len(x), sum(rows), dtype=dtype, device=x.device)
     matrices = list(map(Matrix, weights, biases, scales, formats, rows))
-    begin = 0
-    for run in _launches(matrices):
-        width = sum(matrix.rows for matrix in run)
-        launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
-        launch(x, x_scale, run, divides, activation, out[:, begin : begin + width], False)
-        begin += width
+    _launch(x, x_scale, matrices, divides, activation, out, adds=False)
     return out
+
+
+def launch_add_product(
+    stream: Tensor,
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+) -> None:
+    """Implement `add_product`."""
+    assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
+    _launch(x, x_scale, list(map(Matrix, weights, biases, scales, formats, rows)), divides, activation, stream, True)
+
+
+def launch_gated(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Implement `gated`; matrices that do not fit into one launch leave their products in float32 first."""
+    gate, up = map(Matrix, weights, biases, scales, formats, rows)
+    out = torch.empty(len(x), gate.rows, dtype=dtype, device=x.device)
+    if len(launches([gate, up])) == 1:
+        launch = launch_dense_gated if gate.format == DENSE else launch_packed_gated
+        launch(x, x_scale, gate, up, divides, activation, out)
+        return out
+    both = torch.empty(len(x), 2 * gate.rows, dtype=torch.float32, device=x.device)
+    _launch(x, x_scale, [gate, up], divides, "", both, adds=False)
+    launch_gate(both, activation, out)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrices: Sequence[Matrix],
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {MOST_TOKENS}"
+    assert x.is_contiguous(), "kernels take x row by row"
+    begin = 0
+    for run in launches(matrices):
+        end = begin + sum(matrix.rows for matrix in run)
+        launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
+        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds)
+        begin = end
+
+
+def launches(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
+    """Return the matrices in runs of one launch each: one format, all with a bias or none, all with a scale or none."""
+
+    def kind(matrix: Matrix) -> tuple[str, bool, bool]:
+        return matrix.format, matrix.bias is None, matrix.scale is None
+
+    return [list(run) for _, run in groupby(matrices, kind)]
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
+torch.library.impl("graphcore::gpu_product", "CompositeExplicitAutograd", launch_product)
+torch.library.impl("graphcore::gpu_add_product", "CompositeExplicitAutograd", launch_add_product)
+torch.library.impl("graphcore::gpu_gated", "CompositeExplicitAutograd", launch_gated)

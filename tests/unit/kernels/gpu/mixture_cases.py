@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.gpu.experts_form import MixtureOperands, mixture_of
+from graphcore.quant.device_packing import DevicePacking
+from graphcore.quant.registry import FORMATS
 
 LIMIT, ALPHA = 0.9, 1.3
 NAN = float("nan")
@@ -49,6 +51,25 @@ def dense_case(
     chosen = randn(tokens, experts).topk(top_k).indices
     dense = [weight.double() for weight in weights]
     return Case(randn(tokens, dim), chosen, dense, weights, biases, ("dense",) * 3)
+
+
+def packed_case(
+    form: str, tokens: int, dtype: torch.dtype, dim: int, hidden: int, experts: int = 4, top_k: int = 2
+) -> Case:
+    """Return a case whose weights are packed for a device: random ones, rounded to a format by quant/ itself."""
+    case = dense_case(tokens, dtype, dim, hidden, experts, top_k)
+    one, dense, weights = FORMATS[form], [], []
+    for matrix in case.weights:
+        packing = DevicePacking(form, *matrix.shape[1:])
+        raw = [one.quantize(expert.float()) for expert in matrix]
+        dense.append(
+            torch.stack(
+                [one.dequantize(each, expert.shape, torch.float32) for each, expert in zip(raw, matrix, strict=True)]
+            ).double()
+        )
+        packed = [packing.pack(*one.split_rows(each, tuple(matrix.shape[1:]))) for each in raw]
+        weights.append(torch.stack(packed))
+    return replace(case, dense=dense, weights=weights, formats=(form,) * 3)
 
 
 def answers_of(case: Case) -> Tensor:

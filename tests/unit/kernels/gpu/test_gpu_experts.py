@@ -46,7 +46,7 @@ def test_tokens_go_through_their_experts_as_in_a_plain_loop(launch: Launch, toke
 
 
 @either
-@pytest.mark.parametrize(("dim", "hidden"), [(7, 5), (64, 33), (600, 70), (16, 130)])
+@pytest.mark.parametrize(("dim", "hidden"), [(7, 5), (64, 33), (600, 9), (16, 130)])
 def test_widths_may_be_anything(launch: Launch, dim: int, hidden: int) -> None:
     case = dense_case(2, torch.float32, dim, hidden, experts=3, top_k=2)
     found = launch(case.x, case.chosen, case.mixture())
@@ -56,7 +56,7 @@ def test_widths_may_be_anything(launch: Launch, dim: int, hidden: int) -> None:
 @either
 @pytest.mark.parametrize(
     "chosen",
-    [[[5, 0, 3]] * 4, [[-1, -1, -1]] * 2, [[2, -1, 4], [-1, -1, 2]], [[0, 1, 2], [3, 4, 5]]],
+    [[[5, 0, 3]] * 2, [[-1, -1, -1]] * 2, [[2, -1, 4], [-1, -1, 2]], [[0, 1, 2], [3, 4, 5]]],
     ids=["the same", "nobody", "some", "all"],
 )
 def test_anybody_or_nobody_may_be_chosen_and_others_are_not_read(launch: Launch, chosen: list[list[int]]) -> None:
@@ -69,7 +69,7 @@ def test_anybody_or_nobody_may_be_chosen_and_others_are_not_read(launch: Launch,
 
 @either
 def test_an_expert_gives_the_same_bits_wherever_it_lies_and_zeros_where_it_does_not(launch: Launch) -> None:
-    case = dense_case(4, torch.bfloat16).choosing([[5, 0, 3], [3, 1, 0], [2, 5, 4], [0, -1, 5]])
+    case = dense_case(2, torch.bfloat16).choosing([[5, 1, 3], [0, -1, 2]])
     whole = launch(case.x, case.chosen, case.mixture())
     places = [4, -1, 0, 7, -1, 1]
     moved = [torch.full((8, *one.shape[1:]), float("nan"), dtype=one.dtype) for one in case.weights]
