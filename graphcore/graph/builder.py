@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from graphcore.graph.capture import captured
+from graphcore.graph.capture import Captures, captured
+from graphcore.graph.choosing import Choosing, Drawing, choose_step
 from graphcore.graph.compile import compile_cache, compile_whole, mark_length
 from graphcore.graph.cutting import Handover
 from graphcore.graph.native import Recorder
@@ -83,11 +84,18 @@ class GraphBuilder:
     decode_kernels: DecodeKernels | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
+    captures: Captures = field(init=False)
 
     def __post_init__(self) -> None:
+        self.captures = Captures(self.device)
         self.head_rows = self.decoder.head_rows()
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self.head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether decode programs are CUDA graphs, which choose tokens by themselves."""
+        return self.kind == "captured" and self.library is None
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the program that runs one token of each of `batch` sequences.
@@ -97,14 +105,24 @@ class GraphBuilder:
         """
         if self.kind == "captured" and self.library is not None and batch == 1:
             return self._recorded(self.library, is_greedy)
+        if self.captures_graphs:
+            return self._captured(batch, Choosing.allocate(batch, self.device) if is_greedy else None)
         program = self._program(batch, "decode")
-        steps = list(program.steps)
-        if is_greedy:
-            steps.append(GreedyStep(0, program.state))
-        if self.kind == "captured" and self.library is None:
-            handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
-            return Program(program.state, captured(program.state, steps, self.streamed, handover, self.device))
-        return Program(program.state, steps)
+        return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
+
+    def sample(self, batch: int, narrows: bool) -> Program:
+        """Return a captured decode program that draws the next token. Args: narrows: by top-k or top-p too."""
+        drawing = Drawing.allocate(batch, self.decoder.spec.vocab, self.device)
+        return self._captured(batch, Choosing.allocate(batch, self.device, drawing), narrows)
+
+    def _captured(self, batch: int, choosing: Choosing | None, narrows: bool = False) -> Program:
+        """Return a decode program as CUDA graphs, the choice of the next token in the last of them."""
+        program = self._program(batch, "decode")
+        state = program.state
+        choice = None if choosing is None else choose_step(state, choosing, narrows)
+        steps = [*program.steps, *([] if choice is None else [choice])]
+        handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
+        return Program(state, captured(state, steps, self.streamed, handover, self.captures), choice)
 
     def _recorded(self, library: Path, is_greedy: bool) -> Program:
         """Return one sequence's decode step as a native program."""

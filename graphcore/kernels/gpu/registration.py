@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-MODULES = ("norm", "attend", "experts", "router")  # of this package; each imports what it needs
+MODULES = ("norm", "attend", "experts", "router", "choose", "sample")  # of this package; each imports what it needs
 
 
 def register() -> None:
