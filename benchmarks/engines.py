@@ -60,7 +60,7 @@ class Graphcore(PeerEngine):
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         import torch
 
-        from graphcore.engine.runner import set_inputs
+        from graphcore.engine.passes import set_inputs
         from graphcore.streaming.scheduler import run_program
 
         with torch.inference_mode():

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,19 @@ PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
 
+if find_spec("triton"):
+    from triton_interpreter import mend_interpreter
+
+    mend_interpreter()
+
 settings.register_profile("graphcore", deadline=None)  # how long an example takes is the machine's business
 settings.load_profile("graphcore")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernel-lists", type=Path, help="folder for lists of a GPU's kernels that tests/golden/kernels does not have"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

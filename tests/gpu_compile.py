@@ -31,7 +31,8 @@ class Compiled:
         case: what was called.
         registers: of a thread.  stack: bytes of a thread that do not fit in registers.  shared: bytes of a block.
         warps: of a block.
-        widest_load: bytes that one instruction of a thread reads from global memory, at most.
+        widest_load: bytes that one instruction of a thread reads from global memory, at most; copies to shared memory
+            that no register sees count too.
         loads: how many such instructions there are, by their bytes.
         instructions: of machine code in all.
     """
@@ -115,7 +116,7 @@ def described(case: str, name: str, kernel: Any) -> Compiled:
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
     widths = {"": 4, ".U8": 1, ".S8": 1, ".U16": 2, ".S16": 2, ".64": 8, ".128": 16}
     loads: dict[int, int] = {}
-    for opcode in re.findall(r"\bLDG(\.[A-Z0-9_.]+)?", code):
+    for opcode in re.findall(r"\bLDG(?:STS)?(\.[A-Z0-9_.]+)?", code):
         sizes = [nbytes for suffix, nbytes in widths.items() if suffix and re.search(rf"{suffix}(?!\d)", opcode)]
         nbytes = max(sizes, default=4)
         loads[nbytes] = loads.get(nbytes, 0) + 1

@@ -12,7 +12,9 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, GraphError
+from graphcore.graph.device_obstacle import first_obstacle
 from graphcore.graph.native import obstacle_of
+from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
@@ -82,7 +84,13 @@ def choose_rounding(activations: str, dtype: torch.dtype) -> str:
 
 
 def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, str]:
-    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none."""
+    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none.
+
+    A GPU's kernels are Triton's: they are registered here, and the line is about a Triton that is not there.
+    """
+    if device.type == "cuda":
+        without = "Triton is not installed: attention masks the whole cache, which is slow; install triton"
+        return None, "" if register() else without
     if device.type != "cpu":
         return None, ""
     try:
@@ -140,6 +148,8 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         if settings.graph.kind == "captured":
             raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
         choices = replace(choices, graph="compiled", notes=(*choices.notes, f"decode runs compiled: {obstacle}"))
+    if choices.graph == "captured" and choices.device.type == "cuda":
+        choices = replace(choices, notes=(*choices.notes, *notes_on_decode(decoder, choices.batch_size)))
     packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
     if settings.quant.format != STORED and packed:
         asked = settings.quant.format
@@ -149,6 +159,12 @@ def prepare(settings: Settings, model: Model) -> Assembly:
         note = "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
         choices = replace(choices, notes=(*choices.notes, note))
     return Assembly(choices, decoder, loader)
+
+
+def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:
+    """Return a line about decode steps on a GPU that run compiled blocks instead of its own kernels, if any do."""
+    obstacle = first_obstacle(decoder, 1) or first_obstacle(decoder, batch_size)
+    return () if obstacle is None else (f"decode runs compiled blocks: {obstacle}",)
 
 
 def rounds_activations(decoder: Decoder) -> bool:

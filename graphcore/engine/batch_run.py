@@ -4,16 +4,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
-from graphcore.engine.runner import set_inputs
-from graphcore.engine.sampler import Sampler, SamplingParams
+from graphcore.engine.decoding import Decoding, DeviceDecoding, HostDecoding, Picked
+from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, Timings, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
 from graphcore.engine.token_runner import TokenRunner
-from graphcore.errors import GraphError
 from graphcore.progress import Progress, ignore_progress
-from graphcore.streaming.scheduler import run_program
 from graphcore.streaming.watched import watched
 
 
@@ -44,50 +41,71 @@ class BatchRun:
         self.cached = cached
         self.on_progress = on_progress
         self.total = max(request.max_new_tokens for request in requests)
-        self.is_greedy = params.temperature == 0.0 and params.repetition_penalty == 1.0
-        histories = [request.prompt_ids for request in requests]
-        histories += [()] * (runner.width(len(requests)) - len(requests))
-        self.sampler = Sampler(params, histories, runner.vocab, runner.device)
+        self.params = params
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self._decoding: Decoding | None = None
+        self._taken: list[list[int]] = []  # tokens of each step, of all requests
 
     @torch.inference_mode()
     def events(self) -> Iterator[TokenEvent]:
         """Yield each new token as it is made, row by row within a step."""
         number = self.runner.claim()
         began = time.perf_counter()
-        width = self.runner.width(len(self.requests))
+        decoding = self._decoding = self._open()
         starts = [self.cached, *[0] * (len(self.requests) - 1)]
         rows = [request.prompt_ids[start:] for request, start in zip(self.requests, starts, strict=True)]
-        logits = self.runner.feed(rows, starts, self.on_progress)
-        padded = logits.new_zeros(width, logits.shape[1])
-        padded[: len(rows)] = logits
-        check_finite(logits)
-        chosen = self.sampler.choose(padded)
-        token_ids = chosen.tolist()
+        decoding.first(self.runner.feed(rows, starts, self.on_progress))
+        picked = self._take(decoding)
         self.prefill_seconds = time.perf_counter() - began
-        done = 1
-        self.on_progress("generate", None, done, self.total)
-        yield from self._accept(token_ids, padded)
-        program = self.runner.program("decode", width, self.is_greedy)
-        state = program.state
-        lengths = [len(request.prompt_ids) for request in self.requests]
-        set_inputs(state, [[token_id] for token_id in token_ids[: len(rows)]], lengths, width, 1)
-        while self._mark_active(state.span.counts):
+        yield from self._accept(picked)
+        began = time.perf_counter()
+        while any(request.finish_reason is None for request in self.requests):
             self.runner.check_owner(number)
-            began = time.perf_counter()
-            run_program(program, watched(self.runner.policy, self.on_progress, "generate", done, self.total))
-            if self.is_greedy:
-                chosen = state.chosen
-            else:
-                check_finite(state.logits)
-                chosen = self.sampler.choose(state.logits)
-                state.feed(chosen)
-            token_ids = chosen.tolist()  # waits for the device
-            self.decode_seconds += time.perf_counter() - began
-            done += 1
-            self.on_progress("generate", None, done, self.total)
-            yield from self._accept(token_ids, state.logits)
+            while decoding.num_waiting <= decoding.lag and self._can_use(decoding.num_waiting):
+                policy = self.runner.policy
+                decoding.launch(watched(policy, self.on_progress, "generate", len(self._taken), self.total))
+            picked = self._take(decoding)
+            ended = time.perf_counter()
+            self.decode_seconds += ended - began
+            yield from self._accept(picked)
+            # A device that runs ahead computes while the caller has the token, and that time is its own.
+            began = ended if decoding.lag else time.perf_counter()
+
+    def _open(self) -> Decoding:
+        width = self.runner.width(len(self.requests))
+        program = self.runner.choosing_program(width, self.params)
+        if program is None:
+            return HostDecoding(self.runner, self.requests, self.params, self.wants_logprobs)
+        most = [self._most(request) for request in self.requests]
+        end_ids = frozenset[int]().union(*(request.end_ids for request in self.requests))
+        return DeviceDecoding(program, self.requests, self.params, most, end_ids, self.wants_logprobs)
+
+    def _most(self, request: Request) -> int:
+        """Return how many tokens a request may have in all: what was asked for, or until its cache is full."""
+        return min(request.max_new_tokens, self.runner.context - len(request.prompt_ids) + 1)
+
+    def _can_use(self, num_waiting: int) -> bool:
+        """Return whether a request may still want a token beyond those that are under way."""
+        running = (request for request in self.requests if request.finish_reason is None)
+        return any(self._most(request) - len(request.token_ids) > num_waiting for request in running)
+
+    def _take(self, decoding: Decoding) -> Picked:
+        picked = decoding.take()
+        self._taken.append(picked.token_ids)
+        self.on_progress("generate", None, len(self._taken), self.total)
+        return picked
+
+    def held_ids(self) -> list[int]:
+        """Return the tokens that row 0 of the cache holds when the run has ended: each but the last was run.
+
+        A device may have run some after the one that ended the request; where a window has moved on with them, the
+        keys before it are lost.
+        """
+        while self._decoding is not None and self._decoding.num_waiting:
+            self._taken.append(self._decoding.take().token_ids)
+        chosen = [token_ids[0] for token_ids in self._taken if token_ids[0] >= 0]
+        return [*self.requests[0].prompt_ids, *chosen[:-1]]
 
     def interrupt(self) -> None:
         """End the requests that still run, keeping what they have."""
@@ -99,27 +117,17 @@ class BatchRun:
         """Return what each request gave; all must have ended."""
         return [self._generation(request) for request in self.requests]
 
-    def _mark_active(self, counts: Tensor) -> bool:
-        """Give ended requests no token in the next step; return whether any still runs."""
-        active = [request.finish_reason is None for request in self.requests]
-        counts[: len(active)].copy_(torch.tensor(active, dtype=counts.dtype))
-        return any(active)
-
-    def _accept(self, token_ids: Sequence[int], logits: Tensor) -> Iterator[TokenEvent]:
+    def _accept(self, picked: Picked) -> Iterator[TokenEvent]:
         """Give each running request its token."""
-        logprobs: list[float] | None = None
-        if self.wants_logprobs:
-            index = torch.tensor(token_ids, device=logits.device)[:, None]
-            logprobs = logits.log_softmax(dim=-1).gather(1, index)[:, 0].tolist()
         for row, request in enumerate(self.requests):
             if request.finish_reason is not None:
                 continue
-            logprob = logprobs[row] if logprobs is not None else None
+            token_id, logprob = picked.token_ids[row], picked.logprobs[row] if picked.logprobs is not None else None
             if logprob is not None:
                 request.logprobs.append(logprob)
             used = len(request.prompt_ids) + len(request.token_ids) + 1
-            text = request.push(token_ids[row], is_context_full=used > self.runner.context)
-            yield TokenEvent(row, token_ids[row], text, logprob, request.finish_reason)
+            text = request.push(token_id, is_context_full=used > self.runner.context)
+            yield TokenEvent(row, token_id, text, logprob, request.finish_reason)
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None, "a request has not ended"
@@ -133,16 +141,3 @@ class BatchRun:
         )
         logprobs = tuple(request.logprobs) if self.wants_logprobs else None
         return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)
-
-
-def check_finite(logits: Tensor) -> None:
-    """Return if no logit is NaN or infinite.
-
-    Raises:
-        GraphError: one is; no choice of a token would mean anything.
-    """
-    if not bool(logits.isfinite().all()):
-        raise GraphError(
-            "the model's logits are not finite (NaN or infinity): its weights are damaged, or the dtype is too narrow "
-            "for it; try dtype=bf16 or dtype=fp32"
-        )

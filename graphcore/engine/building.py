@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphcore.config.settings import Settings
-from graphcore.engine.assembly import Assembly, compile_cache_dir
+from graphcore.engine.assembly import Assembly, Choices, compile_cache_dir
 from graphcore.engine.model import Model
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
@@ -14,7 +14,8 @@ from graphcore.engine.token_runner import TokenRunner
 from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream, way_to
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
-from graphcore.nn.kv_cache import allocate_cache
+from graphcore.graph.step import DecodeKernels
+from graphcore.nn.kv_cache import LayerCache, allocate_cache
 from graphcore.progress import Progress
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.weights.groups import split_layers
@@ -49,7 +50,9 @@ def build_running(
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
     link_to = way_to(choices.device, settings.streaming.pinned_memory)
     stream = open_stream(loader, decoder, movement, store, tier.is_direct, choices.device, link_to)
-    builder.fetcher = stream.experts
+    if stream.experts is not None:
+        builder.fetcher, builder.slots = stream.experts.cache, stream.experts.slots
+        builder.mapped = stream.experts.mapped
     runner = Runner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
     weakref.finalize(runner, stream.close)  # its threads would keep slots and files of an engine that nobody closed
     return Running(runner, stream)
@@ -95,4 +98,14 @@ def _builder(
         choices.packing.library,
         head_parts=movement.heads,
         streamed=frozenset(movement.plan.streamed),
+        decode_kernels=_decode_kernels(choices, caches),
     )
+
+
+def _decode_kernels(choices: Choices, caches: Sequence[LayerCache]) -> DecodeKernels | None:
+    """Return a GPU's own kernels for decode steps, where those are captured."""
+    if choices.device.type != "cuda" or choices.graph != "captured":
+        return None
+    from graphcore.graph.device_block import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
+
+    return DeviceBlocks.allocate(caches, choices.device)

@@ -147,8 +147,18 @@ class Engine:
 
     @property
     def stats(self) -> dict[str, int | str | float]:
-        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts."""
-        hit_rate = self.weight_stream.expert_hit_rate
+        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts.
+
+        With CUDA graphs also how many were captured, the device memory and the seconds that this took.
+        """
+        hit_rate, captures = self.weight_stream.expert_hit_rate, self.runner.captures
+        captured: dict[str, int | str | float] = {}
+        if captures is not None:
+            captured = {
+                "captured_graphs": captures.num_graphs,
+                "captured_bytes": captures.nbytes,
+                "capture_seconds": captures.seconds,
+            }
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
@@ -156,16 +166,20 @@ class Engine:
             "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
+            **captured,
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
-    def warm_up(self, num_sequences: int = 1) -> CompileReport:
+    def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile what that many sequences will need, or load it from the cache on disk; return what it took.
 
-        What is not warmed up compiles at its first use.
+        What is not warmed up compiles, and on a GPU is captured, at its first use.
+
+        Args:
+            params: how they will be sampled; None is greedy.
         """
         with torch.inference_mode(), measure_compile() as report:
-            self.runner.warm_up(num_sequences)
+            self.runner.warm_up(num_sequences, params)
         return_freed_memory()
         if self.free_memory is not None:
             self.free_memory.look("warm")
@@ -176,6 +190,7 @@ class Engine:
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
             self.weight_stream.close()
+            self._runner.release()
         self._runner = None
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly
 from graphcore.engine.device_stream import host_ring_nbytes
+from graphcore.engine.expert_stream import expert_ring_nbytes
 from graphcore.engine.group_jobs import THREADS
 from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, PlanError
@@ -50,12 +51,33 @@ def plan_run(settings: Settings, model: Model, parts: Assembly) -> tuple[Assembl
 
     Raises:
         PlanError: it does not fit, on the device or in RAM; the message has the smallest budget that works.
-        ConfigError: the weights cannot wait where they were asked to, or experts would have to go to a GPU.
+        ConfigError: the weights cannot wait where they were asked to.
     """
-    choices, streaming = parts.choices, settings.streaming
+    choices = parts.choices
     tier = choose_tier(settings, parts)
-    context = choices.context
-    plan = plan_streaming(
+    plan = _plan(settings, model, parts, tier)
+    try:
+        check_host(settings, parts, plan, tier)
+    except PlanError as error:
+        if plan.experts is None or tier.kind == "disk" or settings.streaming.source != "auto":
+            raise
+        if disk_obstacle(settings, parts):
+            raise
+        tier = Tier(
+            "disk", is_direct=True, note=f"experts are read from files, because they do not fit in RAM: {error}"
+        )
+        plan = _plan(settings, model, parts, tier)
+        check_host(settings, parts, plan, tier)
+    notes = (*choices.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
+    context = plan.context or choices.context
+    changed = replace(choices, context=context, prefill_chunk=min(choices.prefill_chunk, context), notes=notes)
+    return replace(parts, choices=changed), plan, tier
+
+
+def _plan(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Plan:
+    """Return the plan for weights that wait in that tier."""
+    choices, streaming = parts.choices, settings.streaming
+    return plan_streaming(
         sizes_of(parts.decoder, parts.loader.is_tied, streaming.layer_group_size),
         Wishes(
             policy=streaming.policy,
@@ -63,23 +85,18 @@ def plan_run(settings: Settings, model: Model, parts: Assembly) -> tuple[Assembl
             prefetch=None if streaming.prefetch == "auto" else streaming.prefetch,
             mode=streaming.mode,
             expert_cache=parse_nbytes("streaming.expert_cache", streaming.expert_cache),
-            context=context,
+            context=choices.context,
             may_halve_context=settings.context_length is None and streaming.policy != "off",
+            maps_experts=maps_experts(settings, parts, tier),
         ),
         costs_of(settings, model, parts, tier),
         Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
     )
-    if plan.experts is not None and choices.device.type == "cuda":
-        raise ConfigError(
-            f"the experts of this model do not fit on {choices.device}, and experts stream on the CPU only; use "
-            "device=cpu, or a quant or context_length that lets streaming=auto keep them"
-        )
-    if plan.is_streaming and (tier.kind == "host" or choices.device.type == "cuda"):
-        check_host(settings, parts, plan, tier)
-    notes = (*choices.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
-    chunk = min(choices.prefill_chunk, plan.context or context)
-    changed = replace(choices, context=plan.context or context, prefill_chunk=chunk, notes=notes)
-    return replace(parts, choices=changed), plan, tier
+
+
+def maps_experts(settings: Settings, parts: Assembly, tier: Tier) -> bool:
+    """Return whether experts wait where the device's kernels can read them: in RAM that may be locked."""
+    return parts.choices.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
 
 
 def costs_of(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Costs:
@@ -158,17 +175,19 @@ def buffer_nbytes(parts: Assembly, tier: Tier) -> int:
 
 
 def check_host(settings: Settings, parts: Assembly, plan: Plan, tier: Tier) -> None:
-    """Return if what waits in RAM, or goes through it to a device, fits there.
+    """Return if what waits in RAM, or goes through it to a device, fits there; nothing does where nothing streams.
 
     Raises:
         PlanError: it does not; the message has what it needs.
     """
     budget = parse_nbytes("streaming.host_memory_budget", settings.streaming.host_memory_budget)
     cpu = parts.choices.device.type == "cpu"
+    if not plan.is_streaming or (cpu and tier.kind == "disk"):
+        return
     free = free_nbytes(parts.choices.device) - plan.total_nbytes if cpu else free_nbytes(CPU)
     is_held = tier.kind == "host"
     # A store that cannot be locked goes through host slots as well.
-    ring = 0 if cpu else host_ring_nbytes(plan) + buffer_nbytes(parts, tier)
+    ring = 0 if cpu else host_ring_nbytes(plan) + expert_ring_nbytes(plan, is_held) + buffer_nbytes(parts, tier)
     needed = ring + (host_nbytes(plan) if is_held else 0)
     most = free if budget is None else min(budget, free)
     if needed > most:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.engine.passes import heads_of, set_inputs, single_blocks, without_head
 from graphcore.engine.prefix import reusable_prefix
+from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.program import Program
-from graphcore.graph.state import StepState
-from graphcore.graph.step import BlocksStep, HeadStep, Step
-from graphcore.nn.span import Span
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
@@ -58,6 +58,11 @@ class Runner(TokenRunner):
         """Graphs that were compiled so far."""
         return len(self.builder.functions)
 
+    @property
+    def captures(self) -> Captures | None:
+        """The CUDA graphs that it decodes with; None where it has none."""
+        return self.builder.captures if self.builder.captures_graphs else None
+
     def width(self, num_sequences: int) -> int:
         """Return how many rows the programs for that many sequences have."""
         assert num_sequences <= self.batch_size, f"{num_sequences} sequences in a batch of {self.batch_size}"
@@ -67,7 +72,8 @@ class Runner(TokenRunner):
         """Return the program of a phase, built and compiled at its first use.
 
         Args:
-            phase: "decode", "prefill", "token" (decode's steps, one by one even where decode is captured), or "score"
+            phase: "decode", "sample" and "narrow" (captured graphs that draw, from all tokens or from what top-k and
+                top-p keep), "prefill", "token" (decode's steps, one by one even where decode is captured), or "score"
                 and "score_one" (the head after every token, of which there are several or one).
             width: rows.
             is_greedy: a decode program that feeds itself.
@@ -76,6 +82,8 @@ class Runner(TokenRunner):
         if key not in self._programs:
             build = {
                 "decode": lambda: self.builder.decode(width, is_greedy),
+                "sample": lambda: self.builder.sample(width, narrows=False),
+                "narrow": lambda: self.builder.sample(width, narrows=True),
                 "prefill": lambda: self.builder.prefill(width),
                 "token": lambda: self.builder.token(width),
                 "score": lambda: self.builder.score(width, is_one_token=False),
@@ -84,12 +92,30 @@ class Runner(TokenRunner):
             self._programs[key] = build[phase]()
         return self._programs[key]
 
-    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
-        """Build, and compile or load from the cache, what that many sequences will need."""
+    def choosing_program(self, width: int, params: SamplingParams) -> Program | None:
+        """Return a decode program that chooses tokens as asked and ends rows on the device, or None: the host does."""
+        if not self.builder.captures_graphs:
+            return None
+        return self.program(choosing_phase(params), width, is_greedy=params.is_greedy)
+
+    def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
+        """Build, and compile or load from the cache, what that many sequences will need; capture it on a GPU.
+
+        Args:
+            params: how they will be sampled; None is greedy.
+        """
         width = self.width(num_sequences)
         self.program("prefill", width)
         self.program("decode", width)
-        self.program("decode", width, is_greedy)
+        chosen = self.choosing_program(width, params or SamplingParams()) or self.program("decode", width, True)
+        for step in chosen.steps:
+            if isinstance(step, CapturedStep):
+                step.prepare()
+
+    def release(self) -> None:
+        """Give programs and captured graphs back; nothing runs any more."""
+        self._programs.clear()
+        self.builder.captures.release()
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
         """Return how many tokens of the prompt row 0 of the cache can serve, if it holds `cached`; never all."""
@@ -158,7 +184,7 @@ class Runner(TokenRunner):
             seen: list[Tensor] = []
             for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
                 run_program(Program(state, [step]), self.policy)
-                seen.append(state.hidden[: len(rows)].cpu())
+                seen.append(state.hidden[: len(rows)].to("cpu", copy=True))  # kernels change the stream in place
             layers.append(seen)
         return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
 
@@ -205,33 +231,8 @@ class Runner(TokenRunner):
             yield Chunk(program, tokens, ended)
 
 
-def set_inputs(state: StepState, rows: Sequence[Sequence[int]], starts: Sequence[int], width: int, tokens: int) -> None:
-    """Make the rows, padded to `tokens` and to `width` rows, the state's inputs."""
-    idle = width - len(rows)
-    padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle
-    token_ids = torch.tensor(padded, dtype=torch.int64)
-    begins, counts = torch.tensor([*starts, *[0] * idle]), torch.tensor([*map(len, rows), *[0] * idle])
-    if tokens == 1:  # a decode program's inputs never move
-        state.token_ids.copy_(token_ids)
-        state.span.starts.copy_(begins)
-        state.span.counts.copy_(counts)
-    else:
-        device = state.token_ids.device
-        state.token_ids = token_ids.to(device)
-        state.span = Span(begins.to(device), counts.to(device))
-
-
-def without_head(program: Program) -> Program:
-    """Return the program up to the last block."""
-    return Program(program.state, [step for step in program.steps if not isinstance(step, HeadStep)])
-
-
-def heads_of(program: Program) -> list[HeadStep]:
-    """Return the steps that `without_head` leaves out."""
-    return [step for step in program.steps if isinstance(step, HeadStep)]
-
-
-def single_blocks(step: Step) -> list[BlocksStep]:
-    """Return the step's blocks as steps of their own."""
-    assert isinstance(step, BlocksStep), f"{type(step).__name__} has no blocks"
-    return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]
+def choosing_phase(params: SamplingParams) -> str:
+    """Return which program chooses on the device so: the fewer cuts, the fewer kernels."""
+    if params.is_greedy:
+        return "decode"
+    return "narrow" if params.top_k > 0 or params.top_p < 1.0 else "sample"

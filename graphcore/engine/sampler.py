@@ -36,6 +36,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int = 0
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, whatever was seen."""
+        return self.temperature == 0.0 and self.repetition_penalty == 1.0
+
 
 class Sampler:
     """Chooses tokens for the sequences of one batch and remembers what they have seen."""
@@ -88,7 +93,7 @@ def narrow(logits: Tensor, params: SamplingParams) -> Tensor:
         least = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, HIDDEN)
     if params.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # of equal tokens the first
         probabilities = ordered.softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities  # mass of the likelier tokens
         cut = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= params.top_p)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from graphcore.engine.runner import Runner, set_inputs
+from graphcore.engine.passes import set_inputs
+from graphcore.engine.runner import Runner
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.streaming.scheduler import run_program
 

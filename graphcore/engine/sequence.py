@@ -14,7 +14,8 @@ class Timings:
 
     Attributes:
         first_token_seconds: from the call to the first new token.
-        prefill_seconds, decode_seconds: in all passes of each kind; requests of one batch share them.
+        prefill_seconds, decode_seconds: in all passes of each kind; requests of one batch share them. Where a device
+            runs ahead of the host, decode_seconds has the caller's time between two tokens too.
         prompt_tokens, new_tokens: of this request.
         batch: requests that ran together.
     """

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
+from graphcore.graph.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
@@ -72,6 +74,11 @@ class TokenRunner(ABC):
     def num_compiled(self) -> int:
         """Graphs that were compiled so far."""
 
+    @property
+    def captures(self) -> Captures | None:
+        """The CUDA graphs that it decodes with; None where it has none."""
+        return None
+
     @abstractmethod
     def width(self, num_sequences: int) -> int:
         """Return how many rows the programs for that many sequences have."""
@@ -85,9 +92,21 @@ class TokenRunner(ABC):
             is_greedy: it chooses the likeliest next token and feeds itself.
         """
 
+    def choosing_program(self, width: int, params: SamplingParams) -> Program | None:
+        """Return a decode program that chooses tokens as asked and ends rows on the device, or None: the host does."""
+        return None
+
     @abstractmethod
-    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
-        """Build, and compile or load from the cache, what that many sequences will need."""
+    def release(self) -> None:
+        """Give back what runs programs; nothing runs any more."""
+
+    @abstractmethod
+    def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
+        """Build, and compile or load from the cache, what that many sequences will need.
+
+        Args:
+            params: how they will be sampled; None is greedy.
+        """
 
     @abstractmethod
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from graphcore.engine.assembly import Choices
 from graphcore.engine.cached_model import CachedModel
 from graphcore.engine.layer_brackets import LayerBrackets
+from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -82,7 +83,10 @@ class TransformersRunner(TokenRunner):
         steps: list[Step] = [PassStep(0, state, self.cached)]
         return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
 
-    def warm_up(self, num_sequences: int, is_greedy: bool = True) -> None:
+    def release(self) -> None:
+        """Return at once: nothing was captured."""
+
+    def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Return at once: there is nothing to build."""
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:

@@ -14,26 +14,24 @@ from torch import Tensor
 from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.engine.device_stream import DeviceLink, stream_to_device
+from graphcore.engine.expert_stream import Below, ExpertStream, open_experts
 from graphcore.engine.group_jobs import THREADS, filler_for, jobs_of
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.cuda_registrar import CudaRegistrar
 from graphcore.streaming.embedding_rows import FileRows, HostRows
-from graphcore.streaming.expert_cache import ExpertCache
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
-from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
+from graphcore.streaming.jobs import Job
 from graphcore.streaming.link import measure_copies, measure_jobs, without_pieces
 from graphcore.streaming.pinning import Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
-from graphcore.weights.expert_pieces import expert_pieces
-from graphcore.weights.expert_pools import bind_pool, expert_linears, expert_pools, expert_weight
+from graphcore.weights.expert_pools import expert_linears
 from graphcore.weights.groups import Group, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
 
@@ -62,6 +60,11 @@ class Movement:
         return not self.plan.is_embedding_resident
 
     @property
+    def group_of_layer(self) -> dict[int, int]:
+        """The number of each layer's group."""
+        return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
+
+    @property
     def moved(self) -> frozenset[str]:
         """Names of the weights that have no place of their own."""
         names = {place.name for group in self.groups for place in group.places}
@@ -72,7 +75,7 @@ def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> 
     """Return what the plan has move; the decoder is on the meta device."""
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
-    experts = tuple(expert_linears(decoder)) if plan.experts is not None else ()
+    experts = () if plan.experts is None else tuple(expert_linears(decoder, plan.experts.num_layers))
     return Movement(plan, groups, () if plan.is_head_resident else parts, experts, layer_groups)
 
 
@@ -85,6 +88,7 @@ class WeightStream:
         jobs: that fill each group's slot; of a device the host slots, if there are any.
         host_nbytes: of weights that wait in RAM.
         expert_hit_rate: share of the routed experts that were there already; None without a cache of experts.
+        experts: that do not stay; None where the model has none, or all stay.
         link: to a device with memory of its own; None where the device is RAM.
         copies: to that device, of each group: where from and where to.
         note: what did not go as one might expect; empty if nothing did.
@@ -96,7 +100,7 @@ class WeightStream:
     files: dict[Path, ByteSource] = field(default_factory=dict)
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     host_nbytes: int = 0
-    experts: ExpertCache | None = None
+    experts: ExpertStream | None = None
     link: DeviceLink | None = None
     copies: Sequence[tuple[Tensor, Tensor]] = ()
     note: str = ""
@@ -104,7 +108,7 @@ class WeightStream:
     @property
     def expert_hit_rate(self) -> float | None:
         """Share of the routed experts that were there already; None without a cache of experts."""
-        return None if self.experts is None else self.experts.hit_rate
+        return None if self.experts is None else self.experts.cache.hit_rate
 
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the same bytes come when nothing else runs; None: nothing moves.
@@ -132,7 +136,7 @@ class WeightStream:
                 closing.callback(source.close)
             if self.link is not None:
                 closing.callback(self.link.close)
-            for filler in (self.filler, None if self.experts is None else self.experts.filler):
+            for filler in (self.filler, None if self.experts is None else self.experts.cache.filler):
                 if filler is not None:
                     closing.callback(filler.close)
 
@@ -213,7 +217,12 @@ def open_stream(
             decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
         stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
         undo.callback(stream.close)
-        stream.experts = open_experts(loader, decoder, movement, store, files, stream.timeline, device)
+        if movement.plan.experts is not None:
+            if stream.link is None and link_to is not None:
+                stream.link = link_to()
+            below, groups = Below(loader, decoder, store, files), movement.group_of_layer
+            stream.experts = open_experts(below, movement.plan.experts, groups, stream.timeline, device, stream.link)
+            stream.note = "; ".join(note for note in (stream.note, stream.experts.note) if note)
         undo.pop_all()
     return stream
 
@@ -253,42 +262,6 @@ def stream_groups(
     return WeightStream(
         stream.policy, timeline, stream.filler, files, stream.jobs, host_nbytes, None, link, copies, stream.note
     )
-
-
-def open_experts(
-    loader: Loader,
-    decoder: Decoder,
-    movement: Movement,
-    store: HostStore | None,
-    files: dict[Path, ByteSource],
-    timeline: Timeline,
-    device: torch.device,
-) -> ExpertCache | None:
-    """Return the cache that experts are fetched into, its slots bound; None if they stay or there are none.
-
-    It has threads of its own: those of the groups may all wait for a slot that is free only when experts have run.
-    """
-    plan = movement.plan.experts
-    if plan is None:
-        return None
-    pools = expert_pools(decoder, plan.num_slots)
-    bound = {layer: views for pool in pools for views in [bind_pool(decoder, pool, device)] for layer in pool.layers}
-
-    def jobs(layer: int, expert: int, slot: int) -> list[Job]:
-        outs = {expert_weight(layer, part): view[slot] for part, view in bound[layer].items()}
-        if store is not None:
-            sources = {name: store.tables[name][expert] for name in outs}
-            return [job for name, out in outs.items() for job in copy_jobs(name, flat(sources[name]), flat(out))]
-        return file_jobs(expert_pieces(loader, expert, {n: (packing_of(decoder, n), out) for n, out in outs.items()}))
-
-    groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
-    filler = Filler(files, THREADS, BUFFER_NBYTES if store is None else 0, 0, timeline)
-    return ExpertCache(pools, jobs, groups, filler, timeline)
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor's bytes, uint8."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def _rows(

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from graphcore.graph.capture import captured
+from graphcore.graph.capture import Captures, captured
+from graphcore.graph.choosing import Choosing, Drawing, choose_step
 from graphcore.graph.compile import compile_cache, compile_whole, mark_length
 from graphcore.graph.cutting import Handover
 from graphcore.graph.native import Recorder
@@ -22,6 +23,7 @@ from graphcore.graph.step import (
     BlockFunction,
     BlocksStep,
     BoundBlock,
+    DecodeKernels,
     EmbedStep,
     ExpertFetcher,
     FetchedBlock,
@@ -36,7 +38,7 @@ from graphcore.graph.step import (
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
@@ -59,6 +61,9 @@ class GraphBuilder:
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         fetcher: of experts; None where all stay.
+        slots: of each layer whose experts are fetched, the experts whose matrices are where they are brought.
+        mapped: layers of which a decode step reads the experts where they wait.
+        decode_kernels: of a GPU, which decode steps run on instead of being compiled; None where there are none.
     """
 
     decoder: Decoder
@@ -74,13 +79,23 @@ class GraphBuilder:
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
+    slots: Mapping[int, Experts] = field(default_factory=dict)
+    mapped: Collection[int] = ()
+    decode_kernels: DecodeKernels | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
+    captures: Captures = field(init=False)
 
     def __post_init__(self) -> None:
+        self.captures = Captures(self.device)
         self.head_rows = self.decoder.head_rows()
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self.head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether decode programs are CUDA graphs, which choose tokens by themselves."""
+        return self.kind == "captured" and self.library is None
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the program that runs one token of each of `batch` sequences.
@@ -90,14 +105,24 @@ class GraphBuilder:
         """
         if self.kind == "captured" and self.library is not None and batch == 1:
             return self._recorded(self.library, is_greedy)
+        if self.captures_graphs:
+            return self._captured(batch, Choosing.allocate(batch, self.device) if is_greedy else None)
         program = self._program(batch, "decode")
-        steps = list(program.steps)
-        if is_greedy:
-            steps.append(GreedyStep(0, program.state))
-        if self.kind == "captured" and self.library is None:
-            handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
-            return Program(program.state, captured(program.state, steps, self.streamed, handover, self.device))
-        return Program(program.state, steps)
+        return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
+
+    def sample(self, batch: int, narrows: bool) -> Program:
+        """Return a captured decode program that draws the next token. Args: narrows: by top-k or top-p too."""
+        drawing = Drawing.allocate(batch, self.decoder.spec.vocab, self.device)
+        return self._captured(batch, Choosing.allocate(batch, self.device, drawing), narrows)
+
+    def _captured(self, batch: int, choosing: Choosing | None, narrows: bool = False) -> Program:
+        """Return a decode program as CUDA graphs, the choice of the next token in the last of them."""
+        program = self._program(batch, "decode")
+        state = program.state
+        choice = None if choosing is None else choose_step(state, choosing, narrows)
+        steps = [*program.steps, *([] if choice is None else [choice])]
+        handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
+        return Program(state, captured(state, steps, self.streamed, handover, self.captures), choice)
 
     def _recorded(self, library: Path, is_greedy: bool) -> Program:
         """Return one sequence's decode step as a native program."""
@@ -134,7 +159,7 @@ class GraphBuilder:
             bound = [
                 BoundBlock(
                     self._block(index),
-                    self._fetching(self._block_function(index, batch, phase), index),
+                    self._fetching(self._block_function(index, batch, phase), index, phase),
                     ropes[index],
                     self.caches[index].rows(batch),
                 )
@@ -168,6 +193,10 @@ class GraphBuilder:
 
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
+        if self.decode_kernels is not None and phase == "decode":
+            run = self.decode_kernels.block_function(self._block(index), batch, self.fetches(index, phase))
+            if run is not None:
+                return run
         has_experts = isinstance(self._block(index).mlp, MoE)
         if self.kind == "eager":
             return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
@@ -177,11 +206,15 @@ class GraphBuilder:
             self.functions[key] = compile_one(index, batch, phase)
         return self.functions[key]
 
-    def _fetching(self, run: BlockFunction, index: int) -> BlockFunction:
+    def fetches(self, index: int, phase: str) -> bool:
+        """Return whether a layer's experts are fetched in that phase, for which the host asks who was chosen."""
+        return index in self.slots and not (index in self.mapped and phase == "decode")
+
+    def _fetching(self, run: BlockFunction, index: int, phase: str) -> BlockFunction:
         """Return the function of a layer, its experts fetched if they do not stay."""
-        if self.fetcher is None or not isinstance(run, RoutedBlock):
+        if self.fetcher is None or not isinstance(run, RoutedBlock) or not self.fetches(index, phase):
             return run
-        return FetchedBlock(run, index, self.fetcher)
+        return FetchedBlock(run, index, self.fetcher, self.slots[index])
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
@@ -228,6 +261,10 @@ class GraphBuilder:
 
     def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
         """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""
+        if self.decode_kernels is not None and tokens is None:
+            run = self.decode_kernels.head_function(head, batch)
+            if run is not None:
+                return run
         if self.kind == "eager":
             return Head.forward
         rows = head.lm_head.outputs

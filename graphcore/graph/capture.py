@@ -1,18 +1,22 @@
 """A decode step as one CUDA graph, or as several where weights move between them.
 
-    side stream: run the steps twice (kernels load, workspaces settle)   ->   capture   ->   replay, replay, ...
+    side stream: run the steps twice (kernels load, workspaces settle), capture   ->   replay, replay, ...
 
 What the steps read and write lies at fixed addresses: inputs in the state, weights in their slots, keys and values in
-their caches, everything in between in the graph's own pool. The warm-up runs on no real token: counts are zero for
-its time, and inputs are put back after it, so that caches and sequences stay as they are. Proved on hardware in
+their caches, everything in between in the graphs' common pool. The warm-up runs on no real token: counts are zero for
+its time, and inputs are put back after it, so that caches and sequences stay as they are. Nothing that a capture has
+made is left in the state: it lies in the pool, where the next graph to replay overwrites it. Proved on hardware in
 docs/numbers.md, or listed there as not run.
 """
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from graphcore.errors import GraphcoreError, GraphError
+from graphcore.graph.choosing import ChooseStep
 from graphcore.graph.cutting import Handover, cut, with_handover
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
@@ -21,10 +25,103 @@ WARMUP_RUNS = 2
 
 
 @dataclass
-class GraphPool:
-    """Memory that the graphs of one program share; they run one after another, and nothing in it outlives a graph."""
+class Captures:
+    """All CUDA graphs of an engine. They share one pool, since they run one after another in one stream.
 
-    graph: torch.cuda.CUDAGraph | None = None
+    Attributes:
+        seconds: that warm-ups and captures took.
+        nbytes: of device memory that was free before them and is not any more: pool, executables, loaded kernels.
+    """
+
+    device: torch.device
+    seconds: float = 0.0
+    nbytes: int = 0
+    _graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+    _place: "tuple[torch.cuda.Stream, torch.cuda._POOL_HANDLE] | None" = None
+    _is_released: bool = False
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far; each piece of a program is captured once."""
+        return len(self._graphs)
+
+    def capture(
+        self,
+        what: str,
+        warm_up: Callable[[], None],
+        run: Callable[[], None],
+        generators: Sequence[torch.Generator] = (),
+    ) -> torch.cuda.CUDAGraph:
+        """Return what `run` enqueues as a graph; none of it takes place, but what `warm_up` enqueues does.
+
+        Args:
+            what: is captured, for messages.
+            generators: that `run` draws from; the graph goes on from their states at each replay.
+
+        Raises:
+            GraphError: it cannot be captured, or the engine was closed.
+        """
+        if self._is_released:
+            raise GraphError(f"{what} cannot be captured: the engine is closed; load it again")
+        began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
+        try:
+            with torch.cuda.device(self.device):
+                graph = self._capture(warm_up, run, generators)
+        except GraphcoreError:
+            raise
+        except RuntimeError as error:
+            raise GraphError(why_not(what, self.device, error)) from error
+        self._graphs.append(graph)
+        self.nbytes += max(0, free - torch.cuda.mem_get_info(self.device)[0])
+        self.seconds += time.perf_counter() - began
+        return graph
+
+    def _capture(
+        self, warm_up: Callable[[], None], run: Callable[[], None], generators: Sequence[torch.Generator]
+    ) -> torch.cuda.CUDAGraph:
+        if self._place is None:
+            self._place = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        side, pool = self._place
+        here = torch.cuda.current_stream(self.device)
+        states = [generator.get_state() for generator in generators]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):  # the stream of the capture: cuBLAS has a workspace for each
+            warm_up()
+        here.wait_stream(side)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        # Other threads may go on: those that fetch weights allocate locked memory. This one may not.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+    def release(self) -> None:
+        """Give graphs and pool back; none can be replayed any more."""
+        self._is_released = True
+        if not self._graphs:
+            return
+        torch.cuda.synchronize(self.device)
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._place = None
+        torch.cuda.empty_cache()
+
+
+def why_not(what: str, device: torch.device, error: BaseException) -> str:
+    """Return what is said of a capture that failed."""
+    first = error
+    while first.__context__ is not None:  # ending a broken capture raises once more, over what broke it
+        first = first.__context__
+    reason = next(iter(str(first).splitlines()), "") or type(first).__name__
+    if isinstance(first, torch.OutOfMemoryError):
+        advice = "leave more memory free: a smaller context_length, batch_size or streaming.memory_budget"
+    else:
+        advice = "use graph=compiled"
+    return f"{what} could not be captured as a CUDA graph on {device}: {type(first).__name__}: {reason}; {advice}"
 
 
 @dataclass
@@ -32,43 +129,47 @@ class CapturedStep:
     """Steps that are captured at the first replay and replayed as one from then on.
 
     Attributes:
-        pool: of the program's graphs.
+        captures: of the engine.
         handed: what other steps have left for these, which the warm-up must not change.
     """
 
     group: int
     state: StepState
     steps: Sequence[Step]
-    device: torch.device
-    pool: GraphPool = field(default_factory=GraphPool)
+    captures: Captures
     handed: Sequence[torch.Tensor] = ()
     graph: torch.cuda.CUDAGraph | None = field(default=None)
 
     def replay(self) -> None:
         """Run all steps once."""
         if self.graph is None:
-            self.graph = self._capture()
+            self.prepare()
+        assert self.graph is not None, "prepared, but not captured"
         self.graph.replay()
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        """Return the steps as a graph; nothing that they compute while being captured takes place."""
-        inputs = (self.state.token_ids, self.state.span.starts, self.state.span.counts, self.state.chosen, *self.handed)
+    def prepare(self) -> None:
+        """Capture the steps, if they are not yet; the state is as before."""
+        if self.graph is not None:
+            return
+        state = self.state
+        made = state.hidden, state.ropes
+        draws = [step.choosing.drawing for step in self.steps if isinstance(step, ChooseStep)]
+        generators = [generator for drawing in draws if drawing is not None for generator in drawing.generators]
+        groups = sorted({step.group for step in self.steps})
+        what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
+        self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
+        state.hidden, state.ropes = made
+
+    def _warm_up(self) -> None:
+        """Run the steps on no real token, and put back what they changed."""
+        state = self.state
+        inputs = (state.token_ids, state.span.starts, state.span.counts, state.chosen, *self.handed)
         before = [tensor.clone() for tensor in inputs]
-        self.state.span.counts.zero_()
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch does not type it
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(WARMUP_RUNS):
-                self._run()
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        state.span.counts.zero_()
+        for _ in range(WARMUP_RUNS):
+            self._run()
         for tensor, value in zip(inputs, before, strict=True):
             tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        shared = None if self.pool.graph is None else self.pool.graph.pool()
-        with torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local"):
-            self._run()
-        self.pool.graph = graph
-        return graph
 
     def _run(self) -> None:
         for step in self.steps:
@@ -76,15 +177,14 @@ class CapturedStep:
 
 
 def captured(
-    state: StepState, steps: Sequence[Step], streamed: Collection[int], handover: Handover, device: torch.device
+    state: StepState, steps: Sequence[Step], streamed: Collection[int], handover: Handover, captures: Captures
 ) -> list[Step]:
     """Return the steps as few captured ones, cut only where weights move or the host is asked."""
     pieces = cut(steps, streamed)
     if len(pieces) == 1 and pieces[0].may_capture:
-        return [CapturedStep(pieces[0].group, state, steps, device)]  # nobody to hand anything to
-    pool = GraphPool()
+        return [CapturedStep(pieces[0].group, state, steps, captures)]  # nobody to hand anything to
     whole = [with_handover(piece, state, handover) for piece in pieces]
     return [
-        CapturedStep(piece.group, state, piece.steps, device, pool, handover.tensors) if piece.may_capture else piece
+        CapturedStep(piece.group, state, piece.steps, captures, handover.tensors) if piece.may_capture else piece
         for piece in whole
     ]

@@ -25,6 +25,20 @@ AddFunction = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
+class DecodeKernels(Protocol):
+    """What runs a decode step in a device's own kernels, called one after another and not compiled."""
+
+    def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
+        """Return what runs the block for one token of each of `batch` sequences; None where something is in its way.
+
+        Args:
+            fetches: experts are brought between the halves, so it is a RoutedBlock.
+        """
+
+    def head_function(self, head: Head, batch: int) -> HeadFunction | None:
+        """Return what makes logits of one token of each of `batch` sequences; None where something is in its way."""
+
+
 class Step(Protocol):
     """A callable on the state's buffers.
 
@@ -93,18 +107,20 @@ class FetchedBlock:
 
     Attributes:
         layer: the block's.
+        slots: the experts whose matrices are where the fetcher brings them; None: the block's own.
     """
 
     halves: RoutedBlock
     layer: int
     fetcher: ExpertFetcher
+    slots: Experts | None = None
 
     def __call__(
         self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
         """Run the block as `Block.forward` does, to the bit."""
         routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
-        return self.halves.add(block, routed.x, self._answers(experts_of(block), routed), routed.shares)
+        return self.halves.add(block, routed.x, self._answers(self.slots or experts_of(block), routed), routed.shares)
 
     def _answers(self, experts: Experts, routed: Routed) -> Tensor:
         """Return the experts' answers, [B, T, C, D]; each wave has some of the rows."""

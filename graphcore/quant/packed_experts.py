@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from graphcore.kernels.device_experts import device_experts
 from graphcore.kernels.experts import (
     ExpertFunction,
     Places,
@@ -18,6 +19,7 @@ from graphcore.kernels.experts import (
     clamped_swiglu,
     each_on_its_own,
 )
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 
 torch.library.define(
@@ -51,8 +53,10 @@ def packed_experts(
         [N, C, D] compute dtype; zeros for nobody and for experts that are not there.
     """
     first = packings[0]
-    library = first.library if isinstance(first, KernelPacking) else ""
     formats = [packing.format for packing in packings]
+    if isinstance(first, DevicePacking):
+        return device_experts(x, chosen, weights, biases, places, clamp, formats)
+    library = first.library if isinstance(first, KernelPacking) else ""
     op = torch.ops.graphcore.packed_experts.default
     return op(x, chosen, weights, biases, places, *clamp, formats, library, rounding)  # type: ignore[no-any-return]
 

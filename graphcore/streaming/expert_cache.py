@@ -7,21 +7,57 @@ An expert that is computed with, or whose wave comes next, is pinned: its slot i
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from graphcore.streaming.expert_heat import ExpertHeat
-from graphcore.streaming.filler import Filler, Ticket
-from graphcore.streaming.jobs import Job
 from graphcore.streaming.timeline import Event, Timeline
 from graphcore.weights.expert_pools import ExpertPool
 
 Key = tuple[int, int]  # layer, expert
-JobsOf = Callable[[int, int, int], Sequence[Job]]
+WorkT = TypeVar("WorkT")
+WorkT_contra = TypeVar("WorkT_contra", contravariant=True)
+
+
+class Filling(Protocol):
+    """An expert on its way into its slot."""
+
+    @property
+    def left(self) -> int:
+        """What is to be done until it is there; 0 when it is."""
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why it will not be there; None if nothing failed."""
+
+
+FillingT = TypeVar("FillingT", bound=Filling)
+
+
+class ExpertCarrier(Protocol[WorkT_contra, FillingT]):
+    """What brings experts into slots: threads (filler.py), or a device's copy lane (expert_copies.py)."""
+
+    def begin(self, group: int, work: Sequence[WorkT_contra], after: None, /) -> FillingT:
+        """Start filling a slot that nothing will read any more but what has been enqueued to compute."""
+
+    def wait(self, filling: FillingT, /) -> None:
+        """Return when what computes may read the slot, or will read it late enough.
+
+        Raises:
+            CheckpointError: a file changed, or cannot be read.
+            StreamingError: no thread can read any more.
+        """
+
+    def cancel(self, fillings: Sequence[FillingT], /) -> None:
+        """Give up what was not waited for."""
+
+    def close(self) -> None:
+        """End what runs by itself."""
 
 
 @dataclass(frozen=True)
-class Fetch:
+class Fetch(Generic[FillingT]):
     """Experts of one layer that are pinned, some of them perhaps still on their way.
 
     Attributes:
@@ -30,7 +66,7 @@ class Fetch:
 
     layer: int
     experts: tuple[int, ...]
-    tickets: dict[int, Ticket]
+    tickets: dict[int, FillingT]
 
 
 @dataclass
@@ -77,20 +113,20 @@ class Slots:
 
 
 @dataclass
-class ExpertCache:
+class ExpertCache(Generic[WorkT, FillingT]):
     """Fetches experts.
 
     Attributes:
         pools: every layer with experts is in one.
-        jobs: that fill a slot with an expert: layer, expert and slot.
+        jobs: what fills a slot with an expert: layer, expert and slot.
         groups: the layer group that each layer belongs to, for the timeline.
         hits, misses: experts that were there when they were asked for, and experts that were not.
     """
 
     pools: Sequence[ExpertPool]
-    jobs: JobsOf
-    groups: dict[int, int]
-    filler: Filler
+    jobs: Callable[[int, int, int], Sequence[WorkT]]
+    groups: Mapping[int, int]
+    filler: ExpertCarrier[WorkT, FillingT]
     timeline: Timeline
     hits: int = 0
     misses: int = 0
@@ -122,7 +158,7 @@ class ExpertCache:
         waves = self._cut(slots, layer, experts)
         slots.heat.add(layer, list(experts))
         reads_ahead = len(waves) > 1 and 2 * len(waves[0]) <= slots.pool.num_slots
-        ahead: list[Fetch] = []
+        ahead: list[Fetch[FillingT]] = []
         try:
             for number, wave in enumerate(waves):
                 fetch = ahead.pop() if ahead else self._begin(slots, layer, wave)
@@ -146,19 +182,19 @@ class ExpertCache:
         order = sorted(experts, key=lambda expert: (layer, expert) not in slots.held)
         return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
-    def _begin(self, slots: Slots, layer: int, experts: Sequence[int]) -> Fetch:
+    def _begin(self, slots: Slots, layer: int, experts: Sequence[int]) -> Fetch[FillingT]:
         """Pin experts and begin to read those that are not there, all of them at once."""
         missing = [expert for expert in experts if (layer, expert) not in slots.held]
         self.hits, self.misses = self.hits + len(experts) - len(missing), self.misses + len(missing)
         for expert in experts:
             slots.pin((layer, expert))
-        fetch = Fetch(layer, tuple(experts), {})
+        fetch: Fetch[FillingT] = Fetch(layer, tuple(experts), {})
         for expert in missing:
             jobs = self.jobs(layer, expert, slots.take((layer, expert)))
             fetch.tickets[expert] = self.filler.begin(self.groups[layer], jobs, None)
         return fetch
 
-    def _wait(self, fetch: Fetch) -> None:
+    def _wait(self, fetch: Fetch[FillingT]) -> None:
         """Return when all of a fetch's experts are there."""
         began = time.perf_counter()
         for ticket in fetch.tickets.values():
@@ -166,7 +202,7 @@ class ExpertCache:
         if fetch.tickets:
             self.timeline.add(Event("stall", self.groups[fetch.layer], began, time.perf_counter()))
 
-    def _release(self, slots: Slots, fetch: Fetch) -> None:
+    def _release(self, slots: Slots, fetch: Fetch[FillingT]) -> None:
         """Unpin a fetch's experts; those that did not arrive are forgotten, and no thread is at them any more."""
         failed = [expert for expert, ticket in fetch.tickets.items() if ticket.left or ticket.fault is not None]
         self.filler.cancel([fetch.tickets[expert] for expert in failed])
@@ -175,7 +211,7 @@ class ExpertCache:
         for expert in failed:
             slots.drop((fetch.layer, expert))
 
-    def _places(self, slots: Slots, fetch: Fetch) -> list[int]:
+    def _places(self, slots: Slots, fetch: Fetch[FillingT]) -> list[int]:
         places = [-1] * slots.pool.num_experts
         for expert in fetch.experts:
             places[expert] = slots.held[fetch.layer, expert]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from graphcore.engine.runner import Runner, set_inputs
+from graphcore.engine.passes import set_inputs
+from graphcore.engine.readback import LAG, Readback
+from graphcore.engine.runner import Runner
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.weight_reads import step_nbytes
 
@@ -71,9 +73,19 @@ class Workload:
         program = self.runner.program("decode", width, is_greedy=True)
         first = [[row[0]] for row in self._prompts]
         set_inputs(program.state, first, [self.depth] * self.batch, width, 1)
-        for _ in range(steps):
-            run_program(program, self.runner.policy)
-            program.state.chosen.tolist()
+        if program.choice is None:
+            for _ in range(steps):
+                run_program(program, self.runner.policy)
+                program.state.chosen.tolist()
+            return
+        program.choice.choosing.begin([steps] * self.batch, ())
+        readback = Readback(program.choice.choosing.report, LAG + 1)
+        for step in range(steps + LAG):  # the host reads as many steps behind as in a generation
+            if step < steps:
+                run_program(program, self.runner.policy)
+                readback.send()
+            if step >= LAG:
+                readback.take()
 
     def weight_nbytes(self) -> int:
         """Return the bytes of weights that a decode step reads."""

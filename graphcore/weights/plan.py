@@ -13,22 +13,26 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class ExpertPlan:
-    """The cache that experts are fetched into.
+    """The experts that do not stay, and the cache that they are fetched into.
 
     Attributes:
-        num_slots: experts that it holds.
+        num_slots: experts that the cache holds.
         slot_nbytes: of one.
-        num_experts: of all layers.
-        routed_nbytes: of the experts that one token goes through, all layers together.
+        num_experts: of all layers whose experts do not stay.
+        num_layers: how many those are: the last ones with experts.
+        routed_nbytes: of the experts that one token goes through, all those layers together.
         is_large_enough: it holds what one token goes through; a smaller one has forgotten a layer's experts before the
             next token comes to it.
+        are_mapped: a decode step's kernels read them where they wait, in RAM; the cache is for chunks of tokens.
     """
 
     num_slots: int
     slot_nbytes: int
     num_experts: int
+    num_layers: int
     routed_nbytes: int
     is_large_enough: bool
+    are_mapped: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +42,7 @@ class ExpertPlan:
     @property
     def is_all(self) -> bool:
         """Whether every expert has a slot, so that none moves twice."""
-        return self.num_slots == self.num_experts
+        return self.num_slots == self.num_experts and not self.are_mapped
 
     @property
     def uniform_hit_rate(self) -> float:
@@ -70,8 +74,8 @@ class Plan:
         workspace_nbytes: what a step needs besides.
         buffer_nbytes: what reads land in on their way to a slot.
         overhead_nbytes: what a GPU's libraries, kernels and captured graphs take, as `device_costs` estimates it.
-        experts: their cache; None where the model has none, or all stay.
-        resident_expert_nbytes: of experts that all stay.
+        experts: those that do not stay; None where the model has none, or all stay.
+        resident_expert_nbytes: of experts that stay.
         read_nbytes: weights that one decode step of one sequence reads.
         budget: bytes that the total keeps to; None if nobody asked the plan.
         notes: a line for each choice that went as one might not expect.
@@ -125,7 +129,7 @@ class Plan:
     @property
     def weight_nbytes(self) -> int:
         """Bytes of all weights that are held on the device at some time; all of the model's without streaming."""
-        experts = self.resident_expert_nbytes if self.experts is None else self.experts.nbytes
+        experts = self.resident_expert_nbytes + (0 if self.experts is None else self.experts.nbytes)
         return self.resident_nbytes + self.slots_nbytes + self.always_nbytes + experts
 
     @property

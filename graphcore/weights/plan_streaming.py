@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from graphcore.errors import PlanError
 from graphcore.weights.arrangement import arrangements
-from graphcore.weights.plan import ADVICE, ExpertPlan, Plan, in_words
-from graphcore.weights.weight_sizes import ExpertSizes, WeightSizes
+from graphcore.weights.plan import ADVICE, Plan, in_words
+from graphcore.weights.plan_experts import ExpertWishes, with_experts, with_more_experts
+from graphcore.weights.weight_sizes import WeightSizes
 
 LEAST_CONTEXT = 512  # tokens that a context is halved down to, where none was asked for
 AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # of free memory: a CPU's is shared with the rest of the system
@@ -31,6 +32,7 @@ class Wishes:
         expert_cache: bytes; None is what the budget leaves over.
         context: tokens of KV cache for each sequence.
         may_halve_context: nobody asked for that context, so it may be less.
+        maps_experts: experts wait in memory that the device's kernels can read.
     """
 
     policy: str
@@ -40,6 +42,12 @@ class Wishes:
     expert_cache: int | None
     context: int
     may_halve_context: bool
+    maps_experts: bool = False
+
+    @property
+    def experts(self) -> ExpertWishes:
+        """What is asked for experts."""
+        return ExpertWishes(self.expert_cache, self.maps_experts)
 
     @property
     def prefetches(self) -> tuple[int, ...]:
@@ -106,7 +114,7 @@ def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Mem
         plans = list(_plans(sizes, wishes, costs, memory.device, context, prefetch))
         fitting = [plan for plan in plans if plan.total_nbytes <= budget]
         if fitting:
-            grown = _with_more_experts(min(fitting, key=_badness), sizes, wishes, budget)
+            grown = _grown(min(fitting, key=_badness), sizes, wishes, budget)
             return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes, memory)))
         tried += plans
     smallest = min(tried, key=lambda plan: plan.total_nbytes)
@@ -157,20 +165,7 @@ def _plans(
             num_slots=min(prefetch + 1, len(units)),
             slot_nbytes=max(units, default=0),
         )
-        yield from _with_experts(plan, sizes.experts, wishes, costs.buffer_nbytes)
-
-
-def _with_experts(plan: Plan, experts: ExpertSizes | None, wishes: Wishes, buffer_nbytes: int) -> Iterator[Plan]:
-    """Yield the plan with what experts add: all of them resident if nothing streams, and the smallest cache."""
-    if experts is None:
-        yield replace(plan, buffer_nbytes=buffer_nbytes if plan.is_streaming else 0)
-        return
-    is_capped = wishes.expert_cache is not None and wishes.expert_cache < experts.total_nbytes
-    if wishes.policy == "off" or (not plan.is_streaming and not is_capped):
-        yield replace(plan, resident_expert_nbytes=experts.total_nbytes)
-    if wishes.policy != "off":
-        num_slots = max(experts.least, (wishes.expert_cache or 0) // experts.slot_nbytes)
-        yield replace(plan, experts=_expert_plan(experts, num_slots), buffer_nbytes=buffer_nbytes)
+        yield from with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes)
 
 
 def _badness(plan: Plan) -> tuple[int, bool, bool]:
@@ -182,28 +177,15 @@ def _badness(plan: Plan) -> tuple[int, bool, bool]:
     return plan.streamed_nbytes, has_cache, plan.is_embedding_resident == has_cache
 
 
-def _with_more_experts(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
-    """Return the plan with its cache of experts grown into the budget, and with the table if it still fits."""
+def _grown(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
+    """Return the plan with as many experts as the budget allows, and with the table if it still fits."""
     if plan.experts is None or sizes.experts is None:
         return plan
-    if wishes.expert_cache is None:
-        more = (budget - plan.total_nbytes) // plan.experts.slot_nbytes
-        plan = replace(plan, experts=_expert_plan(sizes.experts, plan.experts.num_slots + more))
+    plan = with_more_experts(plan, sizes.experts, wishes.experts, budget)
     may_keep_table = wishes.policy == "auto" and not sizes.is_tied
     if may_keep_table and not plan.is_embedding_resident and plan.total_nbytes + sizes.embedding <= budget:
         return replace(plan, is_embedding_resident=True)
     return plan
-
-
-def _expert_plan(experts: ExpertSizes, num_slots: int) -> ExpertPlan:
-    """Return a cache of so many slots, or of one for each expert if those are fewer."""
-    return ExpertPlan(
-        num_slots=min(num_slots, experts.num_experts),
-        slot_nbytes=experts.slot_nbytes,
-        num_experts=experts.num_experts,
-        routed_nbytes=experts.routed * sum(experts.nbytes),
-        is_large_enough=num_slots >= experts.routed * len(experts.nbytes),
-    )
 
 
 def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes, memory: Memory) -> Iterator[str]:

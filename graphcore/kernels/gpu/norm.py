@@ -2,7 +2,7 @@
 
 Legend: N tokens, D model dim.
 
-    x += added    or    x += norm(added), sandwiched;    fed = norm(x)
+    x += added    or, sandwiched,    x += added / rms(added) * weight_after;        fed = norm(x)
 
 One program holds a whole row, so that nothing is read twice.
 """
@@ -16,67 +16,157 @@ MOST_COLUMNS = 1 << 15  # of a row that one program holds; 32 registers of each 
 
 torch.library.define(
     "graphcore::residual_norm",
-    "(Tensor(a!) x, Tensor? added, Tensor weight, Tensor? bias, float eps, bool is_rms, ScalarType dtype) -> Tensor",
+    "(Tensor(a!) x, Tensor? added, Tensor? weight_after, Tensor weight, Tensor? bias, float eps, bool is_rms,"
+    " bool scale_in_float32, ScalarType dtype) -> Tensor",
 )
+torch.library.define("graphcore::add_normed", "(Tensor(a!) x, Tensor added, Tensor weight_after, float eps) -> ()")
 
 
 def residual_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, is_rms: bool, dtype: torch.dtype
+    x: Tensor,
+    added: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    is_rms: bool,
+    dtype: torch.dtype,
+    scale_in_float32: bool = True,
+    weight_after: Tensor | None = None,
 ) -> Tensor:
     """Add to the residual stream and return it normalised.
 
     Args:
-        x: [N, D] float32, contiguous; `added` is added in place.
+        x: [N, D] float32, contiguous; `added` is added in place. Any float dtype where nothing is added.
         added: [N, D] any float dtype, or None.
         weight: [D] float32.  bias: [D] float32, of a LayerNorm.
         eps: added to the mean square.
-        is_rms: RMSNorm, scaled in float32; else LayerNorm.
+        is_rms: RMSNorm; else LayerNorm.
         dtype: of the result.
+        scale_in_float32: multiply with the weight before rounding to dtype; else round before, as nn/norm.py's RMSNorm.
+        weight_after: [D] float32, of an RMSNorm of the same eps that `added` undergoes before.
 
     Returns:
         [N, D] dtype.
     """
     op = torch.ops.graphcore.residual_norm.default
-    return op(x, added, weight, bias, eps, is_rms, dtype)  # type: ignore[no-any-return]
+    return op(x, added, weight_after, weight, bias, eps, is_rms, scale_in_float32, dtype)  # type: ignore[no-any-return]
+
+
+def add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
+    """Add to the residual stream `x` [N, D] float32 the RMSNorm, times `weight_after` [D], of an answer [N, D]."""
+    torch.ops.graphcore.add_normed.default(x, added, weight_after, eps)
 
 
 @torch.library.register_fake("graphcore::residual_norm")
 def _fake(
-    x: Tensor, _added: Tensor | None, _weight: Tensor, _bias: Tensor | None, _eps: float, _rms: bool, dtype: torch.dtype
+    x: Tensor,
+    _added: Tensor | None,
+    _after: Tensor | None,
+    _weight: Tensor,
+    _bias: Tensor | None,
+    _eps: float,
+    _rms: bool,
+    _wide: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
 
 
+@torch.library.register_fake("graphcore::add_normed")
+def _fake_add(_x: Tensor, *_: object) -> None:
+    return None
+
+
 @triton.jit
-def _residual_norm(x, added, weight, bias, out, columns, eps, IS_RMS: tl.constexpr, BLOCK: tl.constexpr):
+def normed(values, weight, bias, at, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return a row normalised, as DTYPE.
+
+    Args:
+        values: [BLOCK] float32, zeros behind the row.
+        weight, bias: pointers to [D] float32; bias may be None.
+        at: [BLOCK] columns.
+        WIDE: multiply with the weight before rounding to DTYPE.
+    """
+    is_there = at < columns
+    if not IS_RMS:
+        values = tl.where(is_there, values - tl.sum(values) / columns, 0.0)
+    values *= tl.rsqrt(tl.sum(values * values) / columns + eps)
+    scale = tl.load(weight + at, mask=is_there, other=0.0)
+    if IS_RMS and not WIDE:
+        values = values.to(DTYPE).to(tl.float32) * scale.to(DTYPE).to(tl.float32)
+    else:
+        values *= scale
+    if bias is not None:
+        values += tl.load(bias + at, mask=is_there, other=0.0)
+    return values.to(DTYPE)
+
+
+@triton.jit
+def _residual_norm(
+    x,
+    added,
+    weight_after,
+    weight,
+    bias,
+    out,
+    columns,
+    eps,
+    IS_RMS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, BLOCK)
     is_there = at < columns
-    values = tl.load(x + row + at, mask=is_there, other=0.0)
+    values = tl.load(x + row + at, mask=is_there, other=0.0).to(tl.float32)
     if added is not None:
-        values += tl.load(added + row + at, mask=is_there, other=0.0).to(tl.float32)
+        answer = tl.load(added + row + at, mask=is_there, other=0.0).to(tl.float32)
+        if weight_after is not None:
+            answer = normed(answer, weight_after, None, at, columns, eps, True, True, tl.float32)
+        values += answer
         tl.store(x + row + at, values, mask=is_there)
-    if not IS_RMS:
-        values = tl.where(is_there, values - tl.sum(values) / columns, 0.0)
-    scale = tl.rsqrt(tl.sum(values * values) / columns + eps)
-    normed = values * scale * tl.load(weight + at, mask=is_there, other=0.0)
-    if bias is not None:
-        normed += tl.load(bias + at, mask=is_there, other=0.0)
-    tl.store(out + row + at, normed.to(out.dtype.element_ty), mask=is_there)
+    if out is not None:
+        fed = normed(values, weight, bias, at, columns, eps, IS_RMS, WIDE, out.dtype.element_ty)
+        tl.store(out + row + at, fed, mask=is_there)
 
 
 def launch_residual_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, is_rms: bool, dtype: torch.dtype
+    x: Tensor,
+    added: Tensor | None,
+    weight_after: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    is_rms: bool,
+    scale_in_float32: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Implement `residual_norm`."""
-    rows, columns = x.shape
-    assert columns <= MOST_COLUMNS, f"rows of {columns}, a program holds {MOST_COLUMNS}"
+    assert added is None or x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    block = triton.next_power_of_2(columns)
-    warps = min(max(block // 512, 1), 16)
-    _residual_norm[(rows,)](x, added, weight, bias, out, columns, eps, IS_RMS=is_rms, BLOCK=block, num_warps=warps)
+    _residual_norm[(len(x),)](
+        x, added, weight_after, weight, bias, out, x.shape[1], eps, IS_RMS=is_rms, WIDE=scale_in_float32, **block_of(x)
+    )
     return out
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
+def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
+    """Implement `add_normed`."""
+    assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
+    _residual_norm[(len(x),)](
+        x, added, weight_after, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
+    )
+
+
+def block_of(x: Tensor) -> dict[str, int | bool]:
+    """Return how a program that holds a row of `x` [N, D] is launched."""
+    columns = x.shape[1]
+    assert columns <= MOST_COLUMNS, f"rows of {columns}, a program holds {MOST_COLUMNS}"
+    assert x.is_contiguous(), "kernels take x row by row"
+    block = triton.next_power_of_2(columns)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "enable_fp_fusion": True}
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
 torch.library.impl("graphcore::residual_norm", "CompositeExplicitAutograd", launch_residual_norm)
+torch.library.impl("graphcore::add_normed", "CompositeExplicitAutograd", launch_add_normed)

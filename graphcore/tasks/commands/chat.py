@@ -152,7 +152,7 @@ def _turn(context: Context, conversation: Conversation, text: str) -> Record:
     _print_events(context, run)
     answer = run.generations()[0]
     if answer.token_ids:
-        engine.remember(prompt_ids + list(answer.token_ids[:-1]))  # the last token was chosen but has not been run
+        engine.remember(run.held_ids())
         ended = answer.finish_reason == "end"
         kept = list(answer.token_ids[:-1] if ended and not conversation.has_template else answer.token_ids)
         said = final_message(engine.tokenizer, answer.token_ids)

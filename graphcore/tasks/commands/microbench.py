@@ -11,7 +11,7 @@ from omegaconf import MISSING
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.engine import Engine
-from graphcore.engine.runner import set_inputs
+from graphcore.engine.passes import set_inputs
 from graphcore.errors import ConfigError
 from graphcore.graph.native import NativeStep
 from graphcore.graph.program import Program

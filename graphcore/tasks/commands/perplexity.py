@@ -11,7 +11,7 @@ from torch import Tensor
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.assembly import DEFAULT_CONTEXT
-from graphcore.engine.batch_run import check_finite
+from graphcore.engine.decoding import check_finite
 from graphcore.engine.engine import Engine
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError

@@ -11,11 +11,12 @@ from graphcore.engine import planning
 from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
-from graphcore.errors import ConfigError, PlanError
+from graphcore.errors import PlanError
 from graphcore.weights.device_costs import LIBRARIES
 from graphcore.weights.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
+GPT_OSS = QWEN3.parent / "gptoss"
 GPU = torch.device("cuda", 0)
 FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
 
@@ -89,9 +90,36 @@ def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
         plan_on(torch.device("cpu"), monkeypatch, tmp_path, *asked)
 
 
-def test_experts_that_would_have_to_stream_to_a_gpu_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("overrides", "tier", "are_mapped"),
+    [
+        ([], "host", True),
+        (["streaming.source=host"], "host", True),
+        (["streaming.pinned_memory=false"], "host", False),
+        (["streaming.source=disk"], "disk", False),
+    ],
+    ids=str,
+)
+def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str], tier: str, are_mapped: bool
 ) -> None:
-    with pytest.raises(ConfigError, match="experts stream on the CPU only; use device=cpu"):
-        plan_on(GPU, monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
-    plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=QWEN3.parent / "gptoss")
+    plan, found = plan_on(GPU, monkeypatch, tmp_path, *overrides, model_folder=GPT_OSS)
+    assert plan.experts is not None
+    assert (found.kind, plan.experts.are_mapped) == (tier, are_mapped)
+    in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=GPT_OSS)
+    assert in_ram.experts is not None
+    assert not in_ram.experts.are_mapped
+
+
+def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = "streaming.expert_cache=0"
+    plan, _ = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
+    enough = planning.host_nbytes(plan)
+    monkeypatch.setitem(FREE, "cpu", enough - 1)
+    monkeypatch.setattr(planning, "buffer_nbytes", lambda parts, tier: 0)
+    short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
+    assert short.experts is not None
+    assert (tier.kind, short.experts.are_mapped) == ("disk", False)
+    assert "experts are read from files, because they do not fit in RAM" in tier.note
+    with pytest.raises(PlanError):
+        plan_on(GPU, monkeypatch, tmp_path, small, "streaming.source=host", model_folder=GPT_OSS)

@@ -1,13 +1,12 @@
 """Which steps of a decode program are captured together where weights move, and what captures hand to one another."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_ids
+from fake_cuda import FakeCuda
+from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids
 
-from graphcore.graph import capture
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.cutting import cut
@@ -57,24 +56,6 @@ def test_a_piece_has_the_group_that_moves_for_it_and_no_other_piece_has_one_that
     assert [piece.group for piece in pieces if piece.group in streamed] == list(streamed)
 
 
-def fake_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replay by running the steps, then spoil what a piece left in the state outside of memory of its own."""
-
-    class Graph:
-        def __init__(self, step: CapturedStep) -> None:
-            self.step = step
-
-        def replay(self) -> None:
-            state = self.step.state
-            owned = {id(tensor) for tensor in self.step.handed}
-            self.step._run()
-            for tensor in (state.hidden, *state.ropes):
-                if id(tensor) not in owned:
-                    tensor.fill_(float("nan"))
-
-    monkeypatch.setattr(CapturedStep, "_capture", lambda step: Graph(step))
-
-
 @pytest.mark.parametrize("is_gathered", [False, True])
 @pytest.mark.parametrize("streamed", [(2,), (1, 3), (1, 2, 3, 4, HEAD)])
 def test_captured_pieces_hand_over_in_memory_of_their_own(
@@ -88,7 +69,7 @@ def test_captured_pieces_hand_over_in_memory_of_their_own(
     monkeypatch.setattr(cut_up, "_block_function", plain._block_function)
     monkeypatch.setattr(cut_up, "_head_function", plain._head_function)
     expected, found = plain.decode(2, is_greedy=True), cut_up.decode(2, is_greedy=True)
-    fake_captures(monkeypatch)
+    cuda = FakeCuda.install(monkeypatch)
     for program in (expected, found):
         set_token(program.state, [row[-1] for row in rows], 9)
     for _ in range(12):
@@ -99,46 +80,9 @@ def test_captured_pieces_hand_over_in_memory_of_their_own(
         assert torch.equal(found.state.chosen, expected.state.chosen)
     captures = [step for step in found.steps if isinstance(step, CapturedStep)]
     assert len(captures) == len(found.steps) - is_gathered
-    assert len({id(step.pool) for step in captures}) == 1
-    addresses = {(found.state.hidden.data_ptr(), *[rope.data_ptr() for rope in found.state.ropes])}
-    assert addresses == {tuple(tensor.data_ptr() for tensor in step.handed) for step in captures}
-
-
-def test_warming_a_piece_up_leaves_what_was_handed_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The warm-up runs the steps twice; a piece in the middle would otherwise advance its own input three times."""
-
-    class Nothing:
-        def __init__(self, *_: object, **__: object) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-        def wait_stream(self, _: object) -> None: ...
-        def pool(self) -> str:
-            return "pool"
-
-    pools: list[object] = []
-    for name in ("Stream", "current_stream", "stream", "CUDAGraph"):
-        monkeypatch.setattr(torch.cuda, name, Nothing)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool, **_: pools.append(pool) or Nothing())
-    state, log = StepState.empty(1, 1, CPU), []
-    hidden, pool = torch.ones(4), capture.GraphPool()
-
-    @dataclass
-    class Doubling:
-        group: int = 1
-
-        def replay(self) -> None:
-            log.append(hidden.clone())
-            hidden.mul_(2)
-
-    for _ in range(3):
-        hidden.fill_(1.0)
-        step = CapturedStep(1, state, [Doubling()], CPU, pool, (hidden,))
-        runs = iter([step._run, step._run, lambda: None])  # a capture runs nothing
-        monkeypatch.setattr(step, "_run", lambda runs=runs: next(runs)())
-        step.graph = step._capture()
-        assert torch.equal(hidden, torch.ones(4))
-    assert len(log) == 6
-    assert pools == [None, "pool", "pool"]
+    assert len({pool for pool, *_ in cuda.captures}) == 1
+    assert len(cuda.graphs) == cut_up.captures.num_graphs == len(captures)
+    assert len({tuple(tensor.data_ptr() for tensor in step.handed) for step in captures}) == 1
 
 
 def set_token(state: StepState, token_ids: list[int], start: int) -> None:

@@ -49,7 +49,8 @@ def any_wishes(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto"
     prefetch = None if mode == "sync" else draw(st.sampled_from([None, 0, 1, 2, 8]))
     cache = draw(st.sampled_from([None, None, 0, 300, 3000]))
     context = draw(st.sampled_from([100, 700, 4096]))
-    return Wishes(draw(st.sampled_from(policies)), None, prefetch, mode, cache, context, draw(st.booleans()))
+    policy, may_halve, maps = draw(st.sampled_from(policies)), draw(st.booleans()), draw(st.booleans())
+    return Wishes(policy, None, prefetch, mode, cache, context, may_halve, maps)
 
 
 def account(plan: Plan, sizes: WeightSizes) -> int:
@@ -68,8 +69,9 @@ def account(plan: Plan, sizes: WeightSizes) -> int:
     moving += [sizes.head_slices[number - first_slice] for number in plan.streamed if number >= first_slice]
     total += plan.num_slots * max(moving, default=0)
     if sizes.experts is not None:
-        cache = plan.experts.num_slots * max(sizes.experts.nbytes) if plan.experts is not None else None
-        total += sizes.experts.count * sum(sizes.experts.nbytes) if cache is None else cache
+        away = 0 if plan.experts is None else plan.experts.num_layers
+        total += sizes.experts.count * sum(sizes.experts.nbytes[: len(sizes.experts.nbytes) - away])
+        total += 0 if plan.experts is None else plan.experts.num_slots * max(sizes.experts.nbytes)
     return total
 
 

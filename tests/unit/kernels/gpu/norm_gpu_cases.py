@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gpu.norm import launch_residual_norm
+from graphcore.kernels.gpu.codes import launch_norm_to_codes
+from graphcore.kernels.gpu.norm import launch_add_normed, launch_residual_norm
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -13,6 +14,18 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         weight = torch.empty(columns, device="meta")
 
         def call(x: torch.Tensor = x, weight: torch.Tensor = weight) -> None:
-            launch_residual_norm(x, x.bfloat16(), weight, None, 1e-5, True, torch.bfloat16)
+            launch_residual_norm(x, x.bfloat16(), None, weight, None, 1e-5, True, False, torch.bfloat16)
 
         yield name, call
+
+    def sandwich() -> None:
+        x, weight = torch.empty(1, 2560, device="meta"), torch.empty(2560, device="meta")
+        launch_residual_norm(x, x, weight, weight, None, 1e-6, True, True, torch.bfloat16)
+        launch_add_normed(x, x, weight, 1e-6)
+
+    def codes() -> None:
+        x, weight = torch.empty(1, 6912, device="meta"), torch.empty(6912, device="meta")
+        launch_norm_to_codes(x, weight, None, 1e-5, True, False, torch.bfloat16)
+
+    yield "Gemma 3 4B", sandwich
+    yield "BitNet 2B", codes

@@ -1,0 +1,51 @@
+"""What decode and prefill attention share: a tile of keys and values, and the running softmax that takes it in.
+
+Legend: R rows (queries of one kv head), N keys of a tile, E head dim, padded to a power of two.
+
+The softmax is that of FlashAttention-2 (Dao 2023, arXiv 2307.08691, algorithm 1), in powers of two: a GPU has an
+instruction for those. A row's state is its highest score, the sum of its weights, and the weighted sum of values:
+
+    best' = max(best, scores)    kept = 2^(best - best')    total' = kept total + sum(2^(scores - best'))
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, because e^x = 2^(x log2 e)
+
+
+@triton.jit
+def load_rows(rows, at, stride, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Return [N, E]: the vectors at indices `at`, zeros where none is there: what lies there may be NaN."""
+    column = tl.arange(0, WIDTH)
+    seen = is_there[:, None]
+    if WIDTH != HEAD_DIM:
+        seen = seen & (column < HEAD_DIM)[None, :]
+    return tl.load(rows + at[:, None] * stride + column[None, :], mask=seen, other=0.0)
+
+
+@triton.jit
+def take_in(scores, values, best, total, sums, PRECISION: tl.constexpr):
+    """Return a row state that has seen a tile more.
+
+    Scores are [R, N] in powers of two, -inf where hidden; values [N, E]; best, total [R]; sums [R, E] float32.
+    """
+    highest = tl.maximum(best, tl.max(scores, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing: -inf - -inf is NaN
+    weights = tl.exp2(scores - shift[:, None])
+    kept = tl.exp2(best - shift)
+    total = total * kept + tl.sum(weights, 1)
+    sums = tl.dot(weights.to(values.dtype), values, acc=sums * kept[:, None], input_precision=PRECISION)
+    return highest, total, sums
+
+
+@triton.jit
+def divided(sums, total):
+    """Return the answers [R, E]; zeros of a row that saw no key."""
+    return sums / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """Return how `tl.dot` multiplies: float32 without rounding to tf32; narrower types have no choice."""
+    return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,0 +1,63 @@
+"""What is done to the sums of a product before they are stored: scales, bias, activation.
+
+y = sums / x_scale * scale + bias    or, of transformers' BitLinear,    y = sums / (x_scale * scale) + bias
+"""
+
+import triton
+import triton.language as tl
+
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+ACTIVATION_NAMES = {
+    "": "",
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}  # by the name that config.json uses; nothing for none
+
+
+@triton.jit
+def scaled(sums, token, rows, is_row, x_scale, scale, bias, DIVIDES: tl.constexpr):
+    """Return the sums, float32 [R] of one token, scaled and biased.
+
+    Args:
+        token: row of x.
+        rows: [R] rows of the matrix; is_row: [R] which of them there are.
+        x_scale: pointer to [N] float32, what x was multiplied with before it became codes, or None.
+        scale: pointer to [1] float32, or None.
+        bias: pointer to [O], or None.
+        DIVIDES: `scale` divides the product.
+    """
+    if x_scale is not None:
+        divisor = tl.load(x_scale + token)
+        if scale is not None:
+            if DIVIDES:
+                divisor *= tl.load(scale)
+        sums = sums / divisor
+    if scale is not None:
+        if x_scale is None or not DIVIDES:
+            sums = sums / tl.load(scale) if DIVIDES else sums * tl.load(scale)
+    if bias is not None:
+        sums += tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+    return sums
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """Return the activation of x, float32; ACTIVATION is a value of ACTIVATION_NAMES."""
+    if ACTIVATION == "silu":
+        x = x / (1 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1 + tl.erf(x * SQRT_HALF))
+    elif ACTIVATION == "gelu_tanh":
+        inner = SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)
+        x = x / (1 + tl.exp(-2 * inner))  # 0.5 (1 + tanh(z)) = sigmoid(2 z)
+    elif ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        x = tl.maximum(x, 0.0)
+        x = x * x
+    return x

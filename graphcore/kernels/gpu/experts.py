@@ -1,0 +1,95 @@
+"""The mixture of experts on a GPU: what its ops launch, and the op of a captured decode step.
+
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choices of a token, S places.
+
+    experts        [N, D] -> answers [N, C, D]     up to FEW tokens each choice by itself, else grouped
+    add_experts    the stream takes the sum of the answers, best first, in the same two launches
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.gpu.experts_decode import launch_few, launch_few_summed
+from graphcore.kernels.gpu.experts_form import mixture_of
+from graphcore.kernels.gpu.experts_grouped import launch_many
+from graphcore.kernels.gpu.matrix import DENSE
+
+FEW = 8  # tokens from which on experts' bytes are worth sharing between tokens
+
+torch.library.define(
+    "graphcore::gpu_add_experts",
+    "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
+    " float limit, float alpha, str[] formats) -> ()",
+)
+
+
+def add_experts(
+    stream: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Tensor | None,
+    clamp: tuple[float, float],
+    formats: Sequence[str],
+) -> None:
+    """Add to the residual stream what the chosen experts make of a few tokens, weighted, best first.
+
+    Args:
+        stream: [N, D] float32, contiguous.
+        x: [N, D] compute dtype, contiguous; N up to 8.
+        chosen: [N, C] int64; -1 is nobody.
+        shares: [N, C] any float dtype.
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device
+            (kernels/device_layout.py); on the device, or page-locked in RAM.
+        biases: gate [X, F], up [X, F] and down [X, D].
+        places: [X] integers on the device, where experts lie; None: each at its own number.
+        clamp: limit and alpha of the activation.
+        formats: of gate, up and down: "dense", or the stored format's name.
+    """
+    op = torch.ops.graphcore.gpu_add_experts.default
+    op(stream, x, chosen, shares, weights, biases, places, *clamp, formats)
+
+
+@torch.library.register_fake("graphcore::gpu_add_experts")
+def _fake(_stream: Tensor, *_: object) -> None:
+    return
+
+
+def launch_add_experts(
+    stream: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Tensor | None,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> None:
+    """Implement `add_experts`."""
+    launch_few_summed(stream, x, chosen, shares, mixture_of(weights, biases, places, limit, alpha, formats))
+
+
+def launch_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    limit: float,
+    alpha: float,
+    places: Sequence[int] | None = None,
+    formats: Sequence[str] = (DENSE,) * 3,
+) -> Tensor:
+    """Implement `graphcore::experts` (kernels/experts.py) and `graphcore::device_experts` (kernels/device_experts.py)."""
+    launch = launch_few if len(x) <= FEW else launch_many
+    mixture = mixture_of(weights, biases, places, limit, alpha, formats)
+    return launch(x.contiguous(), chosen.contiguous(), mixture)
+
+
+# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)

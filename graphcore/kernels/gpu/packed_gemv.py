@@ -1,0 +1,199 @@
+"""Packed matrices times a few tokens, at memory speed: codes are unpacked in registers (packed_dot.py).
+
+Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G units of a row.
+
+A program computes R rows for some of the tokens. Its threads read one row after another, side by side, so that the sums
+of R rows share what is done to x; the sum over threads comes once, at the end.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
+from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
+from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
+from graphcore.kernels.gpu.packed_dot import dot_rows
+from graphcore.kernels.gpu.unpacking import tensor_scale
+
+TOKENS = 4  # of a program, at most: sums of more do not fit in registers
+FEWEST_WARPS = 2112  # sixteen for each multiprocessor of an H200, which has 132
+THREADS = 32  # of a warp
+
+
+@triton.jit
+def _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    """Return the products of tokens first .. with rows start .. of one matrix, scaled and biased: [N, R] float32."""
+    sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
+    if L.scale == "whole":
+        sums *= tensor_scale(weight, rows, columns, L)
+    token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
+    row = start + tl.arange(0, R)[None, :]
+    return scaled(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
+
+
+@triton.jit
+def _store(out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr):
+    """Store or add values [N, R]."""
+    token = first + tl.arange(0, N)[:, None]
+    row = start + tl.arange(0, R)[None, :]
+    is_there = (token < tokens) & (row < rows)
+    place = out + token * out_stride + row
+    if ADDS:
+        values += tl.load(place, mask=is_there, other=0.0)
+    tl.store(place, values.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _packed_product(
+    x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
+    tokens, columns, rows, rows1, rows2, x_stride, out_stride,
+    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(1)
+    first = tl.program_id(0) * N  # the programs of the same rows run side by side and read them once from memory
+    if weight1 is not None:
+        is_first = program < tl.cdiv(rows, R)
+        program = tl.where(is_first, program, program - tl.cdiv(rows, R))
+        out = tl.where(is_first, out, out + rows)
+        weight = tl.where(is_first, weight, weight1)
+        if bias is not None:
+            bias = tl.where(is_first, bias, bias1)
+        if scale is not None:
+            scale = tl.where(is_first, scale, scale1)
+        rows = tl.where(is_first, rows, rows1)
+    if weight2 is not None:
+        is_before = program < tl.cdiv(rows, R)
+        program = tl.where(is_before, program, program - tl.cdiv(rows, R))
+        out = tl.where(is_before, out, out + rows)
+        weight = tl.where(is_before, weight, weight2)
+        if bias is not None:
+            bias = tl.where(is_before, bias, bias2)
+        if scale is not None:
+            scale = tl.where(is_before, scale, scale2)
+        rows = tl.where(is_before, rows, rows2)
+    start = program * R
+    values = _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    _store(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
+
+
+@triton.jit
+def _packed_gated(
+    x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
+    tokens, columns, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(1) * R
+    first = tl.program_id(0) * N
+    gates = _products(x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)  # fmt: skip
+    ups = _products(x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    _store(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
+
+
+def launch_packed_product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrices: Sequence[Matrix],
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    """Store or add the products of up to MOST_MATRICES matrices of one format; arguments as of gpu/product.py.
+
+    Args:
+        x: [N, I] float32, fp16 or bf16, rows contiguous, at multiples of 16 bytes.
+        x_scale: [N] float32, where x holds int8 codes as whole numbers: sums are then exact for ternary weights.
+        matrices: packed as kernels/device_layout.py, all of one format, all with a bias or none, a scale or none.
+        out: [N, sum of rows], the last dimension contiguous; all of it is written.
+    """
+    absent = [None] * (MOST_MATRICES - len(matrices))
+    weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
+    tile = tile_of(DEVICE_LAYOUTS[matrices[0].format], out.shape[1], x.shape[1], len(x))
+    programs = sum(triton.cdiv(matrix.rows, tile.rows) for matrix in matrices)
+    _packed_product[(triton.cdiv(len(x), tile.tokens), programs)](
+        x,
+        x_scale,
+        *weights,
+        *biases,
+        *scales,
+        out,
+        *x.shape,
+        *(count or 0 for count in rows),
+        x.stride(0),
+        out.stride(0),
+        DIVIDES=divides,
+        ACTIVATION=ACTIVATION_NAMES[activation],
+        ADDS=adds,
+        **_constants(matrices[0].format, tile),
+    )
+
+
+def launch_packed_gated(
+    x: Tensor, x_scale: Tensor | None, gate: Matrix, up: Matrix, divides: bool, activation: str, out: Tensor
+) -> None:
+    """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
+    tile = tile_of(DEVICE_LAYOUTS[gate.format], gate.rows, x.shape[1], len(x))
+    _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
+        x,
+        x_scale,
+        gate.weight,
+        up.weight,
+        gate.bias,
+        up.bias,
+        gate.scale,
+        up.scale,
+        out,
+        *x.shape,
+        gate.rows,
+        x.stride(0),
+        out.stride(0),
+        DIVIDES=divides,
+        ACTIVATION=ACTIVATION_NAMES[activation],
+        **_constants(gate.format, tile),
+    )
+
+
+class Tile(NamedTuple):
+    """What a program computes."""
+
+    tokens: int
+    rows: int
+    warps: int
+
+
+@lru_cache(maxsize=None)
+def tile_of(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
+    """Return the tile that should take the fewest instructions while every multiprocessor has warps enough.
+
+    A weight takes about three instructions, and a share of what is done to x once for all rows of a program; threads
+    behind the end of a row wait. Counted in machine code for sm_90; not measured on hardware.
+    """
+    units = columns * layout.low // 128
+    most = 4 if layout.high or tokens > 1 else 8  # rows whose codes and sums fit in registers
+
+    def cost(tile: Tile) -> float:
+        at_once = THREADS * tile.warps
+        waste = triton.cdiv(units, at_once) * at_once / units
+        idle = max(1.0, FEWEST_WARPS * tile.rows / (rows * tile.warps))
+        return float((3 + 4 / tile.rows) * waste * idle)
+
+    count = min(triton.next_power_of_2(tokens), TOKENS)
+    tiles = [Tile(count, per_program, warps) for per_program in (8, 4, 2, 1) for warps in (4, 2, 1)]
+    return min((tile for tile in tiles if tile.rows <= most), key=cost)
+
+
+def _constants(name: str, tile: Tile) -> dict[str, object]:
+    return {
+        "L": DEVICE_LAYOUTS[name],
+        "N": tile.tokens,
+        "R": tile.rows,
+        "G": THREADS * tile.warps,
+        "num_warps": tile.warps,
+        "enable_fp_fusion": True,
+    }

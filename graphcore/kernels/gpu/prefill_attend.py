@@ -1,0 +1,139 @@
+"""A chunk's attention over the cached past and over itself: flash attention from two sources, as one kernel.
+
+Legend: B batch, T tokens, H heads, K kv heads, G = H / K, E head dim, S cache slots, R rows of a program.
+
+    rows of a program    R of the T G (token, head) pairs of one kv head, in order, tokens before heads
+    keys that it walks   past:  first visible .. start, in slots p mod S; the chunk is written afterwards
+                         chunk: first visible .. last token of the rows, as they were given
+
+A key is read once for R / G tokens and all their heads; under a window that is window + R / G keys. Keys that no row
+sees are never read. The last rows see most, so they are begun first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.attend_tiles import LOG2_E, divided, load_rows, precision_of, take_in
+
+
+@triton.jit
+def _walk(
+    q, keys, values, slot_of_first, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale,
+    MASKED: tl.constexpr, RING: tl.constexpr, WINDOWED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the row state after keys begin .. end; distance [R] is each row's from key 0, negative of later keys."""
+    for at in range(begin, end, TILE):
+        key = at + tl.arange(0, TILE)
+        is_there = key < end
+        slot = slot_of_first + key
+        if RING:
+            slot = tl.where(slot >= slots, slot - slots, slot)
+        k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        if MASKED:
+            ago = distance[:, None] - key[None, :]
+            is_seen = (ago >= 0) & is_there[None, :]
+            if WINDOWED:
+                is_seen = is_seen & (ago < window)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        best, total, sums = take_in(scores, v, best, total, sums, PRECISION)
+    return best, total, sums
+
+
+@triton.jit
+def _attend_chunk(
+    query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    old_k_batch, old_k_head, old_k_slot, old_v_batch, old_v_head, old_v_slot, slots, window, scale,
+    WINDOWED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
+    token, head = row // GROUP, kv_head * GROUP + row % GROUP
+    first_token = (tl.num_programs(1) - 1 - part) * ROWS // GROUP
+    start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
+    end = tl.minimum(((tl.num_programs(1) - part) * ROWS - 1) // GROUP + 1, count)
+    is_padding = first_token >= count  # no row is real: no key is walked, and the answer is zeros
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, WIDTH], tl.float32)
+    if sinks is not None:  # a key that every row sees and whose value is zero
+        best = tl.load(sinks + head) * LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
+    q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, token < count, HEAD_DIM, WIDTH)
+    first = tl.maximum(start - slots, 0)
+    new_first = 0
+    if WINDOWED:
+        first = tl.minimum(tl.maximum(first, start + first_token - window + 1), start)
+        new_first = tl.maximum(first_token - window + 1, 0)
+    past, since = tl.where(is_padding, 0, start - first), start - first + token
+    old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head
+    old_values = v_cache + sequence * old_v_batch + kv_head * old_v_head
+    keys, values = key + sequence * k_batch + kv_head * k_head, value + sequence * v_batch + kv_head * v_head
+    rest = 0
+    if not WINDOWED:  # whole tiles of the past, which all rows see
+        rest = past // TILE * TILE
+        best, total, sums = _walk(
+            q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
+            slots, window, scale, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
+        )  # fmt: skip
+    best, total, sums = _walk(
+        q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
+        slots, window, scale, True, WINDOWED, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    )  # fmt: skip
+    best, total, sums = _walk(
+        q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token, slots,
+        window, scale, True, False, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    )  # fmt: skip
+    column = tl.arange(0, WIDTH)
+    answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
+    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
+    answers = out + answer[:, None] + column[None, :]
+    tl.store(answers, divided(sums, total).to(out.dtype.element_ty), mask=is_answer)
+
+
+def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return a tile's rows, its keys, and a program's warps: as large as registers hold, on sm_80 and on sm_90.
+
+    Args:
+        rows: that there are in all.  width: of a vector, padded.  dtype: of the products; float32 has no tensor cores.
+    """
+    if dtype == torch.float32:
+        return 16, 16, 4
+    most = 128 if width <= 128 else 64
+    tile = 64 if width <= 128 else 32
+    return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
+
+
+def launch_attend_chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return what `attend` returns, the cache not yet written."""
+    batch, tokens, heads, head_dim = query.shape
+    kv_heads, slots = k_cache.shape[1:3]
+    for operand in (query, key, value, k_cache, v_cache):
+        assert operand.stride(3) == 1, "vectors lie in one run"
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
+        query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        slots, window, scale, WINDOWED=window > 0, GROUP=group, HEAD_DIM=head_dim, WIDTH=width, ROWS=rows, TILE=tile,
+        PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=2, enable_fp_fusion=True,
+    )  # fmt: skip
+    return out

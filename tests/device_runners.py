@@ -1,0 +1,74 @@
+"""Runners whose decode steps go through a GPU's kernels, in Triton's interpreter, and eager ones beside them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpretedFunction
+
+from graphcore import Engine
+from graphcore.engine.runner import Runner
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.device_block import DeviceBlocks
+from graphcore.kernels.gpu import dense_gemv, experts_decode, packed_gemv
+from graphcore.nn.kv_cache import LayerCache
+
+INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
+
+
+def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_gemv, "FEWEST_PROGRAMS", 1)
+    monkeypatch.setattr(dense_gemv, "MOST_ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(dense_gemv, "WARPS", 1)
+    monkeypatch.setattr(experts_decode, "ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(packed_gemv, "tile_of", lambda layout, rows, columns, tokens: packed_gemv.Tile(4, 16, 1))
+
+
+@dataclass(frozen=True)
+class Runners:
+    """Two runners over the same weights, each with caches of its own that are NaN where nothing was written."""
+
+    eager: Runner
+    device: Runner
+
+
+def runners_of(engine: Engine, batch: int) -> Runners:
+    assert isinstance(engine.runner, Runner)
+    own = engine.runner.builder
+
+    def runner(is_device: bool) -> Runner:
+        caches = [LayerCache(poisoned(cache.k), poisoned(cache.v)) for cache in own.caches]
+        kernels = DeviceBlocks.allocate(caches, own.device) if is_device else None
+        sizes = (own.layer_groups, caches, own.context, own.device)
+        builder = GraphBuilder(own.decoder, "eager", *sizes, decode_kernels=kernels)
+        return Runner(builder, engine.runner.policy, batch, engine.runner.prefill_chunk)
+
+    return Runners(runner(is_device=False), runner(is_device=True))
+
+
+def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the kernels that `run` launches, in order: Triton's own, and torch's as "aten ..."."""
+    names: list[str] = []
+    launch = InterpretedFunction.run
+
+    def recorded(self: Any, *args: object, **options: object) -> object:
+        names.append(self.fn.__name__.lstrip("_"))
+        return launch(self, *args, **options)
+
+    class TorchOps(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+            if op.namespace == "aten" and not op.is_view and "empty" not in op.name():
+                names.append(op.name().replace("::", " "))
+            return op(*args, **(kwargs or {}))
+
+    with monkeypatch.context() as patch, TorchOps():
+        patch.setattr(InterpretedFunction, "run", recorded)
+        run()
+    return names
+
+
+def poisoned(cache: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(cache, float("nan"))

@@ -1,0 +1,109 @@
+"""Decode steps through a GPU's kernels give the logits of the eager modules: every architecture, in the interpreter.
+
+The eager modules are themselves compared with transformers (test_model_parity.py), their float32 logits with golden
+ones (test_golden_tiny.py).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from device_runners import kernels_of, let_programs_be_few, runners_of
+from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+
+from graphcore import Engine
+from graphcore.engine.runner import Runner
+from graphcore.graph.step import BlocksStep, HeadStep
+
+CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
+PROMPT = 21  # longer than the window of 8, and no multiple of it
+KERNELS = Path(__file__).parents[1] / "golden" / "decode_kernels.json"
+Tiny = Callable[[str], TinyModel]
+Load = Callable[[str, str], Engine]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_programs_be_few(monkeypatch)
+
+
+def one_by_one(runner: Runner, row: list[int], tokens: int) -> torch.Tensor:
+    """Return the logits after the prompt and after each of some more tokens."""
+    steps = [runner.feed([row[:PROMPT]], [0])]
+    steps += [runner.feed([[row[at]]], [at]) for at in range(PROMPT, PROMPT + tokens)]
+    return torch.cat(steps)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_decode_gives_the_eager_logits(name: str, load_tiny: Load, tiny_model: Tiny) -> None:
+    runners = runners_of(load_tiny(name, "eager"), batch=1)
+    row = tiny_model(name).ids[0].tolist()
+    found, expected = (one_by_one(runner, row, tokens=2) for runner in (runners.device, runners.eager))
+    assert (found - expected).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt_oss"])
+def test_rows_of_different_lengths_and_one_without_a_token_decode_together(
+    name: str, load_tiny: Load, tiny_model: Tiny
+) -> None:
+    runners = runners_of(load_tiny(name, "eager"), batch=3)
+    rows, lengths = tiny_model(name).ids.tolist(), [PROMPT, 3]
+    logits = []
+    for runner in (runners.device, runners.eager):
+        runner.feed([row[:length] for row, length in zip(rows, lengths, strict=True)], [0, 0])
+        logits.append(runner.feed([[row[length]] for row, length in zip(rows, lengths, strict=True)], lengths))
+    assert (logits[0] - logits[1]).abs().max() < CLOSE
+    for cache in runners.device.builder.caches:
+        assert cache.k[2].isnan().all()
+        assert cache.v[2].isnan().all()
+
+
+def greedy(runner: Runner, prompt: list[int], count: int) -> list[int]:
+    """Return the likeliest tokens, one after another."""
+    chosen = [int(runner.feed([prompt], [0]).argmax())]
+    while len(chosen) < count:
+        chosen.append(int(runner.feed([chosen[-1:]], [len(prompt) + len(chosen) - 1]).argmax()))
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("mistral", 8), *(pytest.param(name, 100, marks=pytest.mark.slow) for name in ARCHITECTURES)],
+)
+def test_greedy_tokens_are_the_eager_ones(name: str, count: int, load_tiny: Load, tiny_model: Tiny) -> None:
+    runners = runners_of(load_tiny(name, "eager"), batch=1)
+    prompt = tiny_model(name).ids[1, :PROMPT].tolist()
+    found, expected = (greedy(runner, prompt, count) for runner in (runners.device, runners.eager))
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_layer_launches_the_kernels_that_are_written_down(
+    name: str, load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel more in a layer is about 2 us more of a token for each layer, on a GPU that waits for launches."""
+    runner = runners_of(load_tiny(name, "eager"), batch=1).device
+    program = runner.program("decode", 1)
+    program.state.span.counts.fill_(1)
+    embed, *rest = program.steps
+    embed.replay()
+    blocks = [step for step in rest if isinstance(step, BlocksStep)]
+    (head,) = [step for step in rest if isinstance(step, HeadStep)]
+    with torch.inference_mode():
+        layers = [kernels_of(step.replay, monkeypatch) for step in blocks]
+        found = {
+            "layer": layers[0],
+            "head": kernels_of(lambda: head.run(head.head, program.state.hidden[0]), monkeypatch),
+        }
+    assert all(layer == layers[0] for layer in layers), layers
+    expected = json.loads(KERNELS.read_text())
+    assert found == expected.get(name), f"{KERNELS.name} should say: {json.dumps({name: found})}"
+
+
+def test_hidden_states_are_copies_of_a_stream_that_changes_in_place(load_tiny: Load) -> None:
+    runners = runners_of(load_tiny("llama3", "eager"), batch=1)
+    found, expected = (runner.hidden_states([[VOCAB // 2]]) for runner in (runners.device, runners.eager))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < CLOSE

@@ -1,0 +1,177 @@
+"""Capturing: what is asked of CUDA and in which order, what is left behind, and what is said where it fails."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_ids
+
+from graphcore.errors import GraphError
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.capture import CapturedStep, Captures
+from graphcore.graph.state import StepState
+
+SPEC = model_of(SLIDING, FULL)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda.install(monkeypatch)
+
+
+def capturing_builder(monkeypatch: pytest.MonkeyPatch, batch: int = 2) -> GraphBuilder:
+    """Return a builder that captures blocks which were not compiled."""
+    builder, plain = (builder_of(SPEC, "eager", batch) for _ in range(2))
+    builder.kind = "captured"
+    monkeypatch.setattr(builder, "_block_function", plain._block_function)
+    monkeypatch.setattr(builder, "_head_function", plain._head_function)
+    return builder
+
+
+@dataclass
+class Doing:
+    """A step that does what a test says."""
+
+    work: object
+    group: int = 1
+
+    def replay(self) -> None:
+        self.work()  # type: ignore[operator]
+
+
+def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(cuda: FakeCuda) -> None:
+    state, log = StepState.empty(1, 1, CPU), cuda.log
+    step = CapturedStep(1, state, [Doing(lambda: log.append(f"run in {cuda.current.name}"))], Captures(CPU))
+    with pytest.raises(AssertionError, match="not captured"):  # nothing was enqueued
+        step.replay()
+    before_capture = ["side 0 waits for main", "in side 0", *["run in side 0"] * 2, "in main", "main waits for side 0"]
+    assert log == [*before_capture, "capture 0", "run in side 0", "captured 0"]
+    assert cuda.captures == [((0, 1), "side 0", "thread_local")]
+
+
+def test_the_second_graph_shares_pool_and_stream_with_the_first(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = capturing_builder(monkeypatch)
+    for batch, is_greedy in ((1, True), (2, True), (2, False)):
+        feed_once(builder.decode(batch, is_greedy), batch)
+    assert cuda.captures == [((0, 1), "side 0", "thread_local")] * 3
+    assert builder.captures.num_graphs == 3
+
+
+def feed_once(program: object, batch: int) -> torch.Tensor:
+    return feed_inputs(program, random_ids(batch, 1))
+
+
+def feed_inputs(program: object, rows: list[list[int]]) -> torch.Tensor:
+    """Run one token of each row; a captured program's inputs stay where they are."""
+    state = program.state  # type: ignore[attr-defined]
+    state.token_ids.copy_(torch.tensor(rows))
+    state.span.counts.fill_(1)
+    for step in program.steps:  # type: ignore[attr-defined]
+        step.replay()
+    return state.logits.clone()
+
+
+def test_preparing_runs_nothing_and_the_first_replay_is_as_if_nothing_had_been(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_ids(2, 7)
+    builder, plain = capturing_builder(monkeypatch), builder_of(SPEC, "eager", 2)
+    for one in (builder, plain):
+        feed(one.prefill(2), rows, [0, 0])
+    before = [(cache.k.clone(), cache.v.clone()) for cache in builder.caches]
+    program = builder.decode(2, is_greedy=True)
+    program.state.span.starts.fill_(7)
+    (step,) = program.steps
+    assert isinstance(step, CapturedStep)
+    step.prepare()
+    step.prepare()
+    assert (len(cuda.graphs), cuda.graphs[0].num_replays) == (1, 0)
+    for cache, (k, v) in zip(builder.caches, before, strict=True):
+        assert torch.equal(cache.k, k)
+        assert torch.equal(cache.v, v)
+    assert program.state.span.starts.tolist() == [7, 7]
+    found = feed_inputs(program, [[3], [4]])
+    assert torch.equal(found, feed(plain.decode(2, is_greedy=False), [[3], [4]], [7, 7]))
+    assert torch.equal(program.state.token_ids[:, 0], found.argmax(-1))
+
+
+def test_nothing_that_a_capture_made_stays_in_the_state(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = capturing_builder(monkeypatch).decode(2, is_greedy=False)
+    feed_once(program, 2)
+    assert program.state.hidden.numel() == 0
+    assert program.state.ropes == ()
+
+
+def test_memory_and_seconds_are_counted(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = capturing_builder(monkeypatch)
+    assert (builder.captures.num_graphs, builder.captures.nbytes, builder.captures.seconds) == (0, 0, 0.0)
+    for batch in (1, 2):
+        feed_once(builder.decode(batch, is_greedy=True), batch)
+    assert builder.captures.nbytes == 2 * cuda.nbytes_of_a_graph
+    assert builder.captures.seconds > 0
+
+
+def test_graphs_that_were_given_back_are_not_captured_again(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = capturing_builder(monkeypatch)
+    program = builder.decode(2, is_greedy=True)
+    feed_once(program, 2)
+    builder.captures.release()
+    assert [graph.is_reset for graph in cuda.graphs] == [True]
+    assert cuda.log[-3:] == ["synchronize", "reset 0", "empty_cache"]
+    with pytest.raises(AssertionError, match="given back"):
+        feed_once(program, 2)
+    with pytest.raises(GraphError, match="the engine is closed"):
+        feed_once(builder.decode(1, is_greedy=True), 1)
+
+
+def read_back() -> None:
+    float(torch.ones(1))
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the manual.")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (read_back, "operation not permitted when stream is capturing; use graph=compiled$"),
+        (out_of_memory, r"CUDA out of memory. Tried to allocate 2.00 GiB.; leave more memory free: a smaller context"),
+    ],
+)
+def test_a_failure_says_what_where_why_and_what_to_do(work: object, said: str, cuda: FakeCuda) -> None:
+    state = StepState.empty(3, 1, CPU)
+    steps = [Doing(lambda: state.chosen.zero_(), group=2), Doing(work, group=3)]
+    step = CapturedStep(2, state, steps, Captures(CPU))
+    start = r"a decode step of 3 sequences \(layer groups 2 to 3\) could not be captured as a CUDA graph on cpu: "
+    with pytest.raises(GraphError, match=start + ".*" + said):
+        step.replay()
+
+
+def test_an_error_of_our_own_is_left_as_it_is(cuda: FakeCuda) -> None:
+    def refuse() -> None:
+        raise GraphError("not here; do that instead")
+
+    with pytest.raises(GraphError, match=r"^not here; do that instead$"):
+        CapturedStep(1, StepState.empty(1, 1, CPU), [Doing(refuse)], Captures(CPU)).replay()
+
+
+def test_a_capture_that_draws_leaves_the_generator_where_it_was_and_replays_draw_on(cuda: FakeCuda) -> None:
+    generator, out = torch.Generator().manual_seed(3), torch.zeros(5)
+    captures = Captures(CPU)
+    graph = captures.capture(
+        "noise", lambda: draw(out, generator), lambda: draw(out, generator), generators=[generator]
+    )
+    again = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(out, torch.zeros(5).exponential_(generator=again))
+    with pytest.raises(GraphError, match="not in capture mode"):
+        captures.capture("noise", lambda: None, lambda: draw(out, generator))
+
+
+def draw(out: torch.Tensor, generator: torch.Generator) -> None:
+    out.exponential_(generator=generator)

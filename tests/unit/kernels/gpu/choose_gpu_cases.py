@@ -1,0 +1,35 @@
+"""Launches of the kernels that choose a token, for tests/gpu_compile.py."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from graphcore.kernels.gpu.choose import launch_choose_likeliest
+from graphcore.kernels.gpu.sample import launch_choose_drawn
+
+
+def cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    for name, vocab in (("Llama-3.1-8B", 128256), ("gpt-oss-20b", 201088), ("Gemma-3", 262144)):
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        logits = empty(1, vocab, dtype=torch.float32)
+        flow = (empty(1, 1), *(empty(1) for _ in range(3)), empty(16), empty(1), empty(1, 3, dtype=torch.float64))
+        numbers, seen = empty(5, dtype=torch.float32), empty(1, vocab, dtype=torch.uint8)
+
+        def likeliest(logits: torch.Tensor = logits, flow: tuple[torch.Tensor, ...] = flow) -> None:
+            launch_choose_likeliest(logits, *flow)
+
+        def drawn(
+            narrows: bool,
+            logits: torch.Tensor = logits,
+            flow: tuple[torch.Tensor, ...] = flow,
+            numbers: torch.Tensor = numbers,
+            seen: torch.Tensor = seen,
+        ) -> None:
+            launch_choose_drawn(logits, numbers, logits, seen, narrows, *flow)
+
+        yield f"{name} likeliest", likeliest
+        yield f"{name} drawn", lambda drawn=drawn: drawn(False)
+        yield f"{name} narrowed", lambda drawn=drawn: drawn(True)

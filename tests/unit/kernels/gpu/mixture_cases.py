@@ -1,0 +1,97 @@
+"""Mixtures of experts for the tests of their GPU kernels, and what they answer in float64."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.gpu.experts_form import MixtureOperands, mixture_of
+from graphcore.quant.device_packing import DevicePacking
+from graphcore.quant.registry import FORMATS
+
+LIMIT, ALPHA = 0.9, 1.3
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some tokens, who was chosen for them, and the experts.
+
+    Attributes:
+        dense: the three matrices of each expert, float64.
+        weights: the same as the kernels take them.
+        formats: of the three.
+    """
+
+    x: Tensor
+    chosen: Tensor
+    dense: list[Tensor]
+    weights: list[Tensor]
+    biases: list[Tensor]
+    formats: tuple[str, str, str]
+
+    def mixture(self, places: list[int] | None = None) -> MixtureOperands:
+        return mixture_of(self.weights, self.biases, places, LIMIT, ALPHA, self.formats)
+
+    def choosing(self, chosen: list[list[int]]) -> "Case":
+        return replace(self, chosen=torch.tensor(chosen))
+
+
+def dense_case(
+    tokens: int, dtype: torch.dtype, dim: int = 40, hidden: int = 24, experts: int = 6, top_k: int = 3, seed: int = 0
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    shapes = (hidden, dim), (hidden, dim), (dim, hidden)
+    weights = [randn(experts, *shape) / 4 for shape in shapes]
+    biases = [randn(experts, rows) for rows, _ in shapes]
+    chosen = randn(tokens, experts).topk(top_k).indices
+    dense = [weight.double() for weight in weights]
+    return Case(randn(tokens, dim), chosen, dense, weights, biases, ("dense",) * 3)
+
+
+def packed_case(
+    form: str, tokens: int, dtype: torch.dtype, dim: int, hidden: int, experts: int = 4, top_k: int = 2
+) -> Case:
+    """Return a case whose weights are packed for a device: random ones, rounded to a format by quant/ itself."""
+    case = dense_case(tokens, dtype, dim, hidden, experts, top_k)
+    one, dense, weights = FORMATS[form], [], []
+    for matrix in case.weights:
+        packing = DevicePacking(form, *matrix.shape[1:])
+        raw = [one.quantize(expert.float()) for expert in matrix]
+        dense.append(
+            torch.stack(
+                [one.dequantize(each, expert.shape, torch.float32) for each, expert in zip(raw, matrix, strict=True)]
+            ).double()
+        )
+        packed = [packing.pack(*one.split_rows(each, tuple(matrix.shape[1:]))) for each in raw]
+        weights.append(torch.stack(packed))
+    return replace(case, dense=dense, weights=weights, formats=(form,) * 3)
+
+
+def answers_of(case: Case) -> Tensor:
+    """Return what the chosen experts answer, token by token: [N, C, D] float64; zeros for nobody."""
+    gate_w, up_w, down_w = case.dense
+    gate_b, up_b, down_b = (bias.double() for bias in case.biases)
+    out = torch.zeros(*case.chosen.shape, down_w.shape[1], dtype=torch.float64)
+    for token, x in enumerate(case.x.double()):
+        for rank, expert in enumerate(case.chosen[token].tolist()):
+            if expert < 0:
+                continue
+            gate = (gate_w[expert] @ x + gate_b[expert]).clamp(max=LIMIT)
+            up = (up_w[expert] @ x + up_b[expert]).clamp(-LIMIT, LIMIT)
+            hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
+            out[token, rank] = down_w[expert] @ hidden + down_b[expert]
+    return out
+
+
+def poisoned(case: Case, others_than: set[int]) -> Case:
+    """Return the case with NaN, or bytes that stand for none, in every expert but these."""
+    weights, biases = [one.clone() for one in case.weights], [one.clone() for one in case.biases]
+    for expert in set(range(len(case.biases[0]))) - others_than:
+        for one in (*weights, *biases):
+            one[expert] = NAN if one.is_floating_point() else 255
+    return replace(case, weights=weights, biases=biases)
