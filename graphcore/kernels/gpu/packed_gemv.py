@@ -7,7 +7,7 @@ of R rows share what is done to x; the sum over threads comes once, at the end.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import triton
@@ -20,13 +20,16 @@ from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
 from graphcore.kernels.gpu.unpacking import tensor_scale
 
-TOKENS = 4  # of a program, at most: sums of more do not fit in registers
+TOKENS = 2  # of a program, at most: sums of more do not fit in registers
 FEWEST_WARPS = 2112  # sixteen for each multiprocessor of an H200, which has 132
 THREADS = 32  # of a warp
 
 
 @triton.jit
-def _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr):  # fmt: skip
+def _products(
+    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+    DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
     """Return the products of tokens first .. with rows start .. of one matrix, scaled and biased: [N, R] float32."""
     sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
     if L.scale == "whole":
@@ -78,7 +81,9 @@ def _packed_product(
             scale = tl.where(is_before, scale, scale2)
         rows = tl.where(is_before, rows, rows2)
     start = program * R
-    values = _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    values = _products(
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
     _store(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
 
@@ -90,8 +95,12 @@ def _packed_gated(
 ):  # fmt: skip
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
-    gates = _products(x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)  # fmt: skip
-    ups = _products(x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    gates = _products(
+        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
+    ups = _products(
+        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
     _store(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
 
@@ -114,7 +123,7 @@ def launch_packed_product(
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
-    tile = tile_of(DEVICE_LAYOUTS[matrices[0].format], out.shape[1], x.shape[1], len(x))
+    tile = _tile(matrices[0].format, out.shape[1], x)
     programs = sum(triton.cdiv(matrix.rows, tile.rows) for matrix in matrices)
     _packed_product[(triton.cdiv(len(x), tile.tokens), programs)](
         x,
@@ -138,7 +147,7 @@ def launch_packed_gated(
     x: Tensor, x_scale: Tensor | None, gate: Matrix, up: Matrix, divides: bool, activation: str, out: Tensor
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
-    tile = tile_of(DEVICE_LAYOUTS[gate.format], gate.rows, x.shape[1], len(x))
+    tile = _tile(gate.format, gate.rows, x)
     _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
         x,
         x_scale,
@@ -167,7 +176,14 @@ class Tile(NamedTuple):
     warps: int
 
 
-@lru_cache(maxsize=None)
+INTERPRETED = Tile(2, 16, 1)  # Triton's interpreter runs one program after another: few and large ones
+
+
+def _tile(name: str, rows: int, x: Tensor) -> Tile:
+    return INTERPRETED if x.device.type == "cpu" else tile_of(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
+
+
+@cache
 def tile_of(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
     """Return the tile that should take the fewest instructions while every multiprocessor has warps enough.
 

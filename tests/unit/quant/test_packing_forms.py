@@ -14,7 +14,8 @@ from torch import Tensor
 from graphcore.kernels.experts import all_on_every, clamped_swiglu, each_on_its_own
 from graphcore.quant import FORMATS
 from graphcore.quant.packed_experts import packed_experts
-from graphcore.quant.packing import KernelPacking, Packing, StoredPacking, choose_packing
+from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
+from graphcore.quant.packing_choice import choose_packing
 
 FORMS = ("kernel", "stored")
 EVERY = [(form, name) for form in FORMS for name in KERNEL_FORMATS] + [("stored", "tq1_0")]
