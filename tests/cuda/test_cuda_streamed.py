@@ -1,5 +1,7 @@
 """Streamed weights on a GPU: the resident model's bits, within the budget by what the device says is free."""
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,9 @@ from streamed_results import IDS, PROMPTS, differing, results
 from tiny_models import BUILDERS
 
 from graphcore import Engine
-from graphcore.errors import PlanError
+from graphcore.device_memory import device_fence
+from graphcore.errors import CheckpointError, PlanError
+from graphcore.streaming.cuda_registrar import CudaRegistrar
 
 NAMES = tuple(BUILDERS)
 # Every setting beside most values of the others.
@@ -111,7 +115,7 @@ def test_free_memory_drops_by_no_more_than_the_budget(policy: str, load_on) -> N
     """Large enough that a graph's pool, a kernel's code or an allocator's rounding would be seen."""
     shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12, "vocab_size": 32000}
     settings = [f"++model.random_config.{key}={value}" for key, value in shape.items()]
-    budget = 700 << 20
+    budget = 1 << 30
     warm = load_on(Path("random:bf16"), "model=llama3", *settings, "model.num_hidden_layers=1", dtype="bf16")
     warm.generate([[1, 2, 3]], max_new_tokens=8)  # what CUDA takes for kernels and libraries is there from now on
     warm.close()
@@ -127,12 +131,38 @@ def test_free_memory_drops_by_no_more_than_the_budget(policy: str, load_on) -> N
     assert before - least[0] <= budget
 
 
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_what_the_machine_does_not_lock_streams_all_the_same(
+    share: float, tiny_model, load_on, resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota of locked memory, of some share of what streams: the rest goes through a ring, or unlocked."""
+    folder = tiny_model("llama3").folder
+    quota = int(share * load_on(folder, streaming="on").plan.streamed_nbytes)
+    register, locked = CudaRegistrar.register, []
+
+    def limited(registrar: CudaRegistrar, address: int, nbytes: int) -> str:
+        if sum(locked) + nbytes > quota:
+            return "the quota is used up"
+        locked.append(nbytes)
+        return register(registrar, address, nbytes)
+
+    monkeypatch.setattr(CudaRegistrar, "register", limited)
+    engine = load_on(folder, "streaming.source=host", graph="captured", dtype="bf16", streaming="on")
+    assert any("quota is used up" in note for note in engine.choices.notes)
+    assert differing(results(engine, NUM_TOKENS), resident(folder, "captured", "bf16")) == []
+
+
+def test_a_fence_holds_and_a_model_behind_it_is_refused_with_the_way_out(load_on) -> None:
+    with device_fence(torch.device("cuda", 0), 256 << 20) as free:
+        assert free < 300 << 20
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(400 << 20, dtype=torch.uint8, device="cuda")
+        with pytest.raises(PlanError, match="streaming"):
+            load_on(Path("random:bf16"), "model=llama3", dtype="bf16")
+    assert torch.cuda.mem_get_info()[0] > 300 << 20
+
+
 def test_a_file_that_shrinks_in_mid_stream_is_one_error_and_the_device_goes_on(tiny_model, load_on, tmp_path) -> None:
-    import os
-    import shutil
-
-    from graphcore.errors import CheckpointError
-
     folder = Path(shutil.copytree(tiny_model("llama3").folder, tmp_path / "llama3"))
     engine = load_on(folder, "streaming.source=disk", streaming="on")
     events = engine.stream(PROMPTS[0], max_new_tokens=100)
