@@ -18,6 +18,7 @@ from graphcore.engine.assembly import match_model
 from graphcore.engine.model import Model, open_model
 from graphcore.errors import PlanError
 from graphcore.nn.kv_cache import cache_nbytes
+from graphcore.weights.device_costs import allocated_cache_nbytes, overhead_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import GIB, Plan
 from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
@@ -61,33 +62,41 @@ ESTIMATES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A shape in a format: its sizes in groups of one layer and of four, and its spec."""
+    """A shape in a format: its spec, what CUDA itself takes, and its sizes in groups of one layer and of four."""
 
     name: str
     format: str
     model: Model
+    overhead_nbytes: int
     single: WeightSizes
     grouped: WeightSizes
 
     def kv_nbytes(self, context: int) -> int:
         return cache_nbytes(self.model.spec, 1, context, torch.bfloat16)
 
+    def costs(self) -> Costs:
+        """Return what a GPU holds besides weights."""
+        spec = self.model.spec
+        return Costs(
+            lambda context: allocated_cache_nbytes(spec, 1, context, torch.bfloat16),
+            workspace_nbytes(spec, 1, 512, torch.bfloat16),
+            overhead_nbytes=self.overhead_nbytes,
+        )
+
     def plan(self, policy: str, context: int) -> Plan | None:
         """Return the plan, of single layers under auto and of four under on; None where none fits."""
         wishes = Wishes(policy, BUDGET, 1 if policy == "on" else None, "async", None, context, False)
-        workspace = workspace_nbytes(self.model.spec, 1, 512, torch.bfloat16)
         sizes = self.grouped if policy == "on" else self.single
         try:
-            return plan_streaming(sizes, wishes, Costs(self.kv_nbytes, workspace), DEVICE)
+            return plan_streaming(sizes, wishes, self.costs(), DEVICE)
         except PlanError:
             return None
 
     def smallest(self, context: int) -> int:
         """Return the bytes of the smallest plan."""
         wishes = Wishes("auto", 1, None, "async", None, context, False)
-        workspace = workspace_nbytes(self.model.spec, 1, 512, torch.bfloat16)
         try:
-            plan_streaming(self.single, wishes, Costs(self.kv_nbytes, workspace), DEVICE)
+            plan_streaming(self.single, wishes, self.costs(), DEVICE)
         except PlanError as error:
             if not isinstance(error.smallest, Plan):
                 raise
@@ -114,7 +123,8 @@ def open_case(name: str, format_name: str) -> Case:
     packing = PackingPolicy(None, "wide", FORMATS[format_name])
     decoder, loader = match_model(model, torch.bfloat16, packing)
     sizes = [sizes_of(decoder, loader.is_tied, size) for size in (1, SEED_GROUP)]
-    return Case(name, format_name, model, *sizes)
+    overhead = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16)
+    return Case(name, format_name, model, overhead, *sizes)
 
 
 def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates) -> Iterator[list[str]]:
@@ -176,7 +186,9 @@ def component_rows(cases: Mapping[tuple[str, str], Case]) -> Iterator[list[str]]
         yield [label, "0.2", gigabytes(max(seven.grouped.groups)), gigabytes(max(seventy.grouped.groups))]
     work = [workspace_nbytes(case.model.spec, 1, 512, torch.bfloat16) for case in (seven, seventy)]
     yield ["Activations, 512 tokens", "1", gigabytes(work[0]), gigabytes(work[1])]
-    yield ["CUDA itself", "1", "outside the budget", "outside the budget"]
+    overheads = [gigabytes(case.overhead_nbytes) for case in (seven, seventy)]
+    yield ["CUDA: libraries, graphs, unpacking", "1", *overheads]
+    yield ["CUDA: the driver's context", "in that", "outside the budget", "outside the budget"]
 
 
 def gigabytes(nbytes: float) -> str:
@@ -204,8 +216,9 @@ and formats, no weight was loaded, and **no speed was measured**. Sizes are in G
 those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s (`--link`,
 `--memory`): per token the longer of copying and computing (`weights/prediction.py`). The KV cache is bf16; Llama 2's
 shapes were trained for 4K, so longer contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head
-is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA itself takes (context,
-libraries) is not counted.
+is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured
+graphs take is an estimate (`weights/device_costs.py`), in every total; the driver's context is not counted: it is gone
+before free memory is asked for.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -68,9 +69,10 @@ class SimulatedLanes:
     copied: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     queues: dict[LaneName, deque[Operation]] = field(default_factory=lambda: {"copy": deque(), "compute": deque()})
+    mark_type: ClassVar[type[SimulatedMark]] = SimulatedMark
 
     def mark(self, lane: LaneName, is_timed: bool = True) -> SimulatedMark:
-        mark = SimulatedMark(self, is_timed=is_timed)
+        mark = self.mark_type(self, is_timed=is_timed)
 
         def end() -> bool:
             mark.is_done, mark.ended = True, self.now

@@ -14,6 +14,7 @@ from graphcore.engine.model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.device_obstacle import first_obstacle
 from graphcore.graph.native import obstacle_of
+from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import build_library
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
@@ -83,7 +84,13 @@ def choose_rounding(activations: str, dtype: torch.dtype) -> str:
 
 
 def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, str]:
-    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none."""
+    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none.
+
+    A GPU's kernels are Triton's: they are registered here, and the line is about a Triton that is not there.
+    """
+    if device.type == "cuda":
+        without = "Triton is not installed: attention masks the whole cache, which is slow; install triton"
+        return None, "" if register() else without
     if device.type != "cpu":
         return None, ""
     try:

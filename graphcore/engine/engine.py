@@ -15,7 +15,8 @@ from torch import Tensor
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.device import return_freed_memory
+from graphcore.device import resolve_device, return_freed_memory
+from graphcore.device_memory import FreeMemory
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
@@ -44,6 +45,7 @@ class Engine:
         plan: bytes on the device.
         choices: device, dtype, graph kind and context that really run.
         weight_stream: what moves the weights, and the record of what it did.
+        free_memory: of a GPU, since before anything was loaded; None on the CPU.
         loader: where the weights came from, and the errors of those that were packed at load.
     """
 
@@ -55,8 +57,10 @@ class Engine:
         running: Running,
         plan: Plan,
         on_progress: Progress = ignore_progress,
+        free_memory: FreeMemory | None = None,
     ) -> None:
         self.settings = settings
+        self.free_memory = free_memory
         notes = (running.stream.note,) if running.stream.note else ()
         self.choices = replace(parts.choices, notes=(*parts.choices.notes, *notes))
         self.loader = parts.loader
@@ -100,8 +104,12 @@ class Engine:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
-        report = on_progress or ignore_progress
-        return cls(settings, *load(settings, report), report)
+        report, device = on_progress or ignore_progress, resolve_device(settings.device)
+        free_memory = FreeMemory.begin(device) if device.type == "cuda" else None
+        loaded = load(settings, report)
+        if free_memory is not None:
+            free_memory.look("loaded")
+        return cls(settings, *loaded, report, free_memory)
 
     @property
     def config(self) -> ModelConfig:
@@ -173,6 +181,8 @@ class Engine:
         with torch.inference_mode(), measure_compile() as report:
             self.runner.warm_up(num_sequences, params)
         return_freed_memory()
+        if self.free_memory is not None:
+            self.free_memory.look("warm")
         return report
 
     def close(self) -> None:

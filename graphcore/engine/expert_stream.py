@@ -169,8 +169,8 @@ def lock_tables(
         return frozenset(locked), ""
     nbytes = in_words(sum(table.nbytes for table in left))
     return frozenset(locked), (
-        f"{nbytes} of experts in RAM could not be locked ({obstacle}): in their layers, which are not captured, the host "
-        "fetches what the router chose"
+        f"{nbytes} of experts in RAM could not be locked ({obstacle}): in their layers, which are not captured, the "
+        "host fetches what the router chose"
     )
 
 

@@ -12,6 +12,7 @@ from graphcore.engine.building import Running, build_running
 from graphcore.engine.model import Model, open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
+from graphcore.errors import PlanError
 from graphcore.progress import Progress
 from graphcore.weights.plan import Plan
 
@@ -28,7 +29,14 @@ def load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts,
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     loaded = load_own if settings.model.fallback is None else load_transformers
-    model, parts, running, plan = loaded(settings, on_progress)
+    try:
+        model, parts, running, plan = loaded(settings, on_progress)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise PlanError(
+            f"the device has less memory than the plan counted on ({reason}); end what else uses it, or set a smaller "
+            "streaming.memory_budget"
+        ) from error
     return_freed_memory()
     return model, parts, running, plan
 

@@ -17,6 +17,7 @@ from graphcore.nn.decoder import is_movable
 from graphcore.nn.kv_cache import cache_nbytes
 from graphcore.quant.choice import STORED
 from graphcore.streaming.jobs import BUFFER_NBYTES
+from graphcore.weights.device_costs import allocated_cache_nbytes, overhead_nbytes
 from graphcore.weights.expert_pieces import expert_obstacle
 from graphcore.weights.expert_pools import expert_linears
 from graphcore.weights.matching import EMBEDDING
@@ -88,13 +89,7 @@ def _plan(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Plan
             may_halve_context=settings.context_length is None and streaming.policy != "off",
             maps_experts=maps_experts(settings, parts, tier),
         ),
-        Costs(
-            kv_nbytes=lambda tokens: cache_nbytes(model.spec, choices.batch_size, tokens, choices.kv_dtype),
-            workspace_nbytes=workspace_nbytes(model.spec, choices.batch_size, choices.prefill_chunk, choices.dtype)
-            if streaming.policy != "off"
-            else 0,
-            buffer_nbytes=buffer_nbytes(parts, tier) if choices.device.type == "cpu" else 0,
-        ),
+        costs_of(settings, model, parts, tier),
         Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
     )
 
@@ -102,6 +97,25 @@ def _plan(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Plan
 def maps_experts(settings: Settings, parts: Assembly, tier: Tier) -> bool:
     """Return whether experts wait where the device's kernels can read them: in RAM that may be locked."""
     return parts.choices.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
+
+
+def costs_of(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Costs:
+    """Return what the device will hold besides weights.
+
+    A GPU holds all of it in any case, also what CUDA itself takes; RAM only what is asked to keep to a budget.
+    """
+    choices, spec = parts.choices, model.spec
+    batch, is_gpu = choices.batch_size, choices.device.type == "cuda"
+    is_counted = is_gpu or settings.streaming.policy != "off"
+    cached = allocated_cache_nbytes if is_gpu else cache_nbytes
+    return Costs(
+        kv_nbytes=lambda tokens: cached(spec, batch, tokens, choices.kv_dtype),
+        workspace_nbytes=workspace_nbytes(spec, batch, choices.prefill_chunk, choices.dtype) if is_counted else 0,
+        buffer_nbytes=0 if is_gpu else buffer_nbytes(parts, tier),
+        overhead_nbytes=overhead_nbytes(spec, parts.decoder, batch, choices.graph == "captured", choices.dtype)
+        if is_gpu
+        else 0,
+    )
 
 
 def choose_tier(settings: Settings, parts: Assembly) -> Tier:

@@ -13,6 +13,7 @@ from graphcore.engine.group_jobs import THREADS
 from graphcore.engine.planning import CACHED, CPU, Tier, host_nbytes
 from graphcore.errors import PlanError
 from graphcore.streaming.jobs import BUFFER_NBYTES
+from graphcore.weights.device_costs import LIBRARIES
 from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
 from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
 from graphcore.weights.skeleton_groups import SkeletonWeights
@@ -43,6 +44,7 @@ def plan_transformers(
             kv_nbytes=lambda tokens: kv_nbytes(config, choices, tokens),
             workspace_nbytes=workspace_nbytes(config, choices, attention) if streaming.policy != "off" else 0,
             buffer_nbytes=buffer_nbytes(weights, tier) if choices.device.type == "cpu" else 0,
+            overhead_nbytes=LIBRARIES if choices.device.type == "cuda" else 0,
         ),
         Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
     )

@@ -60,6 +60,11 @@ class Movement:
         return not self.plan.is_embedding_resident
 
     @property
+    def group_of_layer(self) -> dict[int, int]:
+        """The number of each layer's group."""
+        return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
+
+    @property
     def moved(self) -> frozenset[str]:
         """Names of the weights that have no place of their own."""
         names = {place.name for group in self.groups for place in group.places}
@@ -205,17 +210,20 @@ def open_stream(
         CheckpointError: a file is not what it was, or cannot be read.
     """
     files = open_files(loader, sorted(movement.moved), direct) if store is None else {}
-    if movement.is_gathered:
-        decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
-    stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
-    experts = movement.plan.experts
-    if experts is not None:
-        if stream.link is None and link_to is not None:
-            stream.link = link_to()
-        below = Below(loader, decoder, store, files)
-        groups = {layer: number for number, layers in enumerate(movement.layer_groups, start=1) for layer in layers}
-        stream.experts = open_experts(below, experts, groups, stream.timeline, device, stream.link)
-        stream.note = "; ".join(note for note in (stream.note, stream.experts.note) if note)
+    with ExitStack() as undo:  # whatever is open, if the rest fails
+        for source in files.values():
+            undo.callback(source.close)
+        if movement.is_gathered:
+            decoder.embed_tokens.gather = _rows(loader, decoder, store, files, device)
+        stream = stream_groups(loader, movement.groups, movement.plan, store, files, device, link_to)
+        undo.callback(stream.close)
+        if movement.plan.experts is not None:
+            if stream.link is None and link_to is not None:
+                stream.link = link_to()
+            below, groups = Below(loader, decoder, store, files), movement.group_of_layer
+            stream.experts = open_experts(below, movement.plan.experts, groups, stream.timeline, device, stream.link)
+            stream.note = "; ".join(note for note in (stream.note, stream.experts.note) if note)
+        undo.pop_all()
     return stream
 
 
@@ -246,7 +254,10 @@ def stream_groups(
         policy = Streamed(jobs, plan.num_slots, plan.mode == "async", filler, timeline)
         return WeightStream(policy, timeline, filler, files, jobs, host_nbytes)
     link, slots = link_to(), {index: views[""] for index, views in bound.items()}
-    stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+    with ExitStack() as undo:
+        undo.callback(link.close)  # some memory may be locked already
+        stream = stream_to_device(loader, groups, plan, slots, held, files, link, timeline)
+        undo.pop_all()
     copies = [(source, slots[index][: source.nbytes]) for index, source in stream.sources.items()]
     return WeightStream(
         stream.policy, timeline, stream.filler, files, stream.jobs, host_nbytes, None, link, copies, stream.note

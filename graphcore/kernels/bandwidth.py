@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from graphcore.kernels.device_bandwidth import measure_device_bandwidth
 from graphcore.kernels.library import open_library
 
 READ_NBYTES = 512 * 10**6  # far more than any cache holds
@@ -21,15 +22,17 @@ class ReadBandwidth:
         torch: of torch.sum over float32.
         native: of the kernels' reader with all of torch's threads; None without kernels, and on other devices.
         nbytes: of the buffer.
+        copied: of a copy inside a GPU's memory, read and written bytes counted; None on the CPU.
     """
 
     torch: float
     native: float | None
     nbytes: int
+    copied: float | None = None
 
     @property
     def best(self) -> float:
-        """The faster of the two."""
+        """The faster of the two that read."""
         return max(self.torch, self.native or 0.0)
 
 
@@ -40,13 +43,16 @@ def measure_read_bandwidth(
 
     Args:
         library: of the kernels, or None.
-        nbytes: of the buffer, a multiple of 64.
+        nbytes: of the buffer, a multiple of 64; a GPU's is larger, and it times itself (device_bandwidth.py).
         repeats: passes of each reader.
     """
+    if device.type == "cuda":
+        found = measure_device_bandwidth(device)
+        return ReadBandwidth(found.read, None, found.nbytes, found.copied)
     assert nbytes % LINE_NBYTES == 0, f"{nbytes} bytes are no whole number of lines"
     buffer = torch.ones(nbytes // 4, device=device)
     readers: dict[str, Callable[[], object]] = {"torch": lambda: buffer.sum().item()}
-    if library is not None and device.type == "cpu":
+    if library is not None:
         readers["native"] = lambda: native_sum(buffer, library)
     fastest = dict.fromkeys(readers, float("inf"))
     for _ in range(repeats):

@@ -8,16 +8,14 @@ for. Copies are enqueued in the order in which they were begun.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
 from torch import Tensor
 
-from graphcore.errors import StreamingError
 from graphcore.streaming.device_watch import LateEvent
-from graphcore.streaming.lanes import Lanes, Mark
+from graphcore.streaming.lanes import Lanes, Mark, device_faults
 from graphcore.streaming.staging import LoadT, Store
 from graphcore.streaming.timeline import Timeline
 
@@ -113,33 +111,15 @@ class DeviceCopy(Generic[LoadT]):
             self._start(self._waiting[0])
 
     def _start(self, copying: Copying[LoadT]) -> None:
-        """Enqueue the copy of the first in line, when its bytes are there."""
+        """Enqueue the copy of the first in line, when its bytes are there; if that fails, it stays the first."""
         source = copying.load.bytes()
-        self._waiting.popleft()
         with device_faults(copying.group):
             if copying.after is not None and copying.after.free is not None:
                 copying.after.free.hold("copy")
-            copying.after = None  # or every filling would keep all before it alive
             began = self.lanes.mark("copy")
             self.lanes.copy(source, copying.slot[: source.nbytes])
             there = self.lanes.mark("copy")
-        copying.there = there
+        self._waiting.popleft()
+        copying.there, copying.after = there, None  # or every filling would keep all before it alive
         copying.load.release(there.wait)
         self.timeline.add_late(LateEvent("copy", copying.group, began, there, source.nbytes))
-
-
-@contextmanager
-def device_faults(group: int | None) -> Iterator[None]:
-    """Turn what a device raises inside the block into a StreamingError.
-
-    Args:
-        group: that was on its way; None if no single one was.
-    """
-    try:
-        yield
-    except StreamingError:
-        raise
-    except RuntimeError as error:  # torch.AcceleratorError, torch.OutOfMemoryError
-        what = "weights" if group is None else f"weights of group {group}"
-        reason = str(error).strip().partition("\n")[0]
-        raise StreamingError(f"{what} could not be moved to the device: {reason}; load the model again") from error

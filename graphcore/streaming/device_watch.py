@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphcore.streaming.lanes import Lanes, Mark
+from graphcore.streaming.lanes import Lanes, Mark, device_faults
 from graphcore.streaming.timeline import Event, Lane, Timeline
 
 
@@ -45,7 +45,8 @@ class DeviceStopwatch:
         return DeviceStopwatch(self.watch, lane, group, self._stop())
 
     def _stop(self) -> Mark:
-        ended = self.watch.lanes.mark("compute")
+        with device_faults(self.group):
+            ended = self.watch.lanes.mark("compute")
         self.watch.timeline.add_late(LateEvent(self.lane, self.group, self.began, ended))
         return ended
 
@@ -59,4 +60,5 @@ class DeviceWatch:
 
     def start(self, lane: Lane, group: int) -> DeviceStopwatch:
         """Begin to time something, behind what has been enqueued to compute so far."""
-        return DeviceStopwatch(self, lane, group, self.lanes.mark("compute"))
+        with device_faults(group):
+            return DeviceStopwatch(self, lane, group, self.lanes.mark("compute"))

@@ -7,9 +7,13 @@ Lanes know nothing of each other, except that a lane can be held until a mark of
 stream and a mark an event (cuda_lanes.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from torch import Tensor
+
+from graphcore.errors import StreamingError
 
 LaneName = Literal["copy", "compute"]
 
@@ -49,3 +53,20 @@ class Lanes(Protocol):
             source: [nbytes] uint8 in RAM; it must not change before the copy is done.
             target: [nbytes] uint8 on the device.
         """
+
+
+@contextmanager
+def device_faults(group: int | None) -> Iterator[None]:
+    """Turn what a device raises inside the block into a StreamingError.
+
+    Args:
+        group: that was on its way; None if no single one was.
+    """
+    try:
+        yield
+    except StreamingError:
+        raise
+    except RuntimeError as error:  # torch.AcceleratorError, torch.OutOfMemoryError
+        what = "weights" if group is None else f"weights of group {group}"
+        reason = str(error).strip().partition("\n")[0]
+        raise StreamingError(f"{what} could not be moved to the device: {reason}; load the model again") from error

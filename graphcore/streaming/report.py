@@ -1,14 +1,15 @@
 """What streaming came to in a measured interval: numbers from events, and nothing else.
 
     |---------------------- seconds -----------------------|
-    copy     ==========  ===========    ====================    copy_seconds: while anything was copied
+    copy     ==========  ===========    ====================    copy_seconds: while anything was copied, or read
     stall           ~~~                     ~~~~~~              stall_seconds: while the caller waited
     compute  #######   #################### #         ######    compute_seconds: while a step ran
     hidden   =======     ===========    ====      ==========    copied while the caller did not wait
 
     overlap = hidden / copy
 
-Lanes are sets of time: two workers that copy at once count once. An event that began before the interval or ended after
+Lanes are sets of time: two workers that copy at once count once. What is read into a host slot is on its way as what is
+copied from there to a device is, and its bytes count when they arrive. An event that began before the interval or ended after
 it counts by the part inside, and so do its bytes.
 """
 
@@ -126,7 +127,8 @@ def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingRe
     assert begin <= end, f"the interval ends at {end}, before it begins at {begin}"
     copies = [event for event in events if event.lane == "copy"]
     stalls = [event for event in events if event.lane == "stall"]
-    busy, waiting = _times(copies, begin, end), _times(stalls, begin, end)
+    moving = (event for event in events if event.lane in ("copy", "read"))
+    busy, waiting = _times(moving, begin, end), _times(stalls, begin, end)
     waits: list[list[Event]] = [[] for _ in range(measured.num_groups)]
     for stall in stalls:
         assert 0 <= stall.group < measured.num_groups, f"group {stall.group} of {measured.num_groups} was waited for"

@@ -1,10 +1,10 @@
-"""Lanes of a timeline from top to bottom: what ran, what was waited for, and each worker that copied."""
+"""Lanes of a timeline from top to bottom: what ran, what was waited for, each worker that copied, or read before."""
 
 from collections.abc import Sequence
 
 from graphcore.streaming.timeline import Event, Lane
 
-ORDER: tuple[Lane, ...] = ("compute", "stall", "copy")
+ORDER: tuple[Lane, ...] = ("compute", "stall", "copy", "read")
 
 LaneKey = tuple[Lane, int]  # with the worker's number
 

@@ -71,6 +71,7 @@ class PeakMemory:
         self._baseline = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            self._baseline = torch.cuda.memory_allocated(device)
         else:
             with suppress(OSError):  # where the kernel does not let the peak be reset, an earlier one counts
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -79,7 +80,7 @@ class PeakMemory:
     def nbytes(self) -> int:
         """Return the peak so far."""
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
+            return torch.cuda.max_memory_allocated(self.device) - self._baseline
         return max(0, resident_nbytes("VmHWM") - self._baseline)
 
 

@@ -17,7 +17,8 @@ class PlannedGroup:
 
     Attributes:
         nbytes: of its weights; a tied head has none of its own.
-        place: "resident", "streamed" (through slots), "gathered" (row by row) or "cached" (experts).
+        place: "resident", "streamed" (through slots), "gathered" (row by row), "cached" (experts) or "mapped"
+            (experts that kernels read in RAM).
     """
 
     name: str
@@ -40,9 +41,18 @@ def planned_groups(plan: Plan, num_layers: int, layer_group_size: int, expert_nb
         groups.append(PlannedGroup(name, plan.group_nbytes[number], place))
     head = "resident" if plan.is_head_resident else "streamed"
     groups.append(PlannedGroup("head", plan.group_nbytes[-1], head))
-    if expert_nbytes:
-        groups.append(PlannedGroup("experts", expert_nbytes, "cached" if plan.experts else "resident"))
+    groups += _expert_groups(plan, expert_nbytes)
     return [*groups, PlannedGroup("vectors", plan.always_nbytes, "resident")]
+
+
+def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:
+    """Yield the experts in one group, or in two where those of some layers stay."""
+    stay = plan.resident_expert_nbytes
+    if stay:
+        yield PlannedGroup("experts", stay, "resident")
+    if plan.experts is not None:
+        name = f"experts of the last {plan.experts.num_layers}" if stay else "experts"
+        yield PlannedGroup(name, nbytes - stay, "mapped" if plan.experts.are_mapped else "cached")
 
 
 def group_rows(groups: Sequence[PlannedGroup]) -> Iterator[Row]:
@@ -60,15 +70,19 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     if plan.num_slots:
         yield "slots", plan.slots_nbytes, f"{plan.num_slots} for {len(plan.streamed)} groups, {plan.mode}"
     if plan.experts is not None:
-        yield "expert cache", plan.experts.nbytes, f"{plan.experts.num_slots} of {plan.experts.num_experts} experts"
+        some = f"{plan.experts.num_slots} of {plan.experts.num_experts} experts"
+        read = f"; a token's are read in RAM, in {plan.experts.num_layers} layers" if plan.experts.are_mapped else ""
+        yield "expert cache", plan.experts.nbytes, some + read
     if plan.resident_expert_nbytes:
-        yield "experts", plan.resident_expert_nbytes, "all"
+        yield "experts", plan.resident_expert_nbytes, "all" if plan.experts is None else "of the other layers"
     yield "vectors", plan.always_nbytes, ""
     yield "kv cache", plan.kv_nbytes, f"{plan.context} tokens"
     if plan.workspace_nbytes:
         yield "workspace", plan.workspace_nbytes, ""
     if plan.buffer_nbytes:
         yield "read buffers", plan.buffer_nbytes, ""
+    if plan.overhead_nbytes:
+        yield "CUDA's libraries and graphs", plan.overhead_nbytes, "an estimate"
     yield "total", plan.total_nbytes, ""
     if plan.budget is not None:
         yield "budget", plan.budget, f"{in_words(plan.budget - plan.total_nbytes)} unused" if plan_fits(plan) else ""
@@ -104,11 +118,12 @@ def memory_record(plan: Plan) -> Record:
         "weight_bytes": plan.weight_nbytes,
         "resident_bytes": plan.resident_nbytes,
         "slot_bytes": plan.slots_nbytes,
-        "expert_bytes": plan.resident_expert_nbytes if plan.experts is None else plan.experts.nbytes,
+        "expert_bytes": plan.resident_expert_nbytes + (0 if plan.experts is None else plan.experts.nbytes),
         "vector_bytes": plan.always_nbytes,
         "kv_bytes": plan.kv_nbytes,
         "workspace_bytes": plan.workspace_nbytes,
         "buffer_bytes": plan.buffer_nbytes,
+        "overhead_bytes": plan.overhead_nbytes,
         "total_bytes": plan.total_nbytes,
     }
 
@@ -124,6 +139,7 @@ def streaming_record(plan: Plan, source: str) -> Record:
         "slots": plan.num_slots,
         "expert_slots": 0 if experts is None else experts.num_slots,
         "expert_hit_rate": None if experts is None else experts.uniform_hit_rate,
+        "mapped_layers": experts.num_layers if experts is not None and experts.are_mapped else 0,
         "bytes_per_token": plan.bytes_per_token,
         "expected_bytes_per_token": plan.expected_bytes_per_token,
     }

@@ -40,8 +40,28 @@ def ran_record(engine: Engine) -> Record:
             "weight_bytes": stats["weight_bytes"],
             "file_bytes": engine.loader.stored_nbytes,
             "kv_bytes": stats["kv_bytes"],
+            "device": device_record(engine),
         },
         "notes": list(engine.choices.notes),
+    }
+
+
+def device_record(engine: Engine) -> Record | None:
+    """Return what a GPU's free memory was at some moments, this one too, and the plan beside it; None on the CPU."""
+    found, plan = engine.free_memory, engine.plan
+    if found is None:
+        return None
+    found.look()
+    return {
+        "total_bytes": found.total,
+        "context_bytes": found.context,
+        "free_before_bytes": found.before,
+        "free_loaded_bytes": found.moments.get("loaded"),
+        "free_warm_bytes": found.moments.get("warm"),
+        "free_lowest_bytes": found.lowest,
+        "taken_bytes": found.drop,
+        "planned_bytes": plan.total_nbytes,
+        "budget_bytes": plan.budget,
     }
 
 
@@ -81,6 +101,7 @@ def bandwidth_of(engine: Engine) -> Record:
         "gb_per_second": found.best / 1e9,
         "torch_gb_per_second": found.torch / 1e9,
         "native_gb_per_second": None if found.native is None else found.native / 1e9,
+        "copy_gb_per_second": None if found.copied is None else found.copied / 1e9,
         "bytes": found.nbytes,
     }
 

@@ -47,13 +47,16 @@ class StreamWatch:
         return cls(engine, PeakMemory(engine.runner.device))
 
     def device(self) -> TierMemory:
-        """Return the most that the device held: what is planned and was there before, and what has grown since.
+        """Return the most that the device held: on a GPU what of its free memory is gone since before the load.
 
-        On the CPU weights, slots and caches count whole, whether they had been written to at the baseline or not.
+        On the CPU what is planned and was there before, and what has grown since: weights, slots and caches count
+        whole, whether they had been written to at the baseline or not.
         """
-        plan = self.engine.plan
-        held = plan.total_nbytes - plan.workspace_nbytes if self.engine.runner.device.type == "cpu" else 0
-        return TierMemory(held + self.peak.nbytes(), plan.budget)
+        plan, free_memory = self.engine.plan, self.engine.free_memory
+        if free_memory is not None:
+            free_memory.look()
+            return TierMemory(free_memory.drop, plan.budget)
+        return TierMemory(plan.total_nbytes - plan.workspace_nbytes + self.peak.nbytes(), plan.budget)
 
     def host(self) -> TierMemory:
         """Return what waits in RAM."""

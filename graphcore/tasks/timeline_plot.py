@@ -99,7 +99,7 @@ def plot_timeline(path: Path, events: Sequence[Event], title: str) -> None:
 
 def colours_of(events: Sequence[Event]) -> dict[int, str]:
     """Return a colour for each group; neighbours among the streamed ones differ, resident ones are all grey."""
-    streamed = sorted({event.group for event in events if event.lane == "copy"})
+    streamed = sorted({event.group for event in events if event.lane in ("copy", "read")})
     colours = {event.group: RESIDENT for event in events}
     return colours | {group: PALETTE[index % len(PALETTE)] for index, group in enumerate(streamed)}
 

@@ -73,6 +73,7 @@ class Plan:
         always_nbytes: vectors, which never stream and which no group counts.
         workspace_nbytes: what a step needs besides.
         buffer_nbytes: what reads land in on their way to a slot.
+        overhead_nbytes: what a GPU's libraries, kernels and captured graphs take, as `device_costs` estimates it.
         experts: those that do not stay; None where the model has none, or all stay.
         resident_expert_nbytes: of experts that stay.
         read_nbytes: weights that one decode step of one sequence reads.
@@ -94,6 +95,7 @@ class Plan:
     always_nbytes: int = 0
     workspace_nbytes: int = 0
     buffer_nbytes: int = 0
+    overhead_nbytes: int = 0
     experts: ExpertPlan | None = None
     resident_expert_nbytes: int = 0
     read_nbytes: int = 0
@@ -146,7 +148,7 @@ class Plan:
     @property
     def total_nbytes(self) -> int:
         """Bytes that must fit."""
-        return self.weight_nbytes + self.kv_nbytes + self.workspace_nbytes + self.buffer_nbytes
+        return self.weight_nbytes + self.kv_nbytes + self.workspace_nbytes + self.buffer_nbytes + self.overhead_nbytes
 
     @property
     def streamed_nbytes(self) -> int:
@@ -183,6 +185,7 @@ class Plan:
             ("kv cache", self.kv_nbytes),
             ("workspace", self.workspace_nbytes),
             ("read buffers", self.buffer_nbytes),
+            ("CUDA's libraries and graphs", self.overhead_nbytes),
         )
         listed = ", ".join(f"{name} {in_words(nbytes)}" for name, nbytes in parts if nbytes)
         return f"streaming={self.policy} needs {in_words(self.total_nbytes)} on {self.device} ({listed})"

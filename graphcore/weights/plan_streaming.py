@@ -1,7 +1,7 @@
 """The plan: sizes, wishes and a budget in, what lies where out. Pure functions; nothing is read or allocated.
 
     budget >= resident groups + slots x the largest streamed group + expert cache + vectors
-              + KV cache + workspace + read buffers
+              + KV cache + workspace + read buffers + CUDA's libraries and graphs
 
 `off` keeps all, `on` keeps no matrix, and `auto` keeps what makes the fewest bytes move for a token: layer groups and
 head first, then experts, then the table, of which a token reads a row only.
@@ -73,11 +73,13 @@ class Costs:
         kv_nbytes: keys and values of all layers and sequences, for a context in tokens.
         workspace_nbytes: activations and scratch of the largest step.
         buffer_nbytes: of reads on their way to a slot, if anything streams.
+        overhead_nbytes: what a GPU's libraries and graphs take; 0 elsewhere.
     """
 
     kv_nbytes: Callable[[int], int]
     workspace_nbytes: int = 0
     buffer_nbytes: int = 0
+    overhead_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _plans(
         head_slices=sizes.head_slices,
         always_nbytes=sizes.always,
         workspace_nbytes=costs.workspace_nbytes,
+        overhead_nbytes=costs.overhead_nbytes,
         read_nbytes=sizes.read_nbytes,
     )
     for arrangement in arrangements(wishes.policy, sizes):

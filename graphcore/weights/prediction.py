@@ -1,7 +1,7 @@
 """How fast a plan will decode, from two rates: the link that weights come over, and the memory that products read.
 
 copy     = bytes that move for a token / link
-compute  = bytes of weights that a token reads / memory
+compute  = bytes of weights that a token reads, but for experts that it reads over the link / memory
 seconds  = max(copy, compute)    where groups are read ahead: two slots or more, async
            copy + compute        where they are not; fetched experts never are
 """
@@ -54,9 +54,10 @@ class Prediction:
 
 def predict(plan: Plan, rates: Rates) -> Prediction:
     """Return what the plan's decode step takes at these rates."""
+    mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.are_mapped else 0
     return Prediction(
         copy_seconds=plan.streamed_nbytes / rates.link,
         fetch_seconds=(plan.expected_bytes_per_token - plan.streamed_nbytes) / rates.link,
-        compute_seconds=plan.read_nbytes / rates.memory,
+        compute_seconds=(plan.read_nbytes - mapped) / rates.memory,
         is_overlapped=plan.num_slots > 1 and plan.mode == "async",
     )

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.dense_sums import dotted_sums, multiplied_sums
 from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
-from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
+from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, Matrix
 
 LOAD_NBYTES = 16
 WARPS = 4
 FEWEST_PROGRAMS = 512  # about four for each multiprocessor of an H200, which has 132
 MOST_ROWS = 8  # of a program that multiplies
 MOST_MULTIPLIED = 2  # tokens; of more, tensor cores compute the products
-DOTTED_ROWS = 16  # of a program then, and as many tokens, most of them repeated: what a tensor core takes
-DOTTED_COLUMNS = 128  # of a tile
+DOTTED_ROWS = 32  # of a program then: x comes from the second cache for each program, as a quarter of what weights are
+FEWEST_DOTTED = 128  # programs, which have 48 KiB on their way each
+DOTTED_COLUMNS = 64  # of a warp in a tile
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def _values(
 ):  # fmt: skip
     """Return the products with rows start .. of one matrix, scaled and biased: [N, R] float32."""
     if DOTS:
-        sums = dotted_sums(x, weight, start, rows, tokens, columns, N, R, V, IS_EVEN)
+        sums = dotted_sums(x, weight, start, rows, tokens, columns, N, R, G, V, IS_EVEN)
     else:
         sums = multiplied_sums(x, weight, start, rows, tokens, columns, N, R, G, V, IS_EVEN)
     token = tl.minimum(tl.arange(0, N), tokens - 1)[:, None]
@@ -170,8 +171,10 @@ def tile_of(x: Tensor, rows: int) -> dict[str, int]:
     tokens, columns = x.shape
     common = {"enable_fp_fusion": True}
     if tokens > MOST_MULTIPLIED and x.dtype is not torch.float32:
-        shape = {"DOTS": True, "N": DOTTED_ROWS, "R": DOTTED_ROWS, "G": 0, "V": DOTTED_COLUMNS}
-        return {**shape, "IS_EVEN": columns % (2 * DOTTED_COLUMNS) == 0, "num_warps": 1, "num_stages": 4, **common}
+        per_program = DOTTED_ROWS if rows >= FEWEST_DOTTED * DOTTED_ROWS else DOTTED_ROWS // 2
+        shape = {"DOTS": True, "N": MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}
+        even = columns % (WARPS * DOTTED_COLUMNS) == 0
+        return {**shape, "IS_EVEN": even, "num_warps": WARPS, "num_stages": 4, **common}
     most = MOST_ROWS if tokens <= MOST_MULTIPLIED else MOST_ROWS // 2  # each row has a sum for each token
     vector, threads = LOAD_NBYTES // x.element_size(), 32 * WARPS
     shape = {"DOTS": False, "N": triton.next_power_of_2(tokens), "R": rows_of_program(rows, most)}

@@ -1,12 +1,12 @@
 """The sums of a few rows of a dense matrix times a few tokens, in one program.
 
-Legend: N tokens, I input features, R rows, G groups of columns, V = columns that one load of 16 bytes brings.
+Legend: N tokens, I input features, R rows, G groups of V columns.
 
-    multiplied   one or two tokens: threads read rows side by side, V columns each, so a tile of the matrix is
-                 [R, G, V] with G the number of threads; the sum over V stays in a thread, the sum over G comes once,
-                 at the end. The next tile is on its way while one is multiplied.
+    multiplied   one or two tokens: threads read rows side by side, V columns each (16 bytes), so a tile of the matrix
+                 is [R, G, V] with G the number of threads; the sum over V stays in a thread, the sum over G comes
+                 once, at the end. The next tile is on its way while one is multiplied.
     dotted       more tokens: tensor cores; tiles come through shared memory, several on their way at once. At eight
-                 tokens the other way would take twenty instructions for a weight, and not memory would be the limit.
+                 tokens the other way would take twenty instructions for a weight, and memory would wait for them.
 
 Weights are read once and do not displace x, which all programs read.
 """
@@ -77,32 +77,22 @@ def _partial_sums(tile, fed):
 @triton.jit
 def dotted_sums(
     x, weight, start, rows, tokens, columns,
-    N: tl.constexpr, R: tl.constexpr, B: tl.constexpr, IS_EVEN: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return the same as `multiplied_sums` for 16 bits, with tiles of B columns.
+    """Return the same as `multiplied_sums` for 16 bits, of rows in G groups of V columns, a warp for each group.
 
-    Two sums take turns, because each product with a tile waits for the one before.
+    A warp that had a whole row would wait for each product before the next; tokens behind the last are zeros.
     """
-    token = tl.minimum(tl.arange(0, N), tokens - 1)[:, None]
-    row = tl.minimum(start + tl.arange(0, R), rows - 1)[:, None].to(tl.int64)
-    at = tl.arange(0, B)[None, :]
-    even = tl.zeros((R, N), tl.float32)
-    odd = tl.zeros((R, N), tl.float32)
-    for begin in range(0, columns, 2 * B):
-        tile = _whole(weight + row * columns, begin + at, columns, IS_EVEN, "evict_first")
-        fed = _whole(x + token * columns, begin + at, columns, IS_EVEN, "evict_last")
-        even = tl.dot(tile, tl.trans(fed), even)
-        tile = _whole(weight + row * columns, begin + B + at, columns, IS_EVEN, "evict_first")
-        fed = _whole(x + token * columns, begin + B + at, columns, IS_EVEN, "evict_last")
-        odd = tl.dot(tile, tl.trans(fed), odd)
-    return tl.trans(even + odd)
-
-
-@triton.jit
-def _whole(rows, at, columns, IS_EVEN: tl.constexpr, POLICY: tl.constexpr):
-    """Return a tile of some rows, zeros behind their end."""
-    if IS_EVEN:
-        tile = tl.load(rows + at, eviction_policy=POLICY)
-    else:
-        tile = tl.load(rows + at, mask=at < columns, other=0.0, eviction_policy=POLICY)
-    return tile
+    token = tl.arange(0, N)[None, :, None]
+    row = tl.minimum(start + tl.arange(0, R), rows - 1)[None, :, None].to(tl.int64)
+    at = tl.arange(0, G)[:, None, None] * V + tl.arange(0, V)[None, None, :]
+    sums = tl.zeros((G, R, N), tl.float32)
+    for begin in range(0, columns, G * V):
+        if IS_EVEN:
+            tile = tl.load(weight + row * columns + begin + at, eviction_policy="evict_first")
+        else:
+            tile = tl.load(weight + row * columns + begin + at, mask=begin + at < columns, other=0.0)
+        is_there = (token < tokens) & (begin + at < columns)
+        fed = tl.load(x + token * columns + begin + at, mask=is_there, other=0.0)
+        sums = tl.dot(tile, tl.permute(fed, (0, 2, 1)), sums)
+    return tl.trans(tl.sum(sums, axis=0))

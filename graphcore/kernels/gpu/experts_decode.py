@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.device_layout import DeviceLayout
 from graphcore.kernels.gpu.experts_form import MixtureOperands, activated, place_of, row_sums
 
 ROWS = 4  # of a matrix that one program multiplies
-WARPS = 4
-UNITS = 32 * WARPS
+MOST_WARPS = 4
 
 
 @triton.jit
@@ -91,6 +91,15 @@ def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor,
     _launch(x, chosen, shares, mixture, stream)
 
 
+def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:
+    """Return the options of a launch: as many warps as leave the fewest threads without a unit of a row."""
+    warps = MOST_WARPS
+    if form is not None:
+        units = columns // (16 * (8 // form.low))
+        warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
+    return {"ROWS": ROWS, "UNITS": 32 * warps, "num_warps": warps, "enable_fp_fusion": True}
+
+
 def _launch(x: Tensor, chosen: Tensor, shares: Tensor | None, mixture: MixtureOperands, out: Tensor) -> None:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
     if not chosen.numel():
@@ -98,14 +107,14 @@ def _launch(x: Tensor, chosen: Tensor, shares: Tensor | None, mixture: MixtureOp
     gate, up, down = mixture.weights
     gate_bias, up_bias, down_bias = mixture.biases
     gate_form, up_form, down_form = mixture.forms
-    how = {"ROWS": ROWS, "UNITS": UNITS, "num_warps": WARPS, "enable_fp_fusion": True}
     hidden = torch.empty(tokens * choices, features, dtype=x.dtype, device=x.device)
     _gate_up[(tokens * choices, triton.cdiv(features, ROWS))](
         x, chosen, mixture.places, gate, up, gate_bias, up_bias, hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,
+        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form,
+        **_how(gate_form, dim),
     )  # fmt: skip
     each, summed = (choices, 1) if shares is None else (1, choices)
     _down[(tokens * each, triton.cdiv(dim, ROWS))](
         hidden, chosen, shares, mixture.places, down, down_bias, out, summed, features, dim, down.stride(0),
-        FORM=down_form, **how,
+        FORM=down_form, **_how(down_form, features),
     )  # fmt: skip

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.experts_form import MixtureOperands, activated, place_of
-from graphcore.kernels.gpu.unpacking import tensor_scale, weights_at
+from graphcore.kernels.gpu.experts_tile import tile_at
+from graphcore.kernels.gpu.unpacking import tensor_scale
 
 ROWS = 64  # of a matrix that one program multiplies
 LEAST_TOKENS, MOST_TOKENS = 16, 64  # of a tile
@@ -84,7 +85,7 @@ def _rows_times(
     if L is None:
         starts = matrix + rows.to(tl.int64)[:, None] * columns
     else:
-        rows = tl.minimum(rows, num_rows - 1)[:, None]
+        rows = tl.minimum(rows, num_rows - 1)
     for begin in range(0, columns, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         inside = at < columns
@@ -92,7 +93,7 @@ def _rows_times(
         if L is None:
             weights = tl.load(starts + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
         else:
-            weights = weights_at(matrix, rows, tl.minimum(at, columns - 1)[None, :], columns, L).to(vectors.dtype)
+            weights = tile_at(matrix, rows, begin, columns, L, BLOCK).to(vectors.dtype)
         total = tl.dot(weights, vectors, total, input_precision="ieee")
     if L is not None:
         total *= tensor_scale(matrix, num_rows, columns, L)
@@ -101,8 +102,9 @@ def _rows_times(
 
 @triton.jit
 def _grouped_gate_up(
-    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, gate_stride,
-    up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features,
+    gate_stride, up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:

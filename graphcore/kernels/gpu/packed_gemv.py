@@ -20,7 +20,7 @@ from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
 from graphcore.kernels.gpu.unpacking import tensor_scale
 
-TOKENS = 4  # of a program, at most: sums of more do not fit in registers
+TOKENS = 2  # of a program, at most: sums of more do not fit in registers
 FEWEST_WARPS = 2112  # sixteen for each multiprocessor of an H200, which has 132
 THREADS = 32  # of a warp
 
@@ -114,7 +114,7 @@ def launch_packed_product(
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
-    tile = tile_of(DEVICE_LAYOUTS[matrices[0].format], out.shape[1], x.shape[1], len(x))
+    tile = _tile(matrices[0].format, out.shape[1], x)
     programs = sum(triton.cdiv(matrix.rows, tile.rows) for matrix in matrices)
     _packed_product[(triton.cdiv(len(x), tile.tokens), programs)](
         x,
@@ -138,7 +138,7 @@ def launch_packed_gated(
     x: Tensor, x_scale: Tensor | None, gate: Matrix, up: Matrix, divides: bool, activation: str, out: Tensor
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
-    tile = tile_of(DEVICE_LAYOUTS[gate.format], gate.rows, x.shape[1], len(x))
+    tile = _tile(gate.format, gate.rows, x)
     _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
         x,
         x_scale,
@@ -165,6 +165,13 @@ class Tile(NamedTuple):
     tokens: int
     rows: int
     warps: int
+
+
+INTERPRETED = Tile(2, 16, 1)  # Triton's interpreter runs one program after another: few and large ones
+
+
+def _tile(name: str, rows: int, x: Tensor) -> Tile:
+    return INTERPRETED if x.device.type == "cpu" else tile_of(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
 
 
 @lru_cache(maxsize=None)

@@ -1,14 +1,19 @@
 """Imports every module that has a GPU kernel; each registers its ops with torch at its import."""
 
 from importlib import import_module
+from importlib.util import find_spec
 
 MODULES = ("norm", "attend", "experts", "router", "sample")  # of this package; each imports what it needs
 
 
-def register() -> None:
-    """Make the ops of this package known to torch; again is harmless.
+def register() -> bool:
+    """Make the ops of this package known to torch, and return whether they are; again is harmless.
 
-    Called where a GPU computes, before anything is traced or captured: a machine without a GPU may have no triton.
+    Called where a GPU computes, before anything is traced or captured. Without Triton ops that have an implementation
+    of plain torch operations keep it.
     """
+    if find_spec("triton") is None:
+        return False
     for name in MODULES:
         import_module(f"graphcore.kernels.gpu.{name}")
+    return True

@@ -66,9 +66,9 @@ def run(context: Context, task: BenchSettings) -> Record:
         timed, intervals = measure(context, engine, work, task.repeats)
         peak_nbytes, device = peak.nbytes(), watch.device()
         streaming = streaming_of(watch, intervals, device)
+        ran = ran_record(engine)  # a look at free memory, before measuring it takes some
         bandwidth = bandwidth_of(engine)
         timed["decode"]["bandwidth_share"] = timed["decode"]["weight_gb_per_second"] / bandwidth["gb_per_second"]
-        ran = ran_record(engine)
         record = {
             **ran,
             "load_seconds": load_seconds,

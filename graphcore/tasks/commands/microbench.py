@@ -70,9 +70,10 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
         for index, length in enumerate(lengths):
             context.console.progress(f"microbench at {length} tokens", None, index, len(lengths))
             timings[length] = work.measure(length)
+        ran = ran_record(engine)  # a look at free memory, before measuring it takes some
         bandwidth = bandwidth_of(engine)
         record = {
-            **ran_record(engine),
+            **ran,
             "load_seconds": load_seconds,
             "compile": compile_record(compiled),
             "bandwidth": bandwidth,

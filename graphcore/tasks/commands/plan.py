@@ -14,6 +14,7 @@ from graphcore.engine.model import open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.rates import measure_rates
 from graphcore.engine.transformers_model import open_transformers
+from graphcore.engine.weight_stream import way_to
 from graphcore.errors import ConfigError, PlanError
 from graphcore.progress import Progress
 from graphcore.tasks.plan_report import (
@@ -133,7 +134,8 @@ def planned(settings: Settings, rates: Rates | None, on_progress: Progress) -> O
         return Outcome(own.config, assembly.choices, error.smallest, "", expert_nbytes, rates, error)
     if rates is None:
         on_progress("measure", None, 0, 0)
-        rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size)
+        link_to = way_to(assembly.choices.device, settings.streaming.pinned_memory)
+        rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size, link_to)
     return Outcome(own.config, assembly.choices, plan, tier.kind, expert_nbytes, rates)
 
 

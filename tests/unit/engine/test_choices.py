@@ -15,6 +15,7 @@ from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph, cho
 from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from graphcore.kernels import library
+from graphcore.kernels.gpu import registration
 from graphcore.kernels.packed import PackedForm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -102,6 +103,13 @@ def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.Monke
     assert found is None
     assert "old-g++ could not build graphcore's kernels: kernels.cpp:1: error: C++20 is unknown" in note
     assert find_kernels(tmp_path, CUDA) == (None, "")
+
+
+def test_a_gpu_without_triton_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registration, "find_spec", lambda _: None)
+    library, note = find_kernels(tmp_path, CUDA)
+    assert library is None
+    assert note == "Triton is not installed: attention masks the whole cache, which is slow; install triton"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
 from graphcore.errors import PlanError
+from graphcore.weights.device_costs import LIBRARIES
 from graphcore.weights.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
@@ -44,7 +45,23 @@ def test_a_gpu_s_budget_is_its_own_free_memory_and_reads_take_none_of_it(
     assert plan.buffer_nbytes == 0
     in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, "streaming.source=disk")
     assert in_ram.buffer_nbytes > 0
-    assert plan.total_nbytes == in_ram.total_nbytes - in_ram.buffer_nbytes
+    assert in_ram.overhead_nbytes == 0
+    assert plan.weight_nbytes == in_ram.weight_nbytes
+    assert plan.workspace_nbytes == in_ram.workspace_nbytes
+
+
+def test_what_cuda_itself_takes_is_in_a_gpu_s_plan_with_streaming_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan, _ = plan_on(GPU, monkeypatch, tmp_path)
+    assert plan.overhead_nbytes > LIBRARIES
+    rest = plan.weight_nbytes + plan.kv_nbytes + plan.workspace_nbytes
+    assert plan.total_nbytes == rest + plan.overhead_nbytes
+    whole, _ = plan_on(GPU, monkeypatch, tmp_path, "streaming=off")
+    assert (whole.overhead_nbytes, whole.workspace_nbytes) == (plan.overhead_nbytes, plan.workspace_nbytes)
+    most = plan.total_nbytes - 1
+    with pytest.raises(PlanError, match="CUDA's libraries and graphs"):
+        plan_on(GPU, monkeypatch, tmp_path, f"streaming.memory_budget={most}", "streaming.prefetch=1")
 
 
 def test_weights_for_a_gpu_wait_in_ram_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A device with memory of its own, simulated: over streamed weights it computes what it does over resident ones."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from failing_lanes import FailingLanes
 from simulated_lanes import SimulatedLanes
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import building
+from graphcore.engine import building, device_stream, weight_stream
 from graphcore.engine.device_stream import DeviceLink
 from graphcore.engine.weight_stream import WeightStream, open_stream
+from graphcore.errors import PlanError, StreamingError
 from graphcore.streaming.pinning import Pins
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
@@ -146,3 +149,64 @@ def test_threads_may_cast_what_they_read(monkeypatch: pytest.MonkeyPatch, is_dev
     small.append("streaming.source=disk")
     with Engine.load(TINY / "qwen3", "bf16", streaming="on", graph="eager", device="cpu", overrides=small) as engine:
         assert torch.equal(engine.logits(IDS), expected)
+
+
+@dataclass
+class Refusing(Driver):
+    """Refuses from some run on.
+
+    Attributes:
+        number: of runs that it locks.
+    """
+
+    number: int = 0
+    asked: int = 0
+
+    def register(self, address: int, nbytes: int) -> str:
+        self.asked += 1
+        return "not permitted" if self.asked > self.number else super().register(address, nbytes)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_whichever_run_is_refused_tokens_are_the_same_and_nothing_stays_locked(
+    monkeypatch: pytest.MonkeyPatch, resident: tuple[Tensor, list[int]], number: int
+) -> None:
+    driver = Refusing(1 << 40, number=number)
+    with engine_on(monkeypatch, simulated(number), Pins(driver), "streaming.source=host") as engine:
+        assert engine.generate(IDS, max_new_tokens=8, ignore_eos=True)[0].token_ids == resident[1][:8]
+        assert bool(driver.locked) == (number > 0)
+    assert driver.locked == {}
+
+
+@pytest.mark.parametrize("is_ring", [False, True])
+def test_a_device_without_room_for_the_slots_is_one_error_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, is_ring: bool
+) -> None:
+    """Memory that the plan counted on has gone to somebody else; or the ring in RAM cannot be had."""
+    driver, name = Driver(1 << 40), "shared_pages" if is_ring else "bind_slots"
+
+    def refuse(*arguments: object) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nand so on")
+
+    monkeypatch.setattr(device_stream if is_ring else weight_stream, name, refuse)
+    said = r"less memory than the plan counted on \(CUDA out of memory. Tried to allocate 1 GiB.\); end what else"
+    with (
+        pytest.raises(PlanError, match=said),
+        engine_on(monkeypatch, simulated(0), Pins(driver), "streaming.source=disk"),
+    ):
+        pass
+    assert driver.locked == {}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("graphcore-fill")]
+
+
+def test_a_device_that_fails_while_it_generates_is_one_error_and_the_engine_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(1 << 40)
+    lanes = FailingLanes(random.Random(0), computes_at_once=True, is_dead=True)
+    said = "could not be moved to the device: CUDA error: an illegal memory access"
+    with engine_on(monkeypatch, lanes, Pins(driver), "streaming.source=host") as engine:
+        lanes.fails_at = lanes.calls + 40
+        with pytest.raises(StreamingError, match=said):
+            engine.generate(IDS, max_new_tokens=20, ignore_eos=True)
+    assert driver.locked == {}

@@ -11,10 +11,13 @@ from simulated_lanes import SimulatedLanes
 from torch import Tensor
 
 from graphcore.errors import StreamingError
+from graphcore.graph.cutting import cut
+from graphcore.graph.program import Program
 from graphcore.streaming.device_copy import DeviceCopy
 from graphcore.streaming.device_watch import DeviceWatch
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import CopyPiece, Job
+from graphcore.streaming.scheduler import run_program
 from graphcore.streaming.staging import Held, Partly, Staged
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
@@ -212,3 +215,41 @@ def test_a_fault_of_a_thread_is_raised_where_its_group_is_asked_for_and_others_s
     lanes.run_dry()
     assert torch.equal(slots[1][: ROOM - 1], bytes_of(1))
     filler.close()
+
+
+@dataclass
+class Recorded:
+    """A step of a decode program that is captured at its first replay: run twice before, and replayed from then on."""
+
+    group: int
+    device: Device
+    is_streamed: bool
+    is_captured: bool = False
+
+    def replay(self) -> None:
+        runs = 1 if self.is_captured else 3
+        self.is_captured = True
+        if self.is_streamed:
+            self.device.lanes.compute(*[lambda: self.device.look(self.group)] * runs)
+        else:
+            self.device.lanes.compute(*[lambda: None] * runs)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_captured_pieces_find_their_weights_in_any_order_of_the_lanes(threads: int) -> None:
+    """Streamed groups between resident ones, as auto lays them, cut into pieces, for many tokens; deeper rings too."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        num_groups, num_slots = draw.randint(2, 12), draw.randint(1, 5)
+        streamed = sorted(draw.sample(range(1, num_groups + 1), draw.randint(1, num_groups)))
+        num_held = draw.randint(0, len(streamed) - 1)
+        with device_of(draw, len(streamed), min(num_slots, len(streamed)), True, threads, num_held) as device:
+            place = {group: number for number, group in enumerate(streamed, start=1)}
+            steps = [Recorded(place.get(group, -group), device, group in place) for group in range(num_groups + 2)]
+            pieces = cut(steps, set(place.values()))
+            assert len(pieces) > len(streamed)
+            for _ in range(15):
+                run_program(Program(None, pieces), device.policy)  # type: ignore[arg-type]
+            assert threads or device.lanes.num_host_waits == 0
+            device.lanes.run_dry()
+        assert not device.wrong, device.wrong[0]

@@ -1,0 +1,84 @@
+"""Any number of tokens times a packed matrix: few by the kernels of packed_gemv.py, many by unpacking.
+
+Legend: N tokens, O rows (output features), I columns (input features).
+
+Many tokens: some millions of weights are unpacked at a time, into memory that the second-level cache still holds when
+the library's matrix product reads it.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.device_layout import GROUP_ROWS, DeviceForm
+from graphcore.kernels.gpu.matrix import Matrix
+from graphcore.kernels.gpu.packed_gemv import launch_packed_product
+from graphcore.kernels.gpu.unpack import launch_unpack, tensor_scale_of
+
+MOST_TOKENS = 8  # of a product whose codes are unpacked in registers
+SLICE_ELEMENTS = 1 << 23  # of a matrix that are unpacked at a time: 16 MiB in bf16
+CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
+SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
+
+
+def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: DeviceForm, rounds: bool) -> Tensor:
+    """Return x @ W.T (+ bias): [..., I] -> [..., O]; with `rounds`, x becomes int8 codes by rows first."""
+    out = x.new_empty((*x.shape[:-1], form.rows))
+    rows = x.reshape(-1, form.columns).contiguous()
+    if not len(rows):
+        return out
+    scale = None
+    if rounds:
+        rows, scale = _codes(rows)
+    product = out.view(-1, form.rows)
+    if len(rows) <= MOST_TOKENS:
+        matrix = Matrix(packed, bias, None, form.format, form.rows)
+        launch_packed_product(_aligned(rows), scale, [matrix], False, "", product, False)
+    elif scale is None:
+        for begin, end in _slices(form):
+            _multiply(rows, launch_unpack(packed, form, x.dtype, begin, end), bias, begin, product[:, begin:end])
+    else:
+        _multiply_codes(rows, scale, packed, bias, form, product)
+    return out
+
+
+def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x [N, I] as whole numbers -127 .. 127 in its own dtype, and what it was multiplied with: [N] float32.
+
+    As nn/int8_rows.py has it; fp16 and bf16 hold such numbers exactly.
+    """
+    wide = x.float()
+    scale = 127.0 / wide.abs().amax(dim=1).clamp(min=SMALLEST_PEAK)
+    return (wide * scale[:, None]).round().clamp(-128, 127).to(x.dtype), scale
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return x at a multiple of 16 bytes: kernels are compiled once for aligned rows."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def _slices(form: DeviceForm) -> Iterator[tuple[int, int]]:
+    """Yield the rows that are unpacked at a time: first, and the one behind the last."""
+    step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
+    for begin in range(0, form.rows, step):
+        yield begin, min(begin + step, form.rows)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, begin: int, out: Tensor) -> None:
+    """Write x @ weight.T (+ bias) to `out`, some of a product's columns."""
+    if bias is None:
+        torch.mm(x, weight.T, out=out)
+    else:
+        torch.addmm(bias[begin : begin + len(weight)], x, weight.T, out=out)
+
+
+def _multiply_codes(
+    x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, form: DeviceForm, out: Tensor
+) -> None:
+    """Multiply codes with weights that have no scale of their tensor, then scale: the order of nn/linear.py."""
+    x = x / CODE_UNIT
+    divisor = scale[:, None] / (CODE_UNIT * tensor_scale_of(packed, form))
+    for begin, end in _slices(form):
+        product = (x @ launch_unpack(packed, form, x.dtype, begin, end, is_scaled=False).T).float() / divisor
+        out[:, begin:end] = product if bias is None else product + bias[begin:end].float()
