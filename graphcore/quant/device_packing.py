@@ -55,7 +55,7 @@ class DevicePacking(Packing):
         )
         assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
         one = FORMATS[self.format]
-        blocks = _unfold(raw_rows.to(out.device), 1, one.block_nbytes)  # [R, K, W]
+        blocks = _unfold(raw_rows.to(out.device), 1, self.columns // one.block_elements)  # [R, K, W]
         whole = count // GROUP_ROWS * GROUP_ROWS
         for first, last in ((0, whole), (whole, count)):
             if first < last:
@@ -72,9 +72,9 @@ class DevicePacking(Packing):
         start = 0
         for part, row_nbytes in zip(plane_parts(self.format, blocks), self.form.planes, strict=True):
             if part is not None:
-                plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, row_nbytes)
-                place = _unfold(plane[:, :rows], 2, part.shape[2])
-                place.copy_(_unfold(part, 0, rows))  # [groups, rows, K, bytes]
+                plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, GROUP_ROWS)
+                place = _unfold(plane[:, :rows], 2, part.shape[1])
+                place.copy_(_unfold(part, 0, len(groups)))  # [groups, rows, K, bytes]
             start += GROUP_ROWS * row_nbytes
 
     def write_scale(self, out: Tensor, scale: float) -> None:
@@ -100,9 +100,9 @@ class DevicePacking(Packing):
         return device_rows(ids, packed, self.form, dtype)
 
 
-def _unfold(x: Tensor, axis: int, size: int) -> Tensor:
-    """Return a view of `x` whose `axis` is cut into pieces of `size`: [.., n size, ..] -> [.., n, size, ..]."""
-    return x.unflatten(axis, (-1, size))  # type: ignore[no-untyped-call, no-any-return]  # torch does not type it
+def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
+    """Return a view of `x` whose `axis` is cut into `count` pieces: [.., count n, ..] -> [.., count, n, ..]."""
+    return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-untyped-call, no-any-return]  # torch does not type it
 
 
 def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -115,8 +115,9 @@ def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, d
     groups = packed[: form.nbytes - tail].view(-1, GROUP_ROWS * sum(form.planes))
     parts, start = [], 0
     for nbytes in form.planes:
-        rows_of_plane = groups[:, start : start + GROUP_ROWS * nbytes].reshape(-1, nbytes)
-        parts.append(rows_of_plane[flat].view(len(flat), blocks, nbytes // blocks))
+        plane = _unfold(groups[:, start : start + GROUP_ROWS * nbytes], 1, GROUP_ROWS)
+        chosen = plane[flat // GROUP_ROWS, flat % GROUP_ROWS]
+        parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
         start += GROUP_ROWS * nbytes
     scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
     raw = one.join_rows(blocks_of_parts(name, parts).flatten(1), scale)
