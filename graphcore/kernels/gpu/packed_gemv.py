@@ -187,21 +187,24 @@ def _tile(name: str, rows: int, x: Tensor) -> Tile:
 def tile_of(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
     """Return the tile that should take the fewest instructions while every multiprocessor has warps enough.
 
-    A weight takes about three instructions, and a share of what is done to x once for all rows of a program; threads
-    behind the end of a row wait. Counted in machine code for sm_90; not measured on hardware.
+    A weight takes about three instructions, and a share of what is done to x once for all rows of a program. Warps
+    follow from the columns alone: a part of a matrix is summed in the order of the whole, bit for bit.
     """
-    units = columns * layout.low // 128
+    warps = warps_of(layout, columns)
     most = 4 if layout.high or tokens > 1 else 8  # rows whose codes and sums fit in registers
 
-    def cost(tile: Tile) -> float:
-        at_once = THREADS * tile.warps
-        waste = triton.cdiv(units, at_once) * at_once / units
-        idle = max(1.0, FEWEST_WARPS * tile.rows / (rows * tile.warps))
-        return float((3 + 4 / tile.rows) * waste * idle)
+    def cost(per_program: int) -> float:
+        return (3 + 4 / per_program) * max(1.0, FEWEST_WARPS * per_program / (rows * warps))
 
-    count = min(triton.next_power_of_2(tokens), TOKENS)
-    tiles = [Tile(count, per_program, warps) for per_program in (8, 4, 2, 1) for warps in (4, 2, 1)]
-    return min((tile for tile in tiles if tile.rows <= most), key=cost)
+    per_program = min((count for count in (8, 4, 2, 1) if count <= most), key=cost)
+    return Tile(min(triton.next_power_of_2(tokens), TOKENS), per_program, warps)
+
+
+def warps_of(layout: DeviceLayout, columns: int) -> int:
+    """Return as many warps as share a row's units with few threads left over."""
+    units = columns * layout.low // 128
+    read = {warps: triton.cdiv(units, THREADS * warps) * warps for warps in (4, 2, 1)}
+    return next(warps for warps, count in read.items() if count <= 1.1 * min(read.values()))
 
 
 def _constants(name: str, tile: Tile) -> dict[str, object]:
