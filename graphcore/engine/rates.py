@@ -39,7 +39,8 @@ def measure_rates(parts: Assembly, plan: Plan, tier: Tier, layer_group_size: int
     """
     device, library = parts.choices.device, parts.choices.packing.library
     read = measure_read_bandwidth(device, library, PROBE_NBYTES, repeats=3).best
-    link = _link(parts, plan, tier, layer_group_size, link_to) if plan.streamed else float("inf")
+    moves = plan.streamed or (plan.experts is not None and tier.kind == "host")
+    link = _link(parts, plan, tier, layer_group_size, link_to) if moves else float("inf")
     return Rates(link, PRODUCT_SHARE * read)
 
 

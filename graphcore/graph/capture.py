@@ -155,7 +155,7 @@ class CapturedStep:
         made = state.hidden, state.ropes
         draws = [step.choosing.drawing for step in self.steps if isinstance(step, ChooseStep)]
         generators = [generator for drawing in draws if drawing is not None for generator in drawing.generators]
-        groups = sorted({step.group for step in self.steps})
+        groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
         what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
         self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
         state.hidden, state.ropes = made

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.graph.choosing import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
 from graphcore.nn.block import RESIDUAL_DTYPE
@@ -100,10 +101,16 @@ class Piece:
 
 
 def cut(steps: Sequence[Step], streamed: Collection[int]) -> list[Piece]:
-    """Return the steps in pieces: one for each step that moves or asks the host, one for all between two of them."""
+    """Return the steps in pieces: one for each step that moves or asks the host, one for all between two of them.
+
+    A choice of tokens reads no weights, and joins what is before it.
+    """
     pieces: list[Piece] = []
     between: list[Step] = []
     for step in steps:
+        if isinstance(step, ChooseStep) and not between and pieces and pieces[-1].may_capture:
+            pieces[-1] = Piece(pieces[-1].group, [*pieces[-1].steps, step], may_capture=True)
+            continue
         if step.group not in streamed and not asks_host(step):
             between.append(step)
             continue

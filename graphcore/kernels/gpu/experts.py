@@ -85,7 +85,7 @@ def launch_experts(
     places: Sequence[int] | None = None,
     formats: Sequence[str] = (DENSE,) * 3,
 ) -> Tensor:
-    """Implement `graphcore::experts` (kernels/experts.py) and `graphcore::device_experts` (kernels/device_experts.py)."""
+    """Implement `experts` (kernels/experts.py) and `device_experts` (kernels/device_experts.py)."""
     launch = launch_few if len(x) <= FEW else launch_many
     mixture = mixture_of(weights, biases, places, limit, alpha, formats)
     return launch(x.contiguous(), chosen.contiguous(), mixture)

@@ -102,8 +102,9 @@ def _rows_times(
 
 @triton.jit
 def _grouped_gate_up(
-    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features, gate_stride,
-    up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features,
+    gate_stride, up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:

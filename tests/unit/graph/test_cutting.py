@@ -85,6 +85,21 @@ def test_captured_pieces_hand_over_in_memory_of_their_own(
     assert len({tuple(tensor.data_ptr() for tensor in step.handed) for step in captures}) == 1
 
 
+@pytest.mark.parametrize(
+    ("streamed", "expected"),
+    [((), ["0 1 2 3 4 5 0"]), ((2,), ["0 1", "2", "3 4 5 0"]), ((HEAD,), ["0 1 2 3 4", "5 0"])],
+)
+def test_the_choice_on_the_device_is_in_the_last_piece_with_the_head(
+    streamed: tuple[int, ...], expected: list[str]
+) -> None:
+    builder = cut_builder(())
+    builder.kind = "captured"
+    (step,) = builder.sample(2, narrows=True).steps
+    assert isinstance(step, CapturedStep)
+    pieces = cut(step.steps, streamed)
+    assert [" ".join(str(step.group) for step in piece.steps) for piece in pieces] == expected
+
+
 def set_token(state: StepState, token_ids: list[int], start: int) -> None:
     state.token_ids.copy_(torch.tensor(token_ids)[:, None])
     state.span.starts.fill_(start)
