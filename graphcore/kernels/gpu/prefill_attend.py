@@ -38,10 +38,9 @@ def _attend_chunk(
         best = tl.load(sinks + head) * LOG2_E
         total = tl.full([ROWS], 1.0, tl.float32)
     q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, token < count, HEAD_DIM, WIDTH)
-    first = tl.maximum(start - slots, 0)
-    new_first = 0
+    first, new_first = 0, 0
     if WINDOWED:
-        first = tl.minimum(tl.maximum(first, start + first_token - window + 1), start)
+        first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
         new_first = tl.maximum(first_token - window + 1, 0)
     past, since = tl.where(is_padding, 0, start - first), start - first + token
     old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head

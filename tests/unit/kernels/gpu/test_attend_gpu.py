@@ -137,7 +137,7 @@ def test_inputs_may_be_slices_of_one_product() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_chunking_of_any_batch_matches_the_loop(data: st.DataObject) -> None:
     kv_heads = data.draw(st.integers(1, 2), "kv_heads")
