@@ -34,10 +34,6 @@ class Readback:
         """Copies that nobody has read yet."""
         return self._sent - self._taken
 
-    def restart(self) -> None:
-        """Forget copies that nobody will read."""
-        self._sent = self._taken = 0
-
     def send(self) -> None:
         """Ask for a copy of what the source will hold when all that was enqueued so far is done."""
         assert self.num_waiting < len(self._places), "every place holds a copy that nobody has read"

@@ -54,7 +54,7 @@ def run(context: Context, _task: ChatSettings) -> Record:
         load_seconds = time.perf_counter() - began
         conversation = Conversation(engine, settings.system, _uses_template(engine, settings))
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up()
+        compiled = engine.warm_up(params=sampling_of(settings))
         console.note(f"[{describe_compile(compiled)}]")
         console.note(HINT)
         turns: list[Record] = []

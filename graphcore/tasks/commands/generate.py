@@ -56,7 +56,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         for wave in waves:
             open_run(context, engine, wave, task.logprobs, 0)  # refuses what cannot run, before anything does
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(max(map(len, waves)))
+        compiled = engine.warm_up(max(map(len, waves)), sampling_of(settings))
         progress, generating_since = Progress(streams=len(requests) == 1), time.perf_counter()
         for wave in waves:
             if progress.status == "ok":
