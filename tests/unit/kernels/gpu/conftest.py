@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 COMPILES = "test_gpu_compile"  # for GPUs that are not there
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         for item in items:
