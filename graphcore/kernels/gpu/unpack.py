@@ -11,22 +11,28 @@ from torch import Tensor
 from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
 from graphcore.kernels.gpu.unpacking import tensor_scale, weights_at
 
-BLOCK = 1024  # weights of a program
+WEIGHTS = 1024  # of a program
+INTERPRETED_WEIGHTS = 1 << 16  # Triton's interpreter runs one program after another: few and large ones
 WARPS = 4
 
 
 @triton.jit
-def _unpack(packed, ids, out, begin, rows, columns, L: tl.constexpr, IS_SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (r, c): weights c BLOCK .. of row begin + r, or of the row that `ids` names."""
-    place = tl.program_id(0)
-    row = begin + place if ids is None else tl.load(ids + place)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _unpack(
+    packed, ids, out, begin, count, rows, columns,
+    L: tl.constexpr, IS_SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (r, c): weights c BLOCK .. of rows begin + r ROWS .., or of the rows that `ids` names there."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    is_place = place < count
+    row = begin + place if ids is None else tl.load(ids + place, mask=is_place, other=0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_row = (row >= 0) & (row < rows)
     values = weights_at(packed, tl.where(is_row, row, 0), tl.minimum(at, columns - 1), columns, L)
     if IS_SCALED and L.scale == "whole":
         values *= tensor_scale(packed, rows, columns, L)
     values = tl.where(is_row, values, 0.0)
-    tl.store(out + place.to(tl.int64) * columns + at, values.to(out.dtype.element_ty), mask=at < columns)
+    to = out + place.to(tl.int64) * columns + at
+    tl.store(to, values.to(out.dtype.element_ty), mask=is_place & (at < columns))
 
 
 def launch_rows(ids: Tensor, packed: Tensor, form: DeviceForm, dtype: torch.dtype) -> Tensor:
@@ -67,17 +73,22 @@ def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
 
 
 def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
-    grid = (out.numel() // form.columns, triton.cdiv(form.columns, BLOCK))
-    _unpack[grid](
+    count = out.numel() // form.columns
+    most = INTERPRETED_WEIGHTS if out.device.type == "cpu" else WEIGHTS
+    block = min(most, triton.next_power_of_2(form.columns))
+    rows = min(most // block, triton.next_power_of_2(count))
+    _unpack[(triton.cdiv(count, rows), triton.cdiv(form.columns, block))](
         packed,
         ids,
         out,
         begin,
+        count,
         form.rows,
         form.columns,
         L=form.layout,
         IS_SCALED=is_scaled,
-        BLOCK=BLOCK,
+        ROWS=rows,
+        BLOCK=block,
         num_warps=WARPS,
         enable_fp_fusion=False,
     )
