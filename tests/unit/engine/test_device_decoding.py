@@ -12,7 +12,6 @@ from graphcore.engine.readback import LAG
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph import builder as builder_module
-from graphcore.graph.device_block import DeviceBlocks
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -76,20 +75,6 @@ def test_other_settings_of_sampling_take_the_same_graph(cuda: FakeCuda) -> None:
     assert engine.runner.captures.num_graphs == 4
     pools = {pool for pool, *_ in cuda.captures}
     assert (len(pools), cuda.num_pools, len(cuda.streams)) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("overrides", [(), ("streaming=on",)], ids=["resident", "streamed"])
-def test_a_gpus_own_kernels_are_captured_and_choose_the_tokens_of_eager_blocks(
-    overrides: tuple[str, ...], cuda: FakeCuda
-) -> None:
-    """They change the residual stream in place, which is also what pieces hand to one another."""
-    expected = tokens_of(engine_of("gemma3"), PROMPTS[:1], 4)
-    with captured_engine("gemma3", *overrides) as engine:
-        builder = engine.runner.builder
-        builder.decode_kernels = DeviceBlocks.allocate(builder.caches, torch.device("cpu"))
-        assert tokens_of(engine, PROMPTS[:1], 4) == expected
-        assert [graph.num_replays for graph in cuda.graphs] == [3] * len(cuda.graphs)
-        assert (len(cuda.graphs) > 1) == bool(overrides)
 
 
 @pytest.mark.parametrize("sampling", [{}, PLAIN], ids=["greedy", "plain"])

@@ -10,6 +10,7 @@ from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_id
 from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
+from graphcore.graph.device_block import DeviceBlocks
 from graphcore.graph.state import StepState
 
 SPEC = model_of(SLIDING, FULL)
@@ -112,6 +113,31 @@ def test_memory_and_seconds_are_counted(cuda: FakeCuda, monkeypatch: pytest.Monk
         feed_once(builder.decode(batch, is_greedy=True), batch)
     assert builder.captures.nbytes == 2 * cuda.nbytes_of_a_graph
     assert builder.captures.seconds > 0
+
+
+def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(cuda: FakeCuda) -> None:
+    rows, spec = random_ids(1, 4), model_of(FULL)
+    builder, plain = builder_of(spec, "captured", 1), builder_of(spec, "eager", 1)
+    builder.decode_kernels = DeviceBlocks.allocate(builder.caches, CPU)
+    builder.streamed = (1,)
+    for one in (builder, plain):
+        feed(plain.prefill(1), rows, [0])
+        for cache, filled in zip(one.caches, plain.caches, strict=True):
+            cache.k.copy_(filled.k)
+            cache.v.copy_(filled.v)
+    found, expected = builder.decode(1, is_greedy=True), plain.decode(1, is_greedy=True)
+    token = [[int(plain.prefill(1).state.token_ids[0, 0])]]
+    found.state.span.starts.fill_(4)
+    assert torch.allclose(feed_inputs(found, token), feed(expected, token, [4]), atol=1e-4)
+    assert [step.group for step in found.steps] == [0, 1, 2]
+    for step in found.steps:  # the token that was chosen, at the next position, without anybody's help
+        step.replay()
+    again = feed(expected, found_token(expected), [5])
+    assert torch.allclose(found.state.logits, again, atol=1e-4)
+
+
+def found_token(program: object) -> list[list[int]]:
+    return program.state.chosen[:, None].tolist()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_graphs_that_were_given_back_are_not_captured_again(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
