@@ -33,6 +33,12 @@ settings.register_profile("graphcore", deadline=None)  # how long an example tak
 settings.load_profile("graphcore")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernel-lists", type=Path, help="folder for lists of a GPU's kernels that tests/golden/kernels does not have"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests to who asks for them: `pytest -m slow`."""
     if "slow" in config.getoption("markexpr"):

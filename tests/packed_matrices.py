@@ -103,6 +103,17 @@ def stored_matrix(name: str, rows: int, columns: int, seed: int = 0, is_tame: bo
     return StoredMatrix(name, *one.split_rows(raw, (rows, columns)), one.dequantize(raw, (rows, columns)))
 
 
+def golden_matrix(name: str) -> StoredMatrix:
+    """Return libggml's golden blocks as a matrix of sixteen rows; their weights are libggml's own."""
+    if name == "i2_s":
+        stored = np.load(GOLDEN / "i2s.npz")
+        rows, scale = FORMATS[name].split_rows(torch.from_numpy(stored["i2s_x86_raw"]), stored["dequant"].shape)
+        return StoredMatrix(name, rows, scale, torch.from_numpy(stored["dequant"]))
+    stored = np.load(GOLDEN / "ggml_blocks.npz")
+    rows, dense = stored[f"{name.upper()}.raw"], stored[f"{name.upper()}.f32"]
+    return StoredMatrix(name, torch.from_numpy(rows.reshape(16, -1)), 1.0, torch.from_numpy(dense.reshape(16, -1)))
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Return the root of the mean squared difference over that of the expected values."""
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()

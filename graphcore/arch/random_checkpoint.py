@@ -7,22 +7,26 @@ from types import MappingProxyType
 import torch
 
 from graphcore.arch.architecture import split_layer
+from graphcore.arch.random_blocks import STANDARD_DEVIATION, TERNARY_SCALE, draw_pool, pick_blocks, ternary_bytes
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, with_i2_s_tail
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS
+from graphcore.quant.choice import choose_format, packable
 
-STANDARD_DEVIATION = 0.02  # of every matrix, as models are initialised
 # Of mxfp4 scales, 2^-8 and 2^-7: the sixteen codes have a root mean square of 2.93, and so the weights one of 0.018.
 EXPONENTS = (119, 121)
-TERNARY_SCALE = STANDARD_DEVIATION * 1.5**0.5  # -1, 0 and 1 in equal numbers have a variance of 2/3
 
 
 class RandomCheckpoint(Checkpoint):
     """Weights under the decoder's own names, in bf16, experts in mxfp4; norms are one, biases zero.
+
+    Of a format's name, what would be bf16 is stored as `quant=FORMAT` would pack it, and everything is made of blocks
+    that occur many times (random_blocks.py): that takes seconds where drawing each weight takes minutes.
 
     Experts are drawn packed: those of one gpt-oss layer are 800 million weights.
 
@@ -31,10 +35,20 @@ class RandomCheckpoint(Checkpoint):
     A tensor depends on its name and the seed alone, so that cutting layers does not change those that stay.
     """
 
-    def __init__(self, spec: ModelSpec, seed: int) -> None:
-        self.source = "random:"
+    def __init__(self, spec: ModelSpec, seed: int, format_name: str = "") -> None:
+        """Name the tensors of a spec.
+
+        Args:
+            format_name: of the matrices; empty draws every weight by itself.
+
+        Raises:
+            UnsupportedError: dense weights cannot be packed as the format.
+        """
+        self.source = f"random:{format_name}"
         self.layout = "decoder"
         self.seed = seed
+        self.pools: dict[str, torch.Tensor] | None = {} if format_name else None
+        asked = packable(format_name).name if format_name else "bf16"
         with torch.device("meta"):
             decoder = Decoder(spec, torch.bfloat16)
         names = {
@@ -44,7 +58,7 @@ class RandomCheckpoint(Checkpoint):
             if not (spec.tied and name == "lm_head.weight") and not name.endswith("weight_scale")
         }
         self.tensors = MappingProxyType(
-            {name: _info(name, shape, _encoding_of(spec, name, shape)) for name, shape in names.items()}
+            {name: _info(name, shape, _encoding_of(spec, name, shape, asked)) for name, shape in names.items()}
         )
 
     def spans(self, name: str) -> tuple[Span, ...]:
@@ -62,6 +76,8 @@ class RandomCheckpoint(Checkpoint):
             return torch.zeros(shape, dtype=torch.bfloat16)
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        if self.pools is not None and len(shape) > 1:
+            return self._picked(info, generator)
         if info.encoding == "mxfp4":
             return _random_blocks(info.nbytes, generator)
         if info.encoding == ENCODING:
@@ -69,14 +85,29 @@ class RandomCheckpoint(Checkpoint):
         tensor = torch.empty(shape, dtype=torch.bfloat16)
         return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
 
+    def _picked(self, info: TensorInfo, generator: torch.Generator) -> torch.Tensor:
+        """Return the tensor made of blocks; those of an encoding are drawn at its first use."""
+        assert self.pools is not None, "random: draws every weight"
+        if info.encoding not in self.pools:
+            self.pools[info.encoding] = draw_pool(info.encoding, self.seed)
+        picked = pick_blocks(self.pools[info.encoding], info.encoding, info.shape, generator)
+        dtype = DENSE_DTYPES.get(info.encoding)
+        return picked if dtype is None else picked.view(dtype).view(info.shape)
 
-def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int]) -> str:
-    """Return mxfp4 for the weights of experts, [X, O, I], i2_s for ternary ones, where sizes allow, else bf16."""
+
+def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int], asked: str) -> str:
+    """Return mxfp4 for the weights of experts, [X, O, I], i2_s for ternary ones, where sizes allow, else what is asked.
+
+    Where that packs no such weight, it is bf16.
+    """
     index, _ = split_layer(name)
     if len(shape) == 3 and shape[-1] % FORMATS["mxfp4"].block_elements == 0:
         return "mxfp4"
     is_ternary = index is not None and spec.blocks[index].int8_activations is not None and len(shape) == 2
-    return ENCODING if is_ternary and fits_i2_s(shape) else "bf16"
+    if is_ternary and fits_i2_s(shape):
+        return ENCODING
+    is_packed = asked not in DENSE_DTYPES and len(shape) == 2
+    return (choose_format(name, shape, asked, spec.tied) if is_packed else None) or "bf16"
 
 
 def _info(name: str, shape: tuple[int, ...], encoding: str) -> TensorInfo:
@@ -92,8 +123,5 @@ def _random_blocks(nbytes: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _random_ternary(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Return the bytes of an i2_s tensor; each holds four codes of 0, 1 or 2, so there are 81 to draw from."""
-    code = torch.arange(3, dtype=torch.uint8)
-    bytes_of_codes = torch.cartesian_prod(code << 6, code << 4, code << 2, code).sum(1, dtype=torch.uint8)  # [81]
-    drawn = torch.randint(0, 81, (torch.Size(shape).numel() // 4,), generator=generator)
-    return with_i2_s_tail(bytes_of_codes[drawn], torch.tensor(TERNARY_SCALE))
+    """Return the bytes of an i2_s tensor."""
+    return with_i2_s_tail(ternary_bytes(torch.Size(shape).numel() // 4, generator), torch.tensor(TERNARY_SCALE))

@@ -20,6 +20,7 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant.choice import STORED
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
@@ -71,7 +72,12 @@ def choose(settings: Settings, model: Model) -> Choices:
         context=context,
         batch_size=settings.batch_size,
         prefill_chunk=min(settings.prefill_chunk, context),
-        packing=PackingPolicy(library, choose_rounding(settings.quant.activations, dtype), settings.quant.format),
+        packing=PackingPolicy(
+            library,
+            choose_rounding(settings.quant.activations, dtype),
+            settings.quant.format,
+            on_gpu=device.type == "cuda",
+        ),
         notes=tuple(note for note in (graph_note, library_note) if note),
     )
 
@@ -170,7 +176,8 @@ def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:
 def rounds_activations(decoder: Decoder) -> bool:
     """Return whether a matrix of the decoder is multiplied with activations of 8 bits."""
     return any(
-        isinstance(module.packing, KernelPacking) and module.rounding in ("block", "token")
+        (isinstance(module.packing, KernelPacking) and module.rounding in ("block", "token"))
+        or (isinstance(module.packing, DevicePacking) and module.rounding == "token")
         for module in decoder.modules()
         if isinstance(module, Linear | ExpertLinear)
     )

@@ -15,6 +15,7 @@ from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
+from graphcore.kernels.gpu.registration import register
 from graphcore.nn.kv_cache import LayerCache, allocate_cache
 from graphcore.progress import Progress
 from graphcore.streaming.host_store import HostStore, fill_store
@@ -103,8 +104,8 @@ def _builder(
 
 
 def _decode_kernels(choices: Choices, caches: Sequence[LayerCache]) -> DecodeKernels | None:
-    """Return a GPU's own kernels for decode steps, where those are captured."""
-    if choices.device.type != "cuda" or choices.graph != "captured":
+    """Return a GPU's own kernels for decode steps, where those are captured and Triton is installed."""
+    if choices.device.type != "cuda" or choices.graph != "captured" or not register():
         return None
     from graphcore.graph.device_block import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
 

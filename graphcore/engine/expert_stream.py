@@ -25,6 +25,7 @@ from graphcore.streaming.expert_copies import Copies, ExpertCopies
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
+from graphcore.streaming.pages import shared_pages
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.expert_pieces import expert_pieces
 from graphcore.weights.expert_pools import (
@@ -39,7 +40,6 @@ from graphcore.weights.expert_pools import (
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.plan import ExpertPlan, Plan, in_words
-from graphcore.weights.slots import Slot
 
 HOST_SLOTS = 4  # experts that are read from files at once, on their way to a device
 
@@ -188,7 +188,7 @@ def _copies(below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timel
     if below.store is not None:
         return ExpertCopies(link.lanes, timeline)
     sizes = [max(views[part][0].nbytes for views in bound) for part in PARTS]
-    host = [[Slot.allocate(nbytes, torch.device("cpu")).raw for nbytes in sizes] for _ in range(HOST_SLOTS)]
+    host = [[shared_pages(nbytes) for nbytes in sizes] for _ in range(HOST_SLOTS)]
     if link.pins is not None:
         link.pins.add(
             raw for slot in host for raw in slot

@@ -64,7 +64,7 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     """
     source = parse_source(settings.checkpoint)
     if isinstance(source, RandomSource):
-        return _random_model(settings, seed)
+        return _random_model(settings, seed, source.options)
     path = fetch(source, cache_dir, settings.expected_sha256, on_progress)
     checkpoint = open_checkpoint(path)
     stored = read_config(checkpoint)
@@ -77,7 +77,7 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     return Model(checkpoint, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
 
 
-def _random_model(settings: ModelSettings, seed: int) -> Model:
+def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model:
     if not settings.random_config:
         raise ConfigError(
             f"model={settings.name} has no model.random_config, the shape that model.checkpoint=random: would make"
@@ -85,7 +85,9 @@ def _random_model(settings: ModelSettings, seed: int) -> Model:
     where = f"conf/model/{settings.name}.yaml: model.random_config"
     config = cut_layers(parse_model_config(settings.random_config, where), settings.num_hidden_layers, where)
     spec = architecture_of(config).spec(config)
-    return Model(RandomCheckpoint(spec, seed), None, config, spec, config.num_hidden_layers, "bfloat16", None)
+    return Model(
+        RandomCheckpoint(spec, seed, format_name), None, config, spec, config.num_hidden_layers, "bfloat16", None
+    )
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:

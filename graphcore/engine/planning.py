@@ -16,6 +16,7 @@ from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.kv_cache import cache_nbytes
 from graphcore.quant.choice import STORED
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.streaming.jobs import BUFFER_NBYTES
 from graphcore.weights.device_costs import allocated_cache_nbytes, overhead_nbytes
 from graphcore.weights.expert_pieces import expert_obstacle
@@ -95,8 +96,13 @@ def _plan(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Plan
 
 
 def maps_experts(settings: Settings, parts: Assembly, tier: Tier) -> bool:
-    """Return whether experts wait where the device's kernels can read them: in RAM that may be locked."""
-    return parts.choices.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
+    """Return whether experts wait where the device's kernels can read them, in a form that they read.
+
+    Whoever unpacks matrices before a product copies them first, and torch copies within one device only.
+    """
+    is_lockable = parts.choices.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
+    packings = [linear.packing for linear in expert_linears(parts.decoder).values()]
+    return is_lockable and all(packing is None or isinstance(packing, DevicePacking) for packing in packings)
 
 
 def costs_of(settings: Settings, model: Model, parts: Assembly, tier: Tier) -> Costs:

@@ -3,8 +3,8 @@
 Legend: O rows (output features), I columns (input features).
 
     group of 16 rows:   low codes | high codes | scales | supers        each plane: row 0's bytes, row 1's, ...
-    low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each slice
-                        of its bits, the lowest bits first; where step is over 16, step / 16 units share their weights
+    low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each
+                        slice of its bits, the lowest first; where step is over 16, step / 16 units share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
     supers              a float16, or one and its minimum's, for 256 weights, in formats whose scales are bytes
@@ -125,7 +125,12 @@ class DeviceForm:
     def nbytes(self) -> int:
         """Size in bytes, rows padded to a multiple of sixteen."""
         tail = TAIL_NBYTES if self.layout.scale == "whole" else 0
-        return self.offset(-(-self.rows // GROUP_ROWS) * GROUP_ROWS) + tail
+        return self.offset(self.padded_rows) + tail
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows, padded to whole groups."""
+        return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
 
     def offset(self, row: int) -> int:
         """Return where the bytes of a row's group begin."""

@@ -84,7 +84,7 @@ def _matrix(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dty
     return launch_unpack(packed, DeviceForm(name, rows, columns), dtype)
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
-torch.library.impl("graphcore::device_linear", "CompositeExplicitAutograd", _linear)
-torch.library.impl("graphcore::device_rows", "CompositeExplicitAutograd", _rows)
-torch.library.impl("graphcore::device_matrix", "CompositeExplicitAutograd", _matrix)
+# Not as decorators: torch's would leave None under the functions' names. quant/device_packing.py has the CPU's.
+torch.library.impl("graphcore::device_linear", "CUDA", _linear)
+torch.library.impl("graphcore::device_rows", "CUDA", _rows)
+torch.library.impl("graphcore::device_matrix", "CUDA", _matrix)

@@ -1,6 +1,9 @@
 """Matrices as a GPU's kernels read them: the planes of kernels/device_layout.py, made from the file's rows.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+
+On the CPU the ops of kernels/device_packed.py put the file's rows together again and unpack those: slow, but a table
+may wait in RAM for a GPU, and tests state with it what the kernels compute.
 """
 
 from dataclasses import dataclass
@@ -8,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, GROUP_ROWS, TAIL_NBYTES, DeviceForm
+from graphcore.kernels.device_layout import GROUP_ROWS, TAIL_NBYTES, DeviceForm
 from graphcore.kernels.device_packed import device_linear, device_matrix, device_rows
-from graphcore.quant.device_planes import plane_parts
+from graphcore.quant.device_planes import blocks_of_parts, plane_parts
 from graphcore.quant.packing import Packing
 from graphcore.quant.registry import FORMATS
+
+SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class DevicePacking(Packing):
         )
         assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
         one = FORMATS[self.format]
-        blocks = raw_rows.to(out.device).unflatten(1, (-1, one.block_nbytes))  # [R, K, W]
+        blocks = _unfold(raw_rows.to(out.device), 1, self.columns // one.block_elements)  # [R, K, W]
         whole = count // GROUP_ROWS * GROUP_ROWS
         for first, last in ((0, whole), (whole, count)):
             if first < last:
@@ -67,9 +72,9 @@ class DevicePacking(Packing):
         start = 0
         for part, row_nbytes in zip(plane_parts(self.format, blocks), self.form.planes, strict=True):
             if part is not None:
-                plane = groups[:, start : start + GROUP_ROWS * row_nbytes].unflatten(1, (GROUP_ROWS, row_nbytes))
-                place = plane[:, :rows].unflatten(2, part.shape[1:])
-                place.copy_(part.unflatten(0, (-1, rows)))  # [groups, rows, K, bytes]
+                plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, GROUP_ROWS)
+                place = _unfold(plane[:, :rows], 2, part.shape[1])
+                place.copy_(_unfold(part, 0, len(groups)))  # [groups, rows, K, bytes]
             start += GROUP_ROWS * row_nbytes
 
     def write_scale(self, out: Tensor, scale: float) -> None:
@@ -95,6 +100,45 @@ class DevicePacking(Packing):
         return device_rows(ids, packed, self.form, dtype)
 
 
-def has_device_form(name: str, columns: int) -> bool:
-    """Return whether GPU kernels read matrices of a format and a width."""
-    return name in DEVICE_LAYOUTS and columns % 32 == 0
+def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
+    """Return a view of `x` whose `axis` is cut into `count` pieces: [.., count n, ..] -> [.., count, n, ..]."""
+    return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-untyped-call, no-any-return]  # torch does not type it
+
+
+def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Put the file's blocks of some rows together again and unpack them: tables that wait in RAM need no GPU."""
+    form, one = DeviceForm(name, rows, columns), FORMATS[name]
+    blocks = columns // one.block_elements
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
+    flat, tail = ids.flatten(), form.nbytes - form.offset(form.padded_rows)
+    groups = packed[: form.nbytes - tail].view(-1, GROUP_ROWS * sum(form.planes))
+    parts, start = [], 0
+    for nbytes in form.planes:
+        plane = _unfold(groups[:, start : start + GROUP_ROWS * nbytes], 1, GROUP_ROWS)
+        chosen = plane[flat // GROUP_ROWS, flat % GROUP_ROWS]
+        parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
+        start += GROUP_ROWS * nbytes
+    scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
+    raw = one.join_rows(blocks_of_parts(name, parts).flatten(1), scale)
+    return one.dequantize(raw, (*ids.shape, columns), dtype)
+
+
+def _matrix_cpu(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return _rows_cpu(torch.arange(rows), packed, name, rows, columns, dtype)
+
+
+def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
+    """Unpack the matrix, then multiply."""
+    weight = _matrix_cpu(packed, name, rows, x.shape[-1], torch.float32)
+    wide = x.float()
+    if rounds:
+        scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
+        wide = (wide * scale).round().clamp(-128, 127) / scale
+    return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::device_linear", "CPU", _linear_cpu)
+torch.library.impl("graphcore::device_rows", "CPU", _rows_cpu)
+torch.library.impl("graphcore::device_matrix", "CPU", _matrix_cpu)

@@ -3,27 +3,25 @@
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
     KernelPacking   the kernels' own order of the same codes; products read it at memory speed   (CPU, with a compiler)
+    DevicePacking   the same codes in planes, for Triton's kernels (device_packing.py)           (GPU)
     StoredPacking   the file's bytes; each product unpacks the matrix before it                  (anywhere, slower)
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from graphcore.kernels.packed import (
-    FORMAT_NUMBERS,
     GROUP_ROWS,
     PackedForm,
     packed_linear,
     packed_matrix,
     packed_rows,
 )
-from graphcore.quant.format import Format
 from graphcore.quant.registry import FORMATS
 
 
@@ -195,22 +193,6 @@ class StoredPacking(Packing):
         rows, scale = one.split_rows(packed, (self.rows, self.columns))
         chosen = one.join_rows(rows[ids.flatten()], scale)
         return dequantize_packed(chosen, self.format, (*ids.shape, self.columns), dtype)
-
-
-def choose_packing(name: str, rows: int, columns: int, library: Path | None) -> Packing | None:
-    """Return how a matrix of a stored format is held; None is dense: a row is no whole number of blocks.
-
-    Args:
-        name: the format's.
-        rows, columns: O and I.
-        library: of the kernels, or None where they cannot be built or do not run.
-    """
-    one: Format = FORMATS[name]
-    if columns % one.block_elements:
-        return None
-    if library is not None and name in FORMAT_NUMBERS:
-        return KernelPacking(name, rows, columns, str(library))
-    return StoredPacking(name, rows, columns)
 
 
 torch.library.define(

@@ -9,8 +9,8 @@
     overlap = hidden / copy
 
 Lanes are sets of time: two workers that copy at once count once. What is read into a host slot is on its way as what is
-copied from there to a device is, and its bytes count when they arrive. An event that began before the interval or ended after
-it counts by the part inside, and so do its bytes.
+copied from there to a device is, and its bytes count when they arrive. An event that began before the interval or ended
+after it counts by the part inside, and so do its bytes.
 """
 
 from collections.abc import Iterable, Sequence

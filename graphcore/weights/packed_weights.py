@@ -13,7 +13,9 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
 from graphcore.quant import FORMATS
 from graphcore.quant.choice import STORED, choose_format
-from graphcore.quant.packing import KernelPacking, Packing, choose_packing
+from graphcore.quant.device_packing import DevicePacking
+from graphcore.quant.packing import KernelPacking, Packing
+from graphcore.quant.packing_choice import choose_packing
 from graphcore.weights.matching import EMBEDDING, HEAD
 
 TERNARY = "i2_s"
@@ -27,11 +29,13 @@ class PackingPolicy:
         library: of the kernels; None where there are none for the device or no compiler.
         rounding: of activations before packed matrices, as in kernels/packed.py: "float", "wide" or "block".
         format: that dense matrices are packed as; "stored" leaves them dense.
+        on_gpu: a GPU multiplies.
     """
 
     library: Path | None
     rounding: str
     format: str = STORED
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class WeightPacker:
             return
         rounding = self.policy.rounding
         if linear.int8_order is not None:
-            rounds_itself = isinstance(packing, KernelPacking) and rounding != "float"
+            rounds_itself = isinstance(packing, KernelPacking | DevicePacking) and rounding != "float"
             rounding = "token" if rounds_itself else "float"
             if packing.format != TERNARY:
                 linear.hold_scale()
@@ -96,7 +100,7 @@ class WeightPacker:
             chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
         if chosen is None or FORMATS[chosen].block_elements == 1:
             return None
-        return choose_packing(chosen, shape[-2], shape[-1], self.policy.library)
+        return choose_packing(chosen, shape[-2], shape[-1], self.policy.library, on_gpu=self.policy.on_gpu)
 
     def _is_stored_packed(self, name: str) -> bool:
         return is_stored_packed(self.checkpoint, self.sources[name])

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tiny_models import VOCAB, TinyModel
+from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+from torch import Tensor
 
 from graphcore import Engine
+from graphcore.nn.block import Block
+from graphcore.nn.spec import MoESpec
 
 NEW_TOKENS = 200
 NAMES = ("llama3", "gemma3", "gpt_oss")
@@ -66,6 +69,48 @@ def test_layers_of_a_kind_share_one_graph(tiny_model: Tiny) -> None:
         # Five layers of two kinds (sliding, full), each for prefill and decode, and the head.
         assert engine.config.num_hidden_layers == 5
         assert compiled_graphs() - before == engine.stats["compiled_graphs"] == 2 * 2 + 1
+
+
+@pytest.fixture
+def _traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace, guard and count as always, but run what was traced as it is: no C++ is compiled."""
+    whole = torch.compile
+
+    def traced(function: Callable[..., Tensor], fullgraph: bool, dynamic: bool, options: object) -> object:
+        return whole(function, backend="eager", fullgraph=fullgraph, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", traced)
+
+
+@pytest.mark.usefixtures("_traced_only")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_graphs_are_as_many_as_kinds_times_phases(name: str, tiny_model: Tiny) -> None:
+    with Engine.load(tiny_model(name).folder, dtype="fp32", device="cpu", graph="compiled") as engine:
+        before = compiled_graphs()
+        engine.warm_up()
+        blocks = engine.runner.builder.decoder.spec.blocks
+        kinds = dict.fromkeys(blocks)
+        assert len(blocks) > len(kinds)
+        halves = sum(2 if isinstance(kind.mlp, MoESpec) else 1 for kind in kinds)  # experts run between two graphs
+        with torch.compiler.set_stance("fail_on_recompile"):
+            engine.generate([prompt(33)], max_new_tokens=3)
+        assert compiled_graphs() - before == 2 * halves + 1  # prefill and decode of each, and the head
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_an_integer_that_differs_between_layers_is_caught(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Block.forward
+
+    def numbered(self: Block, *arguments: Tensor) -> Tensor:
+        return whole(self, *arguments) + 0 * self.number
+
+    monkeypatch.setattr(Block, "forward", numbered)
+    with Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", graph="compiled") as engine:
+        for number, block in enumerate(engine.runner.builder.decoder.layers):
+            block.number = number
+        engine.warm_up()
+        with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="recompile"):
+            engine.generate([prompt(33)], max_new_tokens=2)
 
 
 def test_the_check_itself_catches_a_compilation(tiny_model: Tiny) -> None:

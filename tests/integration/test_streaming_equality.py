@@ -15,18 +15,14 @@ import pytest
 import torch
 from gpt_files import small_file
 from streamed_engine import load, smallest_budget, stream_of
+from streamed_results import IDS, PROMPTS, differing, results
 from ternary_models import save_ternary
 from tiny_models import BUILDERS, TinyModel
-
-from graphcore import Engine
-from graphcore.engine.scoring import token_losses
 
 Tiny = Callable[[str], TinyModel]
 WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
 NAMES = tuple(name for name in BUILDERS if name != "gpt_oss")  # experts have tests of their own
-PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
-IDS = torch.tensor([PROMPTS[1], PROMPTS[1][::-1]])
 # Settings of streaming whose values appear beside each other in all pairs, or nearly.
 COMBINATIONS: Sequence[tuple[str, ...]] = (
     ("mode=async", "layer_group_size=1", "prefetch=1", "source=disk"),
@@ -46,35 +42,6 @@ def settings_of(folder: Path, combination: Sequence[str], dtype: str) -> list[st
     if "smallest" in combination:
         overrides.append(f"streaming.memory_budget={smallest_budget(folder, *overrides, dtype=dtype)}")
     return overrides
-
-
-def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
-    """Return what every way of using an engine gives."""
-    logits, hidden = engine.logits(IDS, output_hidden_states=True)
-    batch = engine.generate(PROMPTS, max_new_tokens=6, logprobs=True)
-    return {
-        "logits": [logits],
-        "hidden states": list(hidden),
-        "forward": [engine.forward(hidden[1])],
-        "generate": engine.generate([PROMPTS[0]], max_new_tokens=num_tokens)[0].token_ids,
-        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
-        "batch": [one.token_ids for one in batch],
-        "log probabilities": [one.logprobs for one in batch],
-        "scores": [token_losses(engine.runner, PROMPTS[at], 1, path) for at, path in ((1, "prefill"), (0, "decode"))],
-    }
-
-
-def differing(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:
-    """Return the names of results that are not the same to the bit."""
-
-    def same(one: object, other: object) -> bool:
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            return torch.equal(one, other)
-        if isinstance(one, list) and isinstance(other, list):
-            return len(one) == len(other) and all(map(same, one, other))
-        return one == other
-
-    return [name for name in expected if not same(found[name], expected[name])]
 
 
 @pytest.fixture(scope="module")

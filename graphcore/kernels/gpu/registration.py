@@ -3,7 +3,8 @@
 from importlib import import_module
 from importlib.util import find_spec
 
-MODULES = ("norm", "attend", "experts", "router", "sample")  # of this package; each imports what it needs
+# of this package; each imports what it needs
+MODULES = ("norm", "codes", "product", "rotate_write", "attend", "experts", "router", "choose", "sample")
 
 
 def register() -> bool:

@@ -16,9 +16,7 @@ WARPS = 4
 
 
 @triton.jit
-def _unpack(
-    packed, ids, out, begin, rows, columns, L: tl.constexpr, IS_SCALED: tl.constexpr, BLOCK: tl.constexpr
-):
+def _unpack(packed, ids, out, begin, rows, columns, L: tl.constexpr, IS_SCALED: tl.constexpr, BLOCK: tl.constexpr):
     """Program (r, c): weights c BLOCK .. of row begin + r, or of the row that `ids` names."""
     place = tl.program_id(0)
     row = begin + place if ids is None else tl.load(ids + place)

@@ -7,9 +7,10 @@ from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
 from graphcore.arch.names import weight_names
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS, dequantize
+from graphcore.quant.choice import choose_format
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128, "head_dim": 16}
 Q_PROJ = "layers.0.self_attn.q_proj.weight"
@@ -101,3 +102,44 @@ def test_random_ternary_weights_have_three_values_in_equal_numbers_and_the_usual
     assert dense.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)
     assert not torch.equal(raw, checkpoint.read(Q_PROJ.replace("0", "1")))
     assert torch.equal(raw, RandomCheckpoint(spec_of(BITNET, **PACKED), 0).read(Q_PROJ))
+
+
+@pytest.mark.parametrize("name", ["bf16", "q4_k", "q8_0", "mxfp4", "i2_s"])
+def test_a_named_format_is_what_quant_would_make_and_weights_have_the_usual_deviation(name: str) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "tie_word_embeddings": False}  # two blocks or more a row
+    checkpoint = RandomCheckpoint(spec_of(LLAMA, **sizes), 0, name)
+    assert checkpoint.source == f"random:{name}"
+    for weight, info in checkpoint.tensors.items():
+        wanted = choose_format(weight, info.shape, name, False) if name != "bf16" else None
+        assert info.encoding == (wanted or "bf16")
+        stored = checkpoint.read(weight)
+        assert stored.nbytes == info.nbytes
+        if len(info.shape) == 2:
+            dense = stored.float() if info.encoding == "bf16" else dequantize(stored, info.encoding, info.shape)
+            assert dense.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.1)
+            if info.shape[1] >= 512:
+                assert len(dense.unique(dim=0)) == len(dense), f"rows of {weight} are alike"
+        else:
+            assert (stored == 1).all()
+
+
+def test_blocks_follow_seed_and_name() -> None:
+    one, again, other = (RandomCheckpoint(spec_of(LLAMA), seed, "q8_0") for seed in (7, 7, 8))
+    assert torch.equal(one.read(Q_PROJ), again.read(Q_PROJ))
+    assert not torch.equal(one.read(Q_PROJ), other.read(Q_PROJ))
+    assert not torch.equal(one.read(Q_PROJ), one.read(Q_PROJ.replace("0", "1")))
+
+
+def test_experts_and_ternary_projections_keep_their_format_whatever_is_named() -> None:
+    experts = RandomCheckpoint(spec_of(GPT_OSS, num_local_experts=4), 0, "q8_0")
+    assert experts.tensors["layers.0.mlp.experts.up_proj.weight"].encoding == "mxfp4"
+    assert experts.read("layers.0.mlp.experts.up_proj.weight").dtype == torch.uint8
+    ternary = RandomCheckpoint(spec_of(BITNET, **PACKED), 0, "bf16")
+    info = ternary.tensors[Q_PROJ]
+    values = dequantize(ternary.read(Q_PROJ), "i2_s", info.shape).unique()
+    assert (info.encoding, len(values)) == ("i2_s", 3)
+
+
+def test_a_format_that_cannot_be_packed_is_refused_with_those_that_can() -> None:
+    with pytest.raises(UnsupportedError, match="q4_k"):
+        RandomCheckpoint(spec_of(LLAMA), 0, "q9_9")

@@ -10,6 +10,7 @@ from packed_matrices import (
     GOLDEN,
     KERNEL_FORMATS,
     StoredMatrix,
+    golden_matrix,
     kernels_for,
     native_kernels,
     num_differing,
@@ -51,17 +52,6 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def columns_of(name: str, blocks: int) -> int:
     return FORMATS[name].block_elements * blocks
-
-
-def golden_matrix(name: str) -> StoredMatrix:
-    """Return libggml's golden blocks as a matrix of sixteen rows; their weights are libggml's own."""
-    if name == "i2_s":
-        stored = np.load(GOLDEN / "i2s.npz")
-        rows, scale = FORMATS[name].split_rows(torch.from_numpy(stored["i2s_x86_raw"]), stored["dequant"].shape)
-        return StoredMatrix(name, rows, scale, torch.from_numpy(stored["dequant"]))
-    stored = np.load(GOLDEN / "ggml_blocks.npz")
-    rows, dense = stored[f"{name.upper()}.raw"], stored[f"{name.upper()}.f32"]
-    return StoredMatrix(name, torch.from_numpy(rows.reshape(16, -1)), 1.0, torch.from_numpy(dense.reshape(16, -1)))
 
 
 def product(matrix: StoredMatrix, library: str, x: Tensor, rounding: str, bias: Tensor | None = None) -> Tensor:

@@ -11,10 +11,14 @@ SEED_SCALE = 0.2
 
 
 def fill(module: torch.nn.Module, seed: int = 1) -> None:
-    """Give every buffer seeded random values; norm weights are drawn around one."""
+    """Give every buffer seeded random values; norm weights are drawn around one.
+
+    They are drawn in float32: what a generator gives for another dtype depends on torch's version.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, buffer in module.named_buffers():
-        buffer.normal_(1.0 if "norm" in name and name.endswith("weight") else 0.0, SEED_SCALE, generator=generator)
+        mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        buffer.copy_(torch.empty(buffer.shape).normal_(mean, SEED_SCALE, generator=generator))
 
 
 def run(module: Attention, x: Tensor, slots: int | None = None) -> Tensor:

@@ -11,21 +11,25 @@ import torch
 from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_differing, relative_error, stored_matrix
 from torch import Tensor
 
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.experts import all_on_every, clamped_swiglu, each_on_its_own
 from graphcore.quant import FORMATS
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packed_experts import packed_experts
-from graphcore.quant.packing import KernelPacking, Packing, StoredPacking, choose_packing
+from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
+from graphcore.quant.packing_choice import choose_packing
 
 FORMS = ("kernel", "stored")
 EVERY = [(form, name) for form in FORMS for name in KERNEL_FORMATS] + [("stored", "tq1_0")]
+EVERY += [("device", name) for name in DEVICE_LAYOUTS]
 LIMIT, ALPHA = 0.9, 1.3
 ROUNDINGS = {"float": 1e-6, "wide": 1e-4, "block": 1e-2}  # bounds at float32
 
 
 def packing_of(form: str, name: str, rows: int, columns: int) -> Packing:
-    return (
-        KernelPacking(name, rows, columns, native_kernels()) if form == "kernel" else StoredPacking(name, rows, columns)
-    )
+    if form == "kernel":
+        return KernelPacking(name, rows, columns, native_kernels())
+    return (DevicePacking if form == "device" else StoredPacking)(name, rows, columns)
 
 
 def matrix_of(name: str, rows: int = 37, is_tame: bool = False) -> StoredMatrix:
@@ -63,7 +67,7 @@ def test_products_are_those_of_float64(form: str, name: str) -> None:
     assert relative_error(packing.linear(x, packed, None, "float"), expected - bias.double()) < 1e-6
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "device"])
 @pytest.mark.parametrize("name", ["q4_k", "q8_0", "i2_s"])
 def test_rows_may_lie_anywhere_in_memory(form: str, name: str) -> None:
     """Folds pick rows as views: every third, in another order."""
@@ -73,7 +77,7 @@ def test_rows_may_lie_anywhere_in_memory(form: str, name: str) -> None:
     assert torch.equal(packing.unpack(packed, torch.float32), matrix.dense[1::3])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "device"])
 @pytest.mark.parametrize("scale", [0.375, -2.5, 1e-20])
 def test_a_ternary_scale_is_in_the_bytes_and_in_every_product(form: str, scale: float) -> None:
     matrix = matrix_of("i2_s")
@@ -101,6 +105,19 @@ def test_how_a_matrix_is_held_follows_from_format_shape_and_kernels(
     name: str, columns: int, library: str | None, expected: Packing | None
 ) -> None:
     assert choose_packing(name, 8, columns, None if library is None else Path(library)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("q4_k", DevicePacking("q4_k", 8, 512)),
+        ("tq1_0", StoredPacking("tq1_0", 8, 512)),
+        ("q1_0", StoredPacking("q1_0", 8, 512)),
+    ],
+)
+def test_a_gpu_holds_planes_where_its_kernels_read_them(name: str, expected: Packing) -> None:
+    assert choose_packing(name, 8, 512, None, on_gpu=True) == expected
+    assert choose_packing(name, 8, 288, None, on_gpu=True) is None
 
 
 def test_stored_bytes_are_the_files() -> None:

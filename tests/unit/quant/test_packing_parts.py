@@ -4,10 +4,12 @@ import pytest
 import torch
 from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.quant import FORMATS
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 
-FORMS = ("kernel", "stored")
+FORMS = ("kernel", "stored", "device")
 SPLIT_FORMATS = [name for name in KERNEL_FORMATS if name != "i2_s"]
 ROWS = 53
 
@@ -15,7 +17,9 @@ ROWS = 53
 def packing_of(form: str, name: str, rows: int, columns: int) -> Packing:
     if form == "kernel":
         return KernelPacking(name, rows, columns, native_kernels())
-    return StoredPacking(name, rows, columns)
+    if form == "device" and name not in DEVICE_LAYOUTS:
+        pytest.skip(f"no GPU kernel reads {name}")
+    return (DevicePacking if form == "device" else StoredPacking)(name, rows, columns)
 
 
 @pytest.mark.parametrize("form", FORMS)

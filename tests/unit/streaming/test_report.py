@@ -57,6 +57,13 @@ def test_a_copy_that_took_no_time_counts_with_all_its_bytes() -> None:
     assert report_streaming(events, Measured(1, 3, 1, 1)).nbytes == 16  # the end is outside
 
 
+def test_what_is_read_on_its_way_to_a_device_is_under_way_and_counts_once() -> None:
+    """Read from 0 to 4 and copied from 3 to 5, while compute waits from 1 to 5."""
+    events = [Event("read", 0, 0, 4, 50), Event("copy", 0, 3, 5, 50), Event("stall", 0, 1, 5)]
+    report = report_streaming(events, Measured(0, 10, num_passes=1, num_groups=1))
+    assert (report.nbytes, report.copy_seconds, report.hidden_seconds) == (50, 5, 1)
+
+
 def test_nothing_moved_is_no_rate_and_no_overlap() -> None:
     report = report_streaming([Event("compute", 0, 0, 1)], Measured(0, 1, num_passes=0, num_groups=1))
     assert (report.nbytes, report.copy_seconds, report.stall_seconds) == (0, 0, 0)

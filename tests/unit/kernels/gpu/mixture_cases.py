@@ -38,7 +38,7 @@ class Case:
 
 
 def dense_case(
-    tokens: int, dtype: torch.dtype, dim: int = 40, hidden: int = 24, experts: int = 6, top_k: int = 3, seed: int = 0
+    tokens: int, dtype: torch.dtype, dim: int = 24, hidden: int = 12, experts: int = 6, top_k: int = 3, seed: int = 0
 ) -> Case:
     generator = torch.Generator().manual_seed(seed)
 

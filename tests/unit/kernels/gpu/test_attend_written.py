@@ -84,7 +84,7 @@ def test_every_length_is_split_and_added_up(length: int, has_sinks: bool) -> Non
 
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_rows_of_a_batch_have_lengths_of_their_own_and_some_have_no_token(has_sinks: bool) -> None:
-    check(Case((200, 0, 17, 1), has_sinks=has_sinks))
+    check(Case((70, 0, 17, 1), has_sinks=has_sinks))
 
 
 @pytest.mark.parametrize("length", [1, 49, 50, 51, 77, 100, 101, 1234])
@@ -115,7 +115,7 @@ def test_cache_may_have_a_dtype_of_its_own(dtype: torch.dtype, cache_dtype: torc
 
 
 def test_many_splits_are_added_up_in_several_rounds() -> None:
-    check(Case((1000,), heads=16, kv_heads=1, head_dim=64, slots=1024))
+    check(Case((400,), heads=16, kv_heads=1, head_dim=64, slots=400))
 
 
 @pytest.mark.parametrize("lengths", [(60, 5, 0), (60, 60, 60), (1, 1, 1)])
@@ -141,16 +141,16 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
 
 def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
     torch.use_deterministic_algorithms(False)  # or all of it would be touched
-    far = (1 << 31) + (1 << 12)
-    memory = torch.empty(far + (1 << 12), dtype=torch.float16)
-    cache = memory.as_strided((2, 1, 64, 16), (far, 1024, 16, 1))
-    cache.copy_(torch.randn(2, 1, 64, 16))
-    query, spans = torch.randn(2, 1, 2, 16), (torch.tensor([40, 63]), torch.tensor([1, 1]), 0, 0.25)
+    far = (1 << 30) + (1 << 12)
+    memory = torch.empty(2 * far + (1 << 12), dtype=torch.float16)
+    cache = memory.as_strided((3, 1, 64, 16), (far, 1024, 16, 1))
+    cache.copy_(torch.randn(3, 1, 64, 16))
+    query, spans = torch.randn(3, 1, 2, 16), (torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), 0, 0.25)
     near = launch_attend_written(query, cache.clone(), cache.clone(), *spans, tile=TILE)
     assert torch.equal(launch_attend_written(query, cache, cache, *spans, tile=TILE), near)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_case_matches_float64(data: st.DataObject) -> None:
     slots = data.draw(st.integers(1, 60), "slots")

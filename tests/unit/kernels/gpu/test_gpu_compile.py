@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[3]
-READ_LITTLE = ("_choose",)  # a router's scores
+READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of one token
 CAPABILITIES = (80, 90)  # A100 and H100 or H200
 
 

@@ -1,0 +1,118 @@
+"""Run the GPU suite: every speed that docs/numbers.md promises of a GPU, in parts of under 8 minutes each.
+
+    python benchmarks/gpu_suite.py --out FOLDER                               all parts, those of most value first
+    python benchmarks/gpu_suite.py --out FOLDER --parts decode_8b_bf16,smoke  some; the report keeps what was there
+    python benchmarks/gpu_suite.py --out FOLDER --budget-minutes 9            starts no part that would not fit
+    python benchmarks/gpu_suite.py --out FOLDER --merge FOLDER1 FOLDER2       one report of several runs
+    python benchmarks/gpu_suite.py --list                                     parts and estimates
+    python benchmarks/gpu_suite.py --out FOLDER --dry-run                     tiny shapes on the CPU: does it still run?
+
+Each part is a process of its own with a time limit; one that dies leaves a line, and the others go on. FOLDER gets
+measurements.jsonl (a line for each measurement, on the disk before the next begins), report.json, report.md, suite.log.
+docs/gpu_suite.md says how to read them.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from suite.log import Line, Log, read_lines
+from suite.machine import commit
+from suite.part_process import LOG, run_process
+from suite.registry import ALL, PARTS, Part
+from suite.report import write_report
+
+PROCESS = Path(__file__).parent / "suite" / "part_process.py"
+ENDING = 15  # seconds kept for a part's end and the report
+
+
+def main() -> None:
+    options = parse_options()
+    if options.list:
+        for part in ALL:
+            print(f"{part.name:20} about {part.seconds:4} s   {part.title}")
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.merge:
+        lines = [line for folder in options.merge for line in read_lines(folder)]
+        write_report(lines, options.out)
+        return
+    run = time.strftime("%Y%m%dT%H%M%S")
+    head = {"command": shlex.join(["python", *sys.argv]), "commit": options.commit or commit(PROCESS.parents[2])}
+    Log(options.out, run, options.dry_run).write(head)
+    names = [part.name for part in (options.parts or ALL)]
+    if options.dry_run:
+        dry_run(options, run, [name for name in names if not PARTS[name].needs_gpu])
+    else:
+        run_all(options, run, [PARTS[name] for name in names])
+    report = write_report(read_lines(options.out), options.out)
+    print(f"{options.out / 'report.md'}: {len(report['measurements'])} measurements", file=sys.stderr)
+    ended = [line for line in report["outcomes"] if line["run"] == run]
+    sys.exit(0 if all(line["outcome"] == "ok" for line in ended) else 1)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu_suite"))
+    parser.add_argument("--parts", type=parts, help="names with commas between them; all if left out")
+    parser.add_argument("--budget-minutes", type=float, help="start no part whose estimate does not fit any more")
+    parser.add_argument("--cache-dir", type=Path, help="of graphcore: compiled code; its own if left out")
+    parser.add_argument("--commit", help="of the source, where there is no git")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    return parser.parse_args()
+
+
+def parts(text: str) -> list[Part]:
+    """Return the parts of these names, in the order of the names."""
+    unknown = [name for name in text.split(",") if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return [PARTS[name] for name in text.split(",")]
+
+
+def command_of(options: argparse.Namespace, run: str, names: list[str]) -> list[str]:
+    cache = "" if options.cache_dir is None else str(options.cache_dir)
+    how = "dry" if options.dry_run else "true"
+    return [sys.executable, "-P", "-u", str(PROCESS), str(options.out), run, how, cache, *names]
+
+
+def dry_run(options: argparse.Namespace, run: str, names: list[str]) -> None:
+    """Run all parts in one process: imports take longer than they do."""
+    ended = run_process(command_of(options, run, names), options.out / LOG, 600)
+    print(f"dry run: {ended}", file=sys.stderr)
+    if ended != "ok":
+        Log(options.out, run, True, "dry run").write({"outcome": ended})
+
+
+def run_all(options: argparse.Namespace, run: str, chosen: list[Part]) -> None:
+    """Run parts one after the other; the report is written anew after each."""
+    began = time.monotonic()
+    for part in chosen:
+        left = float("inf")
+        if options.budget_minutes is not None:
+            left = options.budget_minutes * 60 - (time.monotonic() - began) - ENDING
+        log = Log(options.out, run, False, part.name)
+        if part.seconds > left:
+            log.write({"outcome": f"not started: about {part.seconds} s, {max(left, 0):.0f} s are left"})
+            continue
+        print(f"{part.name}: about {part.seconds} s", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        ended = run_process(command_of(options, run, [part.name]), options.out / LOG, min(part.limit, left))
+        lines = read_lines(options.out)
+        if not has_ended(lines, run, part.name):
+            log.write({"outcome": ended, "seconds": time.monotonic() - start})
+        write_report(read_lines(options.out), options.out)
+        print(f"{part.name}: {ended}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def has_ended(lines: list[Line], run: str, name: str) -> bool:
+    """Return whether the part's own process said how it ended."""
+    return any("outcome" in line and (line["run"], line["part"]) == (run, name) for line in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the host costs: time for each token, capture, and a second load of the same model."""
+
+import time
+
+import torch
+
+from graphcore.engine.runner import set_inputs
+from graphcore.streaming.scheduler import run_program
+from graphcore.tasks.measure import synchronize, time_repeats
+from suite.bench import Bench, Loaded
+from suite.decode import room_of
+from suite.log import Measurement
+from suite.timing import own, prompts_of, time_decode
+
+LAUNCHES = 64
+
+
+def run(bench: Bench) -> None:
+    sizes = bench.sizes
+    for number in ("first", "second"):  # in this process; the second finds every kernel compiled
+        with bench.engine("llama3_8b", "random:bf16", room_of(bench)) as loaded:
+            capture_row(bench, loaded, number)
+            if number == "second":
+                launch_row(bench, loaded)
+    with bench.engine("llama3_8b", "random:bf16", room_of(bench), "model.num_hidden_layers=1") as loaded:
+        timed = time_decode(loaded.engine, 1, sizes.prompt, sizes.new, sizes.repeats)
+        microseconds = [each * 1e6 for each in timed.step_seconds]
+        row = Measurement("a token of one layer, device and host", "us", microseconds, settings=loaded.settings)
+        row.note = "an upper bound of the host's time for a token: a captured step costs it the same at any depth"
+        bench.log.add(row)
+
+
+def capture_row(bench: Bench, loaded: Loaded, number: str) -> None:
+    """Time what the first generation takes longer than the third, with what warming up took."""
+    rows = prompts_of(loaded.engine, 1, bench.sizes.prompt)
+
+    def generate() -> None:
+        loaded.engine.generate(rows, max_new_tokens=8, ignore_eos=True)
+
+    first, _, third = time_repeats(generate, 3, bench.device)
+    seconds = loaded.warm_seconds + max(0.0, first - third)
+    row = Measurement(f"compile and capture, {number} engine of a process", "s", [seconds], settings=loaded.settings)
+    row.details |= {"ran": loaded.ran(), "first_generation_seconds": first, "later_generation_seconds": third}
+    bench.log.add(row.aim("under 15 s", seconds < 15))
+    bench.log.add(Measurement(f"load of 8B bf16, {number} engine of a process", "s", [loaded.load_seconds]))
+
+
+def launch_row(bench: Bench, loaded: Loaded) -> None:
+    """Time how long the host takes to ask for steps that it does not wait for."""
+    runner = own(loaded.engine)
+    with torch.inference_mode():
+        program = runner.program("decode", 1, is_greedy=True)
+        found = []
+        for _ in range(bench.sizes.repeats):
+            set_inputs(program.state, [[1]], [0], 1, 1)
+            synchronize(bench.device)
+            began = time.perf_counter()
+            for _ in range(min(LAUNCHES, bench.sizes.new)):
+                run_program(program, runner.policy)
+            found.append((time.perf_counter() - began) / min(LAUNCHES, bench.sizes.new) * 1e6)
+        synchronize(bench.device)
+    row = Measurement("host time for a resident decode step", "us", found, settings=loaded.settings)
+    row.note = "from asking for a step to asking for the next; reading tokens back is in the decode rows"
+    bench.log.add(row.aim("under 100 us", row.median < 100))

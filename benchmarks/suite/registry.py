@@ -1,0 +1,54 @@
+"""The parts in order of their value: what a short lease should measure first stands first. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+LIMIT = 460  # seconds that a part may take: with its start and end under 8 minutes
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process.
+
+    Attributes:
+        run: module and function in this folder; the function takes a `Bench`.
+        seconds: estimate on an H200-class card with 16 cores, the start of the process included. Not measured yet.
+        limit: seconds after which the process is killed.
+        needs_gpu: it is left out of a dry run.
+    """
+
+    name: str
+    run: str
+    seconds: int
+    title: str
+    limit: int = LIMIT
+    needs_gpu: bool = False
+
+
+ALL = (
+    Part("ceilings", "ceilings:run", 25, "measured copy and read bandwidth, pinned transfer rates, bf16 GEMM rate"),
+    Part("smoke", "correctness:smoke", 40, "every architecture once, captured against eager; fails early", 200),
+    Part("decode_8b_bf16", "decode:llama_bf16", 75, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
+    Part("decode_8b_q4_k", "decode:llama_q4_k", 60, "the same shape in q4_k: decode"),
+    Part("decode_8b_q8_0", "decode:llama_q8_0", 60, "the same shape in q8_0: decode"),
+    Part("decode_gpt_oss", "decode:gpt_oss", 90, "gpt-oss-20b shape, experts in mxfp4: decode"),
+    Part("decode_bitnet", "decode:bitnet", 50, "BitNet 2B-4T shape, i2_s: decode"),
+    Part("stream_8b", "streaming:llama", 120, "8B bf16, streaming=on and auto, against resident to the bit"),
+    Part("fenced_70b_q4_k", "fenced:llama_q4_k", 180, "70B q4_k under 14 GiB of device memory"),
+    Part("peers_8b", "peers:llama", 150, "transformers with a static cache, compiled, in alternating runs"),
+    Part("test_captured", "correctness:captured", 250, "tests: captured steps are the eager ones", needs_gpu=True),
+    Part("test_kernels", "correctness:kernels", 150, "tests: each kernel against float64", needs_gpu=True),
+    Part("test_streamed", "correctness:streamed", 300, "tests: streamed is resident to the bit", needs_gpu=True),
+    Part("host", "host:run", 80, "host time per token, capture, second load"),
+    Part("fenced_70b_i2_s", "fenced:llama_i2_s", 120, "70B i2_s under 14 GiB of device memory"),
+    Part("test_steady", "correctness:steady", 200, "tests: loops that allocate nothing, kernels", needs_gpu=True),
+    Part("context_128k", "context:run", 120, "8B at 128K: bytes, decode at depth, what attention costs"),
+    Part("overlap", "batch:run", 120, "what compute hides of copies: batch of 32, prefill of 2048"),
+    Part("start", "start:run", 150, "time to first token of an 8B from the page cache"),
+    Part("experts", "experts:run", 150, "mapped experts against copied ones"),
+    Part("slowdown_7b_13b", "slowdown:small", 120, "i2_s of 7B and 13B: resident, on, auto"),
+    Part("slowdown_30b", "slowdown:middle", 120, "the same of 30B"),
+    Part("slowdown_70b", "slowdown:large", 200, "the same of 70B"),
+    Part("test_compiled", "correctness:compiled", 250, "tests: compiled blocks are the eager ones", needs_gpu=True),
+    Part("peers_gpt_oss", "peers:gpt_oss", 180, "transformers on the gpt-oss-20b shape in bf16"),
+)
+PARTS = {part.name: part for part in ALL}

@@ -1,0 +1,83 @@
+"""report.json and report.md from the lines of one run or of several; of two lines of one row the later counts."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite.log import Line
+from suite.registry import ALL
+
+COLUMNS = ("measurement", "median", "min to max", "GB/s", "of ceiling", "target", "met", "what takes the time")
+DRY = "**Dry run: tiny shapes on the CPU. These numbers mean nothing; only that the code runs.**"
+
+
+def summarise(lines: Sequence[Line]) -> Line:
+    """Return the report as one object."""
+    rows: dict[tuple[str, str], Line] = {}
+    outcomes: dict[str, Line] = {}
+    for line in lines:
+        if "measurement" in line:
+            rows[line["part"], line["measurement"]["name"]] = line
+        if "outcome" in line:
+            outcomes[line["part"]] = line
+    return {
+        "dry": any(line["dry"] for line in lines),
+        "runs": [line for line in lines if "command" in line],
+        "machines": distinct([line["machine"] for line in lines if "machine" in line]),
+        "measurements": list(rows.values()),
+        "outcomes": list(outcomes.values()),
+        "not_run": [part.name for part in ALL if part.name not in outcomes],
+    }
+
+
+def distinct(records: Sequence[Line]) -> list[Line]:
+    return [record for at, record in enumerate(records) if record not in records[:at]]
+
+
+def write_report(lines: Sequence[Line], folder: Path) -> Line:
+    """Write both files into the folder; return the report."""
+    report = summarise(lines)
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+    return report
+
+
+def markdown(report: Line) -> str:
+    """Return the report for people."""
+    text = ["# GPU suite", "", *([DRY, ""] if report["dry"] else []), *machine_lines(report), ""]
+    for part in ALL:
+        rows = [line["measurement"] for line in report["measurements"] if line["part"] == part.name]
+        ended = [line for line in report["outcomes"] if line["part"] == part.name]
+        if not rows and not ended:
+            continue
+        text += [f"## {part.name}: {part.title}", ""]
+        text += [f"{line['outcome']}, {line.get('seconds', 0):.0f} s (estimated {part.seconds})" for line in ended]
+        text += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)] if rows else []
+        text += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+        text.append("")
+    if report["not_run"]:
+        text += [f"Not run: {', '.join(report['not_run'])}.", ""]
+    return "\n".join(text)
+
+
+def machine_lines(report: Line) -> list[str]:
+    """Return device, versions, commands, commits and dates."""
+    lines = []
+    for machine in report["machines"]:
+        versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items())
+        lines.append(
+            f"- {machine['device']}, driver {machine['driver'] or 'none'}, CUDA {machine['cuda']}, "
+            f"Python {machine['python']}, {versions}; {machine['cpu']}, {machine['system']}"
+        )
+    return lines + [f"- {run['at']}, commit {run['commit']}: `{run['command']}`" for run in report["runs"]]
+
+
+def cells(row: Line) -> list[str]:
+    spread = row["spread"]
+    share = "" if row["share"] is None else f"{row['share']:.0%} of {row['ceiling']} ({row['ceiling_value']:,.4g})"
+    met = {True: "yes", False: "no", None: ""}[row["met"]]
+    rate = "" if row["gb_per_second"] is None else f"{row['gb_per_second']:,.1f}"
+    rest = "; ".join(part for part in (row["note"], row["profile"]) if part)
+    values = f"{spread['min']:,.4g} to {spread['max']:,.4g} (n={spread['repeats']})" if spread["repeats"] > 1 else ""
+    found = [row["name"], f"{spread['median']:,.4g} {row['unit']}", values, rate, share, row["target"], met, rest]
+    return [cell.replace("|", "/") for cell in found]

@@ -1,0 +1,22 @@
+"""Experts that do not stay on a GPU: read where they wait, or fetched, they are the resident model's to the bit."""
+
+import pytest
+from streamed_results import differing, results
+
+WAYS = {
+    "mapped": ("streaming.source=host",),
+    "fetched, not locked": ("streaming.source=host", "streaming.pinned_memory=false"),
+    "fetched from files": ("streaming.source=disk",),
+    "a cache of a few": ("streaming.source=host", "streaming.pinned_memory=false", "streaming.expert_cache=100KB"),
+}
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_are_the_resident_ones_to_the_bit(way: str, graph: str, tiny_model, load_on) -> None:
+    folder = tiny_model("gpt_oss").folder
+    resident = load_on(folder, graph=graph, dtype="bf16")
+    engine = load_on(folder, *WAYS[way], graph=graph, dtype="bf16", streaming="on")
+    assert engine.plan.experts is not None
+    assert engine.plan.experts.are_mapped == (way == "mapped")
+    assert differing(results(engine, 40), results(resident, 40)) == []

@@ -1,0 +1,114 @@
+"""MXFP4 experts through a GPU's kernels, in the interpreter: mapped or fetched, a step gives the resident one's bits.
+
+The device is simulated: its lanes are, and it is the CPU that computes. Planes, kernels and slots are a GPU's.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from device_runners import let_programs_be_few
+from gpt_oss_files import save_mxfp4
+from simulated_lanes import SimulatedLanes
+from torch import Tensor
+
+from graphcore import Engine
+from graphcore.engine import assembly, building, planning
+from graphcore.engine.device_stream import DeviceLink
+from graphcore.engine.runner import Runner
+from graphcore.engine.weight_stream import WeightStream, open_stream
+from graphcore.graph.device_block import DeviceBlocks
+from graphcore.quant.device_packing import DevicePacking
+from graphcore.streaming.pinning import Pins
+from graphcore.weights.packed_weights import PackingPolicy
+
+PROMPT, MORE = [3, 14, 15, 9, 26, 5, 35, 8, 9, 79], [32, 38]  # more than eight tokens, then one by one
+SIZES = ("context_length=32", "prefill_chunk=16", "model.num_hidden_layers=2")
+WAYS = {
+    "mapped": ("streaming.source=host", "streaming.expert_cache=0"),
+    "fetched": ("streaming.source=host", "streaming.expert_cache=0", "streaming.pinned_memory=false"),
+    "fetched from files": ("streaming.source=disk", "streaming.expert_cache=0"),
+}
+
+
+class Driver:
+    """Locks whatever it is asked to."""
+
+    def register(self, address: int, nbytes: int) -> str:
+        return ""
+
+    def unregister(self, address: int) -> None:
+        return None
+
+    def device_address(self, address: int) -> int | None:
+        return address
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mxfp4")
+    save_mxfp4(made, 1)
+    return made
+
+
+@contextmanager
+def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *overrides: str) -> Iterator[Engine]:
+    """Load the model as for a GPU, but on this one: planes for its kernels, and decode steps through them."""
+    is_locking = "streaming.pinned_memory=false" not in overrides
+    lanes = SimulatedLanes(random.Random(0), computes_at_once=True)
+
+    def policy(*arguments: object, on_gpu: bool) -> PackingPolicy:
+        return PackingPolicy(*arguments, on_gpu=True)  # type: ignore[arg-type]
+
+    def opened(*arguments: object) -> WeightStream:
+        return open_stream(*arguments[:6], lambda: DeviceLink(lanes, Pins(Driver()) if is_locking else None))  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        let_programs_be_few(patch)
+        patch.setattr(assembly, "PackingPolicy", policy)
+        patch.setattr(building, "open_stream", opened)
+        patch.setattr(
+            building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
+        )
+        patch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host" and is_locking)
+        load: Callable[..., Engine] = Engine.load
+        with load(
+            folder, "bf16", streaming=streaming, graph="eager", device="cpu", overrides=[*SIZES, *overrides]
+        ) as one:
+            yield one
+
+
+@torch.inference_mode()
+def logits_of(engine: Engine) -> Tensor:
+    """Return the logits after a prompt and after each of some more tokens."""
+    assert isinstance(engine.runner, Runner)
+    steps = [engine.runner.feed([PROMPT], [0])]
+    steps += [engine.runner.feed([[token]], [len(PROMPT) + at]) for at, token in enumerate(MORE)]
+    return torch.cat(steps)
+
+
+@pytest.fixture(scope="module")
+def resident(folder: Path) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch, engine_of(patch, folder, "off") as engine:
+        experts = engine.runner.builder.decoder.layers[0].mlp.experts
+        assert isinstance(experts.up_proj.packing, DevicePacking)
+        return logits_of(engine)
+
+
+def test_resident_experts_give_what_the_cpu_s_own_kernels_do(folder: Path, resident: Tensor) -> None:
+    with Engine.load(folder, "bf16", graph="eager", device="cpu", overrides=[*SIZES]) as engine:
+        expected = logits_of(engine)
+    assert (resident - expected).abs().max() < 0.05 * expected.abs().max()  # bf16 rounds in other places
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_that_do_not_stay_give_resident_bits(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, resident: Tensor, way: str
+) -> None:
+    with engine_of(monkeypatch, folder, "on", *WAYS[way]) as engine:
+        assert engine.plan.experts is not None
+        assert engine.plan.experts.are_mapped == (way == "mapped")
+        assert torch.equal(logits_of(engine), resident)

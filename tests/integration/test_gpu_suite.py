@@ -1,0 +1,74 @@
+"""The GPU suite runs from end to end on the CPU, with tiny shapes, so that it is no stranger when a GPU is there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUITE = ROOT / "benchmarks" / "gpu_suite.py"
+# Every row of the table of targets, by words of its name and of its target.
+TARGETS = (
+    ("decode_8b_bf16", "decode", "85% of copy"),
+    ("decode_8b_q8_0", "decode", "80% of copy"),
+    ("decode_8b_q4_k", "decode", "70% of copy"),
+    ("decode_gpt_oss", "decode", "60% of copy"),
+    ("decode_bitnet", "decode", "500 tokens/s or 50 % of copy"),
+    ("peers_8b", "over transformers", "1.3 x"),
+    ("decode_8b_bf16", "prefill", "60% of gemm"),
+    ("stream_8b", "streaming=on: decode", "92 % of h2d"),
+    ("stream_8b", "resident's bits", "logits and tokens are the same bits"),
+    ("stream_8b", "streaming=auto", "1.8 x streaming=on"),
+    ("fenced_70b_q4_k", "decode", "runs; 90 % of h2d"),
+    ("fenced_70b_i2_s", "decode", "runs; 90 % of h2d"),
+    ("overlap", "prefill", "80 % overlap"),
+    ("host", "host time", "under 100 us"),
+    ("host", "compile and capture", "under 15 s"),
+    ("start", "first token, warm", "under 30 s"),
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("suite")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(SUITE), "--out", str(folder), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    log = (folder / "suite.log").read_text(encoding="utf-8")
+    assert done.returncode == 0, done.stderr + log[-6000:]
+    assert "Dry run" in (folder / "report.md").read_text(encoding="utf-8")
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def test_every_part_comes_to_its_end_and_the_report_is_marked(report: dict) -> None:
+    assert report["dry"]
+    assert {line["outcome"] for line in report["outcomes"]} == {"ok"}
+    assert all(name.startswith("test_") for name in report["not_run"])
+
+
+@pytest.mark.parametrize(("part", "words", "target"), TARGETS)
+def test_every_target_has_its_row(report: dict, part: str, words: str, target: str) -> None:
+    rows = [line["measurement"] for line in report["measurements"] if line["part"] == part]
+    found = [row for row in rows if words in row["name"] and row["target"].startswith(target)]
+    assert found, [(row["name"], row["target"]) for row in rows]
+    assert all(row["met"] in (True, False) for row in found)
+
+
+def test_streamed_is_resident_to_the_bit_here_too(report: dict) -> None:
+    rows = [line["measurement"] for line in report["measurements"] if "resident's bits" in line["measurement"]["name"]]
+    assert len(rows) == 2
+    assert all(row["met"] for row in rows)
+
+
+def test_every_speed_says_what_takes_the_rest(report: dict) -> None:
+    rows = [line["measurement"] for line in report["measurements"]]
+    speeds = [row for row in rows if row["unit"] == "tokens/s" and row["target"] and row["ceiling"] != ""]
+    assert speeds
+    assert all(row["profile"] for row in speeds)
+
+
+def test_no_number_of_a_dry_run_is_published() -> None:
+    assert "Dry run: tiny shapes" not in (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")

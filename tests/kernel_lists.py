@@ -1,0 +1,62 @@
+"""The kernels that a decode step runs on a GPU, in order, as golden values of one GPU and torch version.
+
+A list of names is what a captured graph's nodes are: kernels, and copies and fills between them. Their order is that of
+their beginnings. A drift (a kernel more, a fusion lost, a copy that slipped in) is a diff of two lists.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+GOLDEN = Path(__file__).parent / "golden" / "kernels"
+Lists = dict[str, list[str]]
+
+
+def kernels_of(work: Callable[[], object]) -> list[str]:
+    """Return the names of what runs on the GPU while the work runs, without templates' arguments, in order."""
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        work()
+        torch.cuda.synchronize()
+    events = [one for one in profiler.events() if one.device_type.name == "CUDA" and not one.is_user_annotation]
+    return [plain(one.name) for one in sorted(events, key=lambda one: one.time_range.start)]
+
+
+def plain(name: str) -> str:
+    """Return a kernel's name without its template's arguments and its parameters."""
+    return re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).strip() or name
+
+
+def key_of(gpu: str, torch_version: str) -> str:
+    """Return what lists are kept under: "nvidia-h200-torch-2.11"."""
+    release = ".".join(torch_version.partition("+")[0].split(".")[:2])
+    return f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}-torch-{release}"
+
+
+def stored_lists(key: str, folder: Path = GOLDEN) -> Lists:
+    """Return the lists of a GPU and torch version by what ran; none where nobody has recorded any."""
+    path = folder / f"{key}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def store_list(key: str, name: str, found: Sequence[str], folder: Path) -> Path:
+    """Add a list to a folder's lists of that GPU and torch version; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{key}.json"
+    lists = {**stored_lists(key, folder), name: list(found)}
+    path.write_text(json.dumps(lists, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+def drift(found: Sequence[str], expected: Sequence[str]) -> str:
+    """Return how two lists differ, for people; empty if they do not."""
+    lines = list(difflib.unified_diff(list(expected), list(found), "golden", "now", lineterm="", n=2))
+    if not lines:
+        return ""
+    return "\n".join([f"{len(expected)} kernels are now {len(found)}:", *lines])

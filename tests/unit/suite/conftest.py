@@ -1,0 +1,6 @@
+"""Puts benchmarks/ where scripts of it find their own modules."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

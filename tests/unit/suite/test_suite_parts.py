@@ -1,0 +1,84 @@
+"""Parts: each is there, ends within its time, and takes nobody with it when it dies."""
+
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from suite.part_process import LOG, run_process
+from suite.profiling import short, summed
+from suite.registry import ALL, PARTS
+from suite.shapes import TINY, TRUE, model_overrides
+
+from graphcore.config.compose import compose_settings
+
+EIGHT_MINUTES = 480
+
+
+@pytest.mark.parametrize("part", ALL, ids=lambda part: part.name)
+def test_every_part_names_a_function_and_fits_into_eight_minutes(part) -> None:
+    module, _, function = part.run.partition(":")
+    assert callable(getattr(importlib.import_module(f"suite.{module}"), function))
+    assert 0 < part.seconds < part.limit < EIGHT_MINUTES
+    assert PARTS[part.name] is part
+
+
+def run(folder: Path, code: str, limit: float = 30) -> str:
+    return run_process([sys.executable, "-c", code], folder / LOG, limit)
+
+
+def test_a_process_that_ends_well_is_ok_and_its_output_is_kept(tmp_path: Path) -> None:
+    assert run(tmp_path, "print('hello')") == "ok"
+    assert "hello" in (tmp_path / LOG).read_text(encoding="utf-8")
+
+
+def test_a_process_that_dies_says_its_last_words_or_its_signal(tmp_path: Path) -> None:
+    assert run(tmp_path, "print('before'); raise SystemExit('no such card')") == "failed: no such card"
+    assert run(tmp_path, "import os; os.kill(os.getpid(), 9)") == "failed: SIGKILL (out of memory?)"
+    assert run(tmp_path, "import os; os.abort()") == "failed: SIGABRT"
+
+
+def test_a_process_that_takes_too_long_is_killed_with_those_that_it_started(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    )
+    began = time.monotonic()
+    assert run(tmp_path, code, 1.5) == "killed after 2 s"
+    assert time.monotonic() - began < 20
+    child = int((tmp_path / LOG).read_text(encoding="utf-8").splitlines()[-1])
+    for _ in range(100):
+        if not is_running(child):
+            return
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("what the part had started outlived it")
+
+
+def is_running(process_id: int) -> bool:
+    """Return whether a process is there and no zombie that waits to be reaped."""
+    status = Path(f"/proc/{process_id}/stat")
+    return status.exists() and status.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("model", ["llama3_8b", "llama3_70b", "llama2_7b", "llama_30b", "gpt_oss", "bitnet"])
+def test_true_shapes_are_the_groups_own_and_tiny_ones_take_their_place(model: str) -> None:
+    true = compose_settings(model_overrides(model, "random:q4_k", False)).model
+    assert true.checkpoint == "random:q4_k"
+    assert true.random_config["hidden_size"] >= 2560
+    tiny = compose_settings(model_overrides(model, "random:q4_k", True)).model.random_config
+    assert tiny["hidden_size"] == TINY["llama"]["hidden_size"]
+    assert TRUE.depths[-1] + 64 <= TRUE.context
+
+
+def test_a_profile_says_who_takes_the_time_and_how_much_nobody_does() -> None:
+    runs = [("void gemv<4>(int)", 0.0, 60.0), ("_norm", 60.0, 70.0), ("Memcpy HtoD (Pinned -> Device)", 20.0, 30.0)]
+    found = summed([*runs, ("_norm", 90.0, 100.0)], 2)
+    assert found.line() == (
+        "gemv 60% (x0), _norm 20% (x1), Memcpy HtoD 10% (x0), other kernels 0%, none running 20%; "
+        "2 kernels and 50 us a step"
+    )
+    assert short("at::native::elementwise_kernel<128>") == "elementwise_kernel"
+    assert "no kernel" in summed([], 1).line()

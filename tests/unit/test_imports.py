@@ -1,0 +1,71 @@
+"""Every module can be imported here: those for a GPU too, and all others where there is no triton."""
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphcore
+
+ROOT = Path(graphcore.__file__).parent
+GPU = "graphcore.kernels.gpu"
+MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "graphcore."))
+WITHOUT_TRITON = """
+import importlib, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "triton" or name.startswith("triton."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(sorted(name for name in sys.modules if name == "triton"))
+"""
+
+
+def is_of_the_gpu(name: str) -> bool:
+    return name == GPU or name.startswith(f"{GPU}.")
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the first part of every module that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name: str) -> None:
+    assert importlib.import_module(name).__doc__, f"{name} does not say what lives there"
+
+
+def test_without_triton_all_but_the_gpu_s_modules_import() -> None:
+    others = [name for name in MODULES if not is_of_the_gpu(name)]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON, *others], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_only_the_gpu_s_modules_import_triton() -> None:
+    folder = ROOT.joinpath(*GPU.split(".")[1:])
+    importers = [path for path in ROOT.rglob("*.py") if "triton" in imported_by(path)]
+    assert importers, "the kernels for a GPU are written in triton"
+    assert [path for path in importers if folder not in path.parents] == []
+
+
+def test_a_module_of_the_gpu_fails_without_triton() -> None:
+    """What the import of the others is worth: the hook does hide triton."""
+    command = [sys.executable, "-c", WITHOUT_TRITON, f"{GPU}.norm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "No module named 'triton'" in done.stderr
