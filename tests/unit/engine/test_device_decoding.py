@@ -11,7 +11,7 @@ from graphcore import Engine
 from graphcore.engine.readback import LAG
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphError
-from graphcore.graph import builder as builder_module
+from graphcore.graph import kinds
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -22,7 +22,7 @@ PLAIN = {"temperature": 1.0, "min_p": 0.01, "seed": 1}
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    monkeypatch.setattr(builder_module, "compile_whole", lambda function, name: function)
+    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
     return FakeCuda.install(monkeypatch)
 
 
