@@ -96,8 +96,8 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
     finally:
         if is_needed:
             loaded.wait()
-            # Where torch is built for CUDA and there is no GPU, tracing puts a stand-in in the place of its guard. It is
-            # the last tracing thread's own, and torch 2.11 goes on using it when that thread is gone
+            # Where torch is built for CUDA and there is no GPU, tracing puts a stand-in in the place of its guard. It
+            # is the last tracing thread's own, and torch 2.11 goes on using it when that thread is gone
             # (ensureCUDADeviceGuardSet in c10/core/impl): so this thread traces before the other one ends.
             with FakeTensorMode():
                 may_end.set()
