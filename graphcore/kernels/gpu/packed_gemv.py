@@ -176,7 +176,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-INTERPRETED = Tile(2, 16, 1)  # Triton's interpreter runs one program after another: few and large ones
+INTERPRETED = Tile(2, 128, 1)  # Triton's interpreter runs one program after another: few and large ones
 
 
 def _tile(name: str, rows: int, x: Tensor) -> Tile:
