@@ -92,7 +92,7 @@ def test_a_layer_launches_the_kernels_that_are_written_down(
     blocks = [step for step in rest if isinstance(step, BlocksStep)]
     (head,) = [step for step in rest if isinstance(step, HeadStep)]
     with torch.inference_mode():
-        layers = [kernels_of(step.replay, monkeypatch) for step in blocks]
+        layers = [kernels_of(step.replay, monkeypatch) for step in blocks[:2]]  # of gpt-oss one slides, one does not
         found = {
             "layer": layers[0],
             "head": kernels_of(lambda: head.run(head.head, program.state.hidden[0]), monkeypatch),
