@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
 
+from graphcore.tasks.plan_report import planned_groups, tier_rows
 from graphcore.weights.plan import Plan
 from graphcore.weights.plan_streaming import plan_streaming
+from graphcore.weights.prediction import Rates, predict
 from graphcore.weights.weight_sizes import ExpertSizes
 
 EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)
@@ -51,3 +53,19 @@ def test_all_stay_where_all_fit_unless_layers_stream() -> None:
     on = mapped(100_000, policy="on").experts
     assert on is not None
     assert on.num_layers == 1
+
+
+def test_mapped_experts_take_the_link_s_time_and_none_of_the_memory_s() -> None:
+    plan = mapped(1800)
+    predicted = predict(plan, Rates(link=10.0, memory=100.0))
+    assert predicted.fetch_seconds == pytest.approx(360 / 10)
+    assert predicted.compute_seconds == pytest.approx((MIXTURE.read_nbytes - 360) / 100)
+
+
+def test_a_plan_s_report_says_where_experts_lie() -> None:
+    plan = mapped(1800)
+    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, 6, 1, EXPERTS.total_nbytes)}
+    assert places["experts"] == (1600, "resident")
+    assert places["experts of the last 2"] == (16 * 180, "mapped")
+    notes = {name: note for name, _, note in tier_rows(plan, free=0)}
+    assert notes["expert cache"] == "2 of 32 experts; a token's are read in RAM, in 2 layers"
