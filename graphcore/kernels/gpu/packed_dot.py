@@ -18,12 +18,21 @@ multiply-add, and exact, as long as nobody flushes them; |x| has to be under 2^3
 import triton
 import triton.language as tl
 
-from graphcore.kernels.device_layout import DeviceLayout
+from graphcore.kernels.gpu.packed_units import (
+    first_weight,
+    octet_bits,
+    offset_of,
+    pair_of,
+    part_of,
+    scales_of_unit,
+    two_words,
+    unit_words,
+    weights_of_unit,
+)
 from graphcore.kernels.gpu.unpacking import level_of, plane_rows, scale_and_minimum
 
 X_LIFT = tl.constexpr(float(2**96))
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
-SIGNS = tl.constexpr(-0x7F7F7F80)  # 0x80808080
 E2M1_SIZES = tl.constexpr(0x01C001C0)
 E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 LEVELS_LIFT = tl.constexpr(float(2**31))  # of e2m1, which is 2^-127 in its place
@@ -88,56 +97,13 @@ def power_of_two(exponent):
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.constexpr_function
-def pair_of(octet: int, layout: DeviceLayout) -> int:
-    """Return which two of a unit's four words hold eight of its weights: octets of one scale follow each other."""
-    return octet // (8 // layout.low) if layout.step < 16 else octet % 2
-
-
-@triton.constexpr_function
-def part_of(octet: int, layout: DeviceLayout) -> int:
-    """Return which slice of the words' bits holds eight weights of a unit."""
-    return octet % (8 // layout.low) if layout.step < 16 else octet // 2
-
-
-@triton.constexpr_function
-def offset_of(octet: int, layout: DeviceLayout) -> int:
-    """Return how far eight weights of a unit begin from its first."""
-    pair, part = (octet // 2, octet % 2) if layout.step < 16 else (octet % 2, octet // 2)
-    return pair * (16 if layout.step < 16 else 8) + part * layout.step
-
-
-@triton.jit
-def two_words(words, SECOND: tl.constexpr):
-    """Return words 0 and 1, or 2 and 3: [R, G, 4] -> [R, G, 2]."""
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    first, second = tl.split(tl.permute(tl.reshape(words, (R, G, 2, 2)), (0, 1, 3, 2)))
-    return second if SECOND else first
-
-
-@triton.jit
-def high_words(high, start, is_there, FIRST: tl.constexpr, COUNT: tl.constexpr, L: tl.constexpr):
-    """Return words of high codes, the bits of the unit's first slice lowest: [R, G, COUNT] int32.
-
-    Args:
-        high: [R] pointers to int32, at the rows of the plane.
-        start: [G] first weight of each unit.  is_there: [G].
-        FIRST: weights behind `start` that the first byte is for.
-    """
-    span: tl.constexpr = 256 // L.high  # weights of 32 bytes
-    places = (start // span * 8 + start % 32 // 16 * 4 + FIRST // 4)[None, :, None] + tl.arange(0, COUNT)[None, None, :]
-    bits = tl.load(high[:, None, None] + places, mask=is_there[None, :, None], other=0)
-    return bits >> (start % span // 32 * L.high)[None, :, None]
-
-
 @triton.jit
 def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr):
     """Return `total` [N, R, G, 8] and the products of eight x [N, 1, G, 8] with their codes.
 
     Args:
         words: [R, G, 4] int32, low codes.
-        bits: high codes: [R, G, 1], [R, G, 2] or [R, G, 4] int32, or the low ones again where there are none.
+        bits: of `octet_bits`.
     """
     exponent: tl.constexpr = 96
     pair: tl.constexpr = pair_of(OCTET, L)
@@ -160,9 +126,8 @@ def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr
         total += run.to(tl.float32, bitcast=True)[None, :, :, :] * (fed * factor)
     elif L.high > 0:
         upper: tl.constexpr = L.step * part // 32 * L.high
-        own = two_words(bits, pair) if L.step >= 32 else bits
         factor = power_of_two(exponent + L.low - upper - place)
-        total += in_place(own, ((1 << L.high) - 1) << upper, byte) * (fed * factor)
+        total += in_place(bits, ((1 << L.high) - 1) << upper, byte) * (fed * factor)
     return total
 
 
@@ -213,46 +178,29 @@ def dot_rows(
         N: a power of two.
         G: units that are read at once; 32 for each warp of the program keep every sum in its thread.
     """
-    weights: tl.constexpr = 128 // L.low  # of a unit
-    sharing: tl.constexpr = L.step // 16 if L.step > 16 else 1  # units whose weights alternate
-    scales_of_unit: tl.constexpr = 1 if L.group > 16 else (2 if L.step < 16 else 8 // L.low)
-    octets: tl.constexpr = weights // 8 // scales_of_unit  # of one scale
+    weights: tl.constexpr = weights_of_unit(L)
+    num_scales: tl.constexpr = scales_of_unit(L)
+    octets: tl.constexpr = weights // 8 // num_scales  # of one scale
     row = tl.minimum(first + tl.arange(0, R), rows - 1)
     token = tl.minimum(tl.arange(0, N), tokens - 1)
     fed_rows = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
-    low = plane_rows(matrix, row, columns, 0, L).to(tl.pointer_type(tl.int32))[:, None, None]
-    high = plane_rows(matrix, row, columns, 1, L).to(tl.pointer_type(tl.int32))
     scales = plane_rows(matrix, row, columns, 2, L)[:, None]
     supers = plane_rows(matrix, row, columns, 3, L)[:, None]
-    units = columns // weights
     sums = tl.zeros((N, R, G), tl.float32)
-    for begin in range(0, units, G):
+    for begin in range(0, columns // weights, G):
         unit = begin + tl.arange(0, G)
-        is_there = unit < units
-        start = unit // sharing * (weights * sharing) + unit % sharing * 16  # the first weight
-        places = (unit * 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
-        words = tl.load(low + places, mask=is_there[None, :, None], other=0)
-        bits = words
-        if L.low == 8:
-            words ^= SIGNS  # stored as int8
-        if L.high_runs:
-            bits = tl.load(high[:, None] + unit[None, :], mask=is_there[None, :], other=0)[:, :, None]
-        elif L.high > 0 and L.step >= 32:
-            bits = high_words(high, start, is_there, 0, 4, L)
-        for index in tl.static_range(scales_of_unit):
+        is_there = unit < columns // weights
+        start = first_weight(unit, L)
+        words, bits = unit_words(matrix, row, columns, unit, is_there, L)
+        for index in tl.static_range(num_scales):
             total = tl.zeros((N, R, G, 8), tl.float32)
             all_x = tl.zeros((N, 1, G, 8), tl.float32)
             for octet in tl.static_range(index * octets, (index + 1) * octets):
-                at = start + offset_of(octet, L)
-                fed = tl.load(
-                    fed_rows + at[None, None, :, None] + tl.arange(0, 8)[None, None, None, :],
-                    mask=is_there[None, None, :, None],
-                    other=0.0,
-                ).to(tl.float32)
-                if L.high > 0 and L.step < 32 and not L.high_runs:
-                    bits = high_words(high, start, is_there, offset_of(octet, L), 2, L)
-                total = eight_products(total, fed, words, bits, octet, L)
+                at = (start + offset_of(octet, L))[None, None, :, None] + tl.arange(0, 8)[None, None, None, :]
+                fed = tl.load(fed_rows + at, mask=is_there[None, None, :, None], other=0.0).to(tl.float32)
+                own = octet_bits(bits, matrix, row, columns, start, is_there, octet, L)
+                total = eight_products(total, fed, words, own, octet, L)
                 all_x += fed
-            known = tl.minimum(start, columns - weights) + offset_of(index * octets, L)
+            known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
             sums += scaled(tl.sum(total, axis=3), tl.sum(all_x, axis=3), scales, supers, known, L)
     return tl.sum(sums, axis=2)

@@ -9,24 +9,79 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
-from graphcore.kernels.gpu.unpacking import tensor_scale, weights_at
+from graphcore.kernels.gpu.packed_units import (
+    eight_codes,
+    first_weight,
+    octet_bits,
+    offset_of,
+    scales_of_unit,
+    unit_words,
+    weights_of_unit,
+)
+from graphcore.kernels.gpu.unpacking import level_of, plane_rows, scale_and_minimum, tensor_scale
 
-BLOCK = 1024  # weights of a program
-WARPS = 4
+UNITS = 32  # of a row that a program unpacks: one for each thread of its warp
+ROWS = 4  # of a program
+INTERPRETED_ROWS = 128  # Triton's interpreter runs one program after another: few and large ones
 
 
 @triton.jit
-def _unpack(packed, ids, out, begin, rows, columns, L: tl.constexpr, IS_SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (r, c): weights c BLOCK .. of row begin + r, or of the row that `ids` names."""
-    place = tl.program_id(0)
-    row = begin + place if ids is None else tl.load(ids + place)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _unpack(
+    packed, ids, out, begin, count, rows, columns,
+    L: tl.constexpr, IS_SCALED: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Program (r, u): units u G .. of rows begin + r R .., or of the rows that `ids` names there."""
+    weights: tl.constexpr = weights_of_unit(L)
+    num_scales: tl.constexpr = scales_of_unit(L)
+    octets: tl.constexpr = weights // 8 // num_scales  # of one scale
+    place = tl.program_id(0) * R + tl.arange(0, R)
+    is_place = place < count
+    row = begin + place if ids is None else tl.load(ids + place, mask=is_place, other=0)
     is_row = (row >= 0) & (row < rows)
-    values = weights_at(packed, tl.where(is_row, row, 0), tl.minimum(at, columns - 1), columns, L)
-    if IS_SCALED and L.scale == "whole":
-        values *= tensor_scale(packed, rows, columns, L)
-    values = tl.where(is_row, values, 0.0)
-    tl.store(out + place.to(tl.int64) * columns + at, values.to(out.dtype.element_ty), mask=at < columns)
+    row = tl.where(is_row, row, 0)
+    unit = tl.program_id(1) * G + tl.arange(0, G)
+    is_there = unit < columns // weights
+    start = first_weight(unit, L)
+    words, bits = unit_words(packed, row, columns, unit, is_there, L)
+    scales = plane_rows(packed, row, columns, 2, L)[:, None]
+    supers = plane_rows(packed, row, columns, 3, L)[:, None]
+    to = out + (place.to(tl.int64) * columns)[:, None, None] + start[None, :, None] + tl.arange(0, 8)[None, None, :]
+    is_stored = is_place[:, None, None] & is_there[None, :, None]
+    for index in tl.static_range(num_scales):
+        known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
+        scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
+        for octet in tl.static_range(index * octets, (index + 1) * octets):
+            codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, is_there, octet, L), octet, L)
+            values = weights_of(codes, scale, minimum, L)
+            values = tl.where(is_row[:, None, None], values, 0.0)
+            tl.store(to + offset_of(octet, L), values.to(out.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def scale_of(packed, scales, supers, known, rows, columns, IS_SCALED: tl.constexpr, L: tl.constexpr):
+    """Return scales and minimums of units, [R, G, 1] or single numbers, float32."""
+    if L.scale == "whole":
+        scale = tensor_scale(packed, rows, columns, L) if IS_SCALED else 1.0
+        minimum = 0.0
+    else:
+        places = scales + (known // L.group * L.scale_nbytes)[None, :]
+        scale, minimum = scale_and_minimum(places, supers, (known // 256)[None, :], L)
+        scale = scale[:, :, None]
+        if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
+            minimum = minimum[:, :, None]
+    return scale, minimum
+
+
+@triton.jit
+def weights_of(codes, scale, minimum, L: tl.constexpr):
+    """Return weights, float32, of codes, int32; products and sums are rounded as the format has it."""
+    values = level_of(codes, L.levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
+    values *= scale
+    if L.scale == "pair":
+        values += minimum
+    elif L.scale == "bytes" or L.scale == "nibbles":
+        values -= minimum
+    return values
 
 
 def launch_rows(ids: Tensor, packed: Tensor, form: DeviceForm, dtype: torch.dtype) -> Tensor:
@@ -67,17 +122,21 @@ def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
 
 
 def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
-    grid = (out.numel() // form.columns, triton.cdiv(form.columns, BLOCK))
-    _unpack[grid](
+    count = out.numel() // form.columns
+    rows = INTERPRETED_ROWS if out.device.type == "cpu" else ROWS
+    units = form.columns // weights_of_unit(form.layout)
+    _unpack[(triton.cdiv(count, rows), triton.cdiv(units, UNITS))](
         packed,
         ids,
         out,
         begin,
+        count,
         form.rows,
         form.columns,
         L=form.layout,
         IS_SCALED=is_scaled,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
+        R=rows,
+        G=UNITS,
+        num_warps=1,
         enable_fp_fusion=False,
     )

@@ -24,6 +24,7 @@ from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
+from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
@@ -118,10 +119,10 @@ def test_what_is_stored_packed_is_not_packed_again() -> None:
     assert "layers.0.mlp.up_proj.weight" not in loader.errors
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["kernels", "no_kernels"])
-def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(library: bool) -> None:
+@pytest.mark.parametrize("library", [True, False, None], ids=["kernels", "no_kernels", "gpu"])
+def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(library: bool | None) -> None:
     tensors = stored_tensors(CONFIG)
-    policy = kernels(asked="q4_k") if library else PackingPolicy(None, "wide", "q4_k")
+    policy = kernels(asked="q4_k") if library else PackingPolicy(None, "wide", "q4_k", on_gpu=library is None)
     decoder, loader = matched(CONFIG, FakeCheckpoint(tensors), policy)
     nbytes = load(decoder, loader)
     for prefix, group in decoder.groups():
@@ -240,14 +241,16 @@ def test_a_layer_s_experts_are_packed_together_or_not_at_all() -> None:
         ("block", "token", KernelPacking),
         ("float", "float", KernelPacking),
         (None, "float", StoredPacking),
+        ("gpu", "token", DevicePacking),
     ],
-    ids=["wide", "block", "float", "no_kernels"],
+    ids=["wide", "block", "float", "no_kernels", "gpu"],
 )
 def test_ternary_matrices_round_by_token_where_kernels_do_it(
     name: str, policy: str | None, rounding: str, form: type[Packing]
 ) -> None:
     """With "float" or without kernels the module rounds, in the order of the checkpoint's own class."""
-    decoder, _ = golden(name, PackingPolicy(None, "wide") if policy is None else kernels(policy))
+    without = PackingPolicy(None, "wide", on_gpu=policy == "gpu")
+    decoder, _ = golden(name, without if policy in (None, "gpu") else kernels(policy))
     ternary = [module for module in decoder.layers.modules() if isinstance(module, Linear)]
     assert {module.rounding for module in ternary} == {rounding}
     assert all(isinstance(module.packing, form) and module.packing.format == "i2_s" for module in ternary)
