@@ -29,14 +29,15 @@ class Mirror:
         storage = argument.untyped_storage()
         if storage.data_ptr() not in self.copies:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            self.copies[storage.data_ptr()] = (whole, whole.to(self.device))
+            self.copies[storage.data_ptr()] = (whole, whole.to(self.device, copy=True))
         copied = self.copies[storage.data_ptr()][1].untyped_storage()
         view = torch.empty(0, dtype=argument.dtype, device=self.device)
         return view.set_(copied, argument.storage_offset(), argument.size(), argument.stride())
 
     def bring_back(self) -> None:
         """Copy everything back, once the kernel has run."""
-        torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         for whole, copied in self.copies.values():
             whole.copy_(copied)
 

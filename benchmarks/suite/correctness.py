@@ -29,6 +29,10 @@ def captured(bench: Bench) -> None:
     run_tests(bench, "captured", files("captured"))
 
 
+def tokens(bench: Bench) -> None:
+    run_tests(bench, "tokens", files("tokens"))
+
+
 def steady(bench: Bench) -> None:
     lists = f"--kernel-lists={bench.folder}"
     run_tests(bench, "steady", [*files("steady", "kernel_lists", "sampling"), lists])
@@ -39,7 +43,11 @@ def compiled(bench: Bench) -> None:
 
 
 def streamed(bench: Bench) -> None:
-    run_tests(bench, "streamed", files("pinning", "experts", "streamed"))
+    run_tests(bench, "streamed", files("streamed"))
+
+
+def budgets(bench: Bench) -> None:
+    run_tests(bench, "budgets", files("pinning", "budgets", "experts"))
 
 
 def files(*names: str) -> list[str]:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from graphcore.engine.runner import set_inputs
+from graphcore.engine.passes import set_inputs
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measure import synchronize, time_repeats
 from suite.bench import Bench, Loaded

@@ -26,7 +26,7 @@ class Part:
 
 ALL = (
     Part("ceilings", "ceilings:run", 25, "measured copy and read bandwidth, pinned transfer rates, bf16 GEMM rate"),
-    Part("smoke", "correctness:smoke", 40, "every architecture once, captured against eager; fails early", 200),
+    Part("smoke", "correctness:smoke", 120, "every architecture once, eager and captured"),
     Part("decode_8b_bf16", "decode:llama_bf16", 75, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
     Part("decode_8b_q4_k", "decode:llama_q4_k", 60, "the same shape in q4_k: decode"),
     Part("decode_8b_q8_0", "decode:llama_q8_0", 60, "the same shape in q8_0: decode"),
@@ -35,11 +35,13 @@ ALL = (
     Part("stream_8b", "streaming:llama", 120, "8B bf16, streaming=on and auto, against resident to the bit"),
     Part("fenced_70b_q4_k", "fenced:llama_q4_k", 180, "70B q4_k under 14 GiB of device memory"),
     Part("peers_8b", "peers:llama", 150, "transformers with a static cache, compiled, in alternating runs"),
-    Part("test_captured", "correctness:captured", 250, "tests: captured steps are the eager ones", needs_gpu=True),
+    Part("test_captured", "correctness:captured", 300, "tests: captured logits are the eager ones", needs_gpu=True),
     Part("test_kernels", "correctness:kernels", 150, "tests: each kernel against float64", needs_gpu=True),
     Part("test_streamed", "correctness:streamed", 300, "tests: streamed is resident to the bit", needs_gpu=True),
+    Part("test_budgets", "correctness:budgets", 200, "tests: budgets, locked memory, experts, faults", needs_gpu=True),
     Part("host", "host:run", 80, "host time per token, capture, second load"),
     Part("fenced_70b_i2_s", "fenced:llama_i2_s", 120, "70B i2_s under 14 GiB of device memory"),
+    Part("test_tokens", "correctness:tokens", 150, "tests: 256 greedy tokens are the eager ones", needs_gpu=True),
     Part("test_steady", "correctness:steady", 200, "tests: loops that allocate nothing, kernels", needs_gpu=True),
     Part("context_128k", "context:run", 120, "8B at 128K: bytes, decode at depth, what attention costs"),
     Part("overlap", "batch:run", 120, "what compute hides of copies: batch of 32, prefill of 2048"),

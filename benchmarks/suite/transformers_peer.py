@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,10 +29,21 @@ class StaticPeer:
             self.model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).eval()
         self.device = device
         self.cache = StaticCache(config=self.model.config, max_cache_len=context)
-        mode = "reduce-overhead" if device.type == "cuda" else None
-        self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False, mode=mode)
-        if device.type == "cpu":
-            self.step = self.model.forward  # a dry run compiles nothing
+        self.is_whole = True
+        self.step = self.compiled(fullgraph=True) if device.type == "cuda" else self.model.forward  # a dry run's
+
+    def compiled(self, fullgraph: bool) -> Callable[..., Any]:
+        """Return the forward, compiled and captured at its first call."""
+        return torch.compile(self.model.forward, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
+
+    def first_decode(self, prompt_tokens: int) -> None:
+        """Compile; where the model is no whole graph, with breaks in it."""
+        try:
+            self.decode(self.prefill(prompt_of(prompt_tokens)), prompt_tokens, 4)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            print(f"no whole graph: {error}", file=sys.stderr)
+            self.is_whole, self.step = False, self.compiled(fullgraph=False)
+            self.decode(self.prefill(prompt_of(prompt_tokens)), prompt_tokens, 4)
 
     def weight_nbytes(self) -> int:
         """Return the bytes of parameters, the embedding table left out unless it is the head."""
@@ -64,7 +76,7 @@ class StaticPeer:
 
     def run(self, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
         """Return tokens/s of a prefill and of a decode after it."""
-        prompt = [(7 * index) % 400 + 100 for index in range(prompt_tokens)]
+        prompt = prompt_of(prompt_tokens)
         began = time.perf_counter()
         token = self.prefill(prompt)
         token.item()
@@ -75,6 +87,11 @@ class StaticPeer:
         return {**rates, "tokens": chosen[:8]}
 
 
+def prompt_of(tokens: int) -> list[int]:
+    """Return the prompt that both engines run."""
+    return [(7 * index) % 400 + 100 for index in range(tokens)]
+
+
 def main() -> None:
     device, context = torch.device(sys.argv[1]), int(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
@@ -82,7 +99,9 @@ def main() -> None:
     import transformers
 
     peer = StaticPeer(json.loads(sys.stdin.readline()), device, context)
-    ready = {"weight_bytes": peer.weight_nbytes(), "transformers": transformers.__version__}
+    peer.first_decode(8)
+    whole = "compiled whole" if peer.is_whole else "compiled with graph breaks"
+    ready = {"weight_bytes": peer.weight_nbytes(), "transformers": f"{transformers.__version__} ({whole})"}
     print(json.dumps(ready), file=answers, flush=True)
     for line in sys.stdin:
         prompt_tokens, new_tokens = map(int, line.split())

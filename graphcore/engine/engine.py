@@ -105,7 +105,10 @@ class Engine:
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
         """Load what composed settings ask for; see `load`."""
         report, device = on_progress or ignore_progress, resolve_device(settings.device)
-        free_memory = FreeMemory.begin(device) if device.type == "cuda" else None
+        free_memory: FreeMemory | None = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
+            free_memory = FreeMemory.begin(device)
         loaded = load(settings, report)
         if free_memory is not None:
             free_memory.look("loaded")

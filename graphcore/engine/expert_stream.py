@@ -26,7 +26,7 @@ from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore
 from graphcore.streaming.jobs import BUFFER_NBYTES, Job, copy_jobs, file_jobs
 from graphcore.streaming.pages import shared_pages
-from graphcore.streaming.timeline import Timeline
+from graphcore.streaming.timeline import Lane, Timeline
 from graphcore.weights.expert_pieces import expert_pieces
 from graphcore.weights.expert_pools import (
     PARTS,
@@ -128,7 +128,7 @@ def open_experts(
         return [bound[layer][part][slot] for part in PARTS]
 
     if link is None:
-        filler = _threads(below, timeline)
+        filler = _threads(below, timeline, "copy")
         cache = ExpertCache(
             pools, lambda layer, one, slot: below.jobs(layer, one, outs(layer, slot)), groups, filler, timeline
         )
@@ -179,8 +179,8 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _threads(below: Below, timeline: Timeline) -> Filler:
-    return Filler(below.files, THREADS, BUFFER_NBYTES if below.store is None else 0, 0, timeline)
+def _threads(below: Below, timeline: Timeline, lane: Lane) -> Filler:
+    return Filler(below.files, THREADS, BUFFER_NBYTES if below.store is None else 0, 0, timeline, lane)
 
 
 def _copies(below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timeline, link: DeviceLink) -> ExpertCopies:
@@ -188,9 +188,7 @@ def _copies(below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timel
     if below.store is not None:
         return ExpertCopies(link.lanes, timeline)
     sizes = [max(views[part][0].nbytes for views in bound) for part in PARTS]
-    host = [[shared_pages(nbytes) for nbytes in sizes] for _ in range(HOST_SLOTS)]
-    if link.pins is not None:
-        link.pins.add(
-            raw for slot in host for raw in slot
-        )  # what is not locked is copied by way of the driver's memory
-    return ExpertCopies(link.lanes, timeline, _threads(below, timeline), host)
+    host = [[shared_pages(nbytes)[:nbytes] for nbytes in sizes] for _ in range(HOST_SLOTS)]
+    if link.pins is not None:  # what is not locked is copied by way of the driver's memory
+        link.pins.add(raw for slot in host for raw in slot)
+    return ExpertCopies(link.lanes, timeline, _threads(below, timeline, "read"), host)

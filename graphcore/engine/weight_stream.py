@@ -120,7 +120,7 @@ class WeightStream:
             return None
         self.policy.reset()
         rates = []
-        if self.link is not None:
+        if self.link is not None and self.copies:
             rates.append(measure_copies(self.link.lanes, self.copies, most_nbytes).bytes_per_second)
         if self.filler is not None:
             jobs = without_pieces([job for each in self.jobs.values() for job in each])

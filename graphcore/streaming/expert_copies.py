@@ -16,7 +16,7 @@ from torch import Tensor
 from graphcore.streaming.device_watch import LateEvent
 from graphcore.streaming.filler import Filler, Ticket
 from graphcore.streaming.jobs import Job
-from graphcore.streaming.lanes import Lanes, Mark
+from graphcore.streaming.lanes import Lanes, Mark, device_faults
 from graphcore.streaming.timeline import Timeline
 
 
@@ -92,7 +92,7 @@ class ExpertCopies:
 
         Raises:
             CheckpointError: a file changed, or cannot be read.
-            StreamingError: no thread can read any more.
+            StreamingError: no thread can read any more, or the device has failed.
         """
         if copying.ticket is not None and copying.there is None:
             assert self.filler is not None, "whoever gave the ticket"
@@ -100,7 +100,8 @@ class ExpertCopies:
             there = self._enqueue(copying, copying.host)
             self.filler.release(copying.ticket, there.wait)
         assert copying.there is not None, "copies are enqueued when their bytes are there"
-        copying.there.hold("compute")
+        with device_faults(copying.group):
+            copying.there.hold("compute")
         copying.left = 0
 
     def cancel(self, copyings: Sequence[Copying], /) -> None:
@@ -109,7 +110,8 @@ class ExpertCopies:
         if self.filler is not None and tickets:
             self.filler.cancel(tickets)
             # Who comes next into their host slots waits for them, and they will never have waited for whom came before.
-            self.lanes.mark("copy").wait()
+            with device_faults(None):
+                self.lanes.mark("copy", is_timed=False).wait()
 
     def close(self) -> None:
         """End the threads."""
@@ -122,11 +124,12 @@ class ExpertCopies:
         return [(one[: target.nbytes], target) for one, target in zip(raw, work.targets, strict=True)]
 
     def _enqueue(self, copying: Copying, sources: Sequence[Tensor]) -> Mark:
-        self.lanes.mark("compute").hold("copy")
-        began = self.lanes.mark("copy")
-        for source, target in zip(sources, copying.work.targets, strict=True):
-            self.lanes.copy(_raw(source), _raw(target))
-        copying.there = self.lanes.mark("copy")
+        with device_faults(copying.group):
+            self.lanes.mark("compute", is_timed=False).hold("copy")
+            began = self.lanes.mark("copy")
+            for source, target in zip(sources, copying.work.targets, strict=True):
+                self.lanes.copy(_raw(source), _raw(target))
+            copying.there = self.lanes.mark("copy")
         nbytes = sum(target.nbytes for target in copying.work.targets)
         self.timeline.add_late(LateEvent("copy", copying.group, began, copying.there, nbytes))
         return copying.there

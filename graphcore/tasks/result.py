@@ -60,6 +60,7 @@ def device_record(engine: Engine) -> Record | None:
         "free_warm_bytes": found.moments.get("warm"),
         "free_lowest_bytes": found.lowest,
         "taken_bytes": found.drop,
+        "captured_bytes": engine.stats.get("captured_bytes"),
         "planned_bytes": plan.total_nbytes,
         "budget_bytes": plan.budget,
     }

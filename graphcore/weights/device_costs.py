@@ -1,8 +1,8 @@
 """What a GPU's memory holds besides weights, caches and activations: estimates, stated as formulas, of upper bounds.
 
-    libraries   3 workspaces of cuBLAS (the stream that computes, the one that warms up, the one that captures), and the
-                code of kernels, which the driver loads as it is first used
-    graphs      for each captured program a pool for what flows between its kernels, and NODE_NBYTES for each node
+    libraries   workspaces of cuBLAS for two streams (the one that computes, the one that captures) and of cuBLASLt, and
+                the code of kernels, which the driver loads as it is first used
+    graphs      one pool for what flows between kernels, and NODE_NBYTES for each node of each captured program
     sums        of the splits of one layer's attention, until they are added up
     unpacked    the largest packed matrix, unpacked, while a prompt is multiplied with it; the head, in parts, is
                 multiplied with each sequence's last token only, which up to 8 of them do packed
@@ -29,7 +29,7 @@ CODE_NBYTES = 64 << 20
 NODE_NBYTES = 64 << 10  # seen by others: 33 MB for 500 nodes; forums.developer.nvidia.com, topic 244901
 LAYER_NODES = 16  # kernels of a layer's decode step, and copies where it is cut from the next
 STEP_NODES = 64  # embedding, head, sampling, feed
-PROGRAMS = 2  # of a decode step for each width: one that samples, and one that only has logits
+PROGRAMS = 3  # of a decode step for each width: one takes the likeliest token, one samples, and one has logits only
 PACKED_TOKENS = 8  # that are multiplied packed
 PROCESSORS = 160  # of the largest devices; each holds two programs that split attention
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
@@ -52,9 +52,9 @@ def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: 
 
 
 def graphs_nbytes(num_layers: int, num_widths: int) -> int:
-    """Return what the captured programs take: each width's own, with a pool of a small and a large segment."""
+    """Return what the captured programs take: each width's own, with a pool for all of a small and a large segment."""
     nodes = num_layers * LAYER_NODES + STEP_NODES
-    return num_widths * PROGRAMS * (nodes * NODE_NBYTES + SMALL_SEGMENT + LARGE_SEGMENT)
+    return num_widths * PROGRAMS * nodes * NODE_NBYTES + SMALL_SEGMENT + LARGE_SEGMENT
 
 
 def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:

@@ -3,11 +3,13 @@
 Engines here are float32 unless a test says otherwise, so that a difference is a mistake and not rounding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from streamed_results import results
 from tiny_models import TinyModel
 
 from graphcore import Engine
@@ -48,3 +50,14 @@ def load_on() -> Iterator[LoadOnDevice]:
         engine.close()
     torch.cuda.synchronize(DEVICE)
     torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def resident(load_on: LoadOnDevice) -> Callable[[Path, str, str], Mapping[str, object]]:
+    """A function to the results of resident weights on the device: of a checkpoint, a graph kind and a dtype."""
+
+    @cache
+    def run(folder: Path, graph: str, dtype: str) -> Mapping[str, object]:
+        return results(load_on(folder, graph=graph, dtype=dtype), 40)
+
+    return run

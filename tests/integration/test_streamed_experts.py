@@ -91,9 +91,9 @@ def outputs_of(engine: Engine, new_tokens: int = 12) -> list[Tensor]:
 
 
 def cache_of(engine: Engine) -> ExpertCache:
-    cache = engine.weight_stream.experts
-    assert cache is not None
-    return cache
+    experts = engine.weight_stream.experts
+    assert experts is not None
+    return experts.cache
 
 
 def bytes_of(engine: Engine, num_slots: int) -> str:

@@ -20,6 +20,7 @@ from graphcore.kernels.gpu.split_attend import attend_splits
 
 TILE_NBYTES = 1 << 14  # of keys that a program reads at once, and as many of values: 64 of 128 in 16 bits
 RESIDENT = 2  # programs that a processor holds at once; more splits than that would only be more to add up
+REGISTERS = 43008  # for all programs of a processor, of 65536: without a bound ptxas saves some and spills
 MERGED = 1 << 13  # float32 of other splits' sums that the last one holds at once: 64 registers of 128 threads
 ABSENT_PROCESSORS = 132  # where there is no GPU to ask: an H100's or H200's
 
@@ -120,13 +121,14 @@ def launch_attend_written(
             arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
     heads_width = triton.next_power_of_2(group)
+    warps = 8 if query.dtype == torch.float32 else 4
     attend_splits[(splits, kv_heads, batch)](
         query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
         query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale,
         WINDOWED=window > 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width), HEAD_DIM=head_dim,
         WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
-        PRECISION=precision_of(query.dtype), num_warps=8 if query.dtype == torch.float32 else 4, num_stages=3,
-        enable_fp_fusion=True,
+        PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps),
     )  # fmt: skip
     return out
 

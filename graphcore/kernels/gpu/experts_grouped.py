@@ -147,6 +147,13 @@ def _grouped_down(
     tl.store(to, answers.to(out.dtype.element_ty), mask=is_row[:, None] & is_pair[None, :])
 
 
+def _shape(x: Tensor, mixture: MixtureOperands) -> dict[str, int]:
+    """Return columns of a tile and warps: a thread has fewer weights where they are unpacked one by one."""
+    if all(form is None or (form.low == 4 and form.high == 0 and form.step == 16) for form in mixture.forms):
+        return {"BLOCK": 128 // x.element_size(), "num_warps": 4}
+    return {"BLOCK": 32, "num_warps": 8}
+
+
 def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     """Return the answers [N, C, D] compute dtype; arguments as of `experts_decode.launch_few`."""
     (tokens, dim), choices = x.shape, chosen.shape[1]
@@ -158,7 +165,7 @@ def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     gate_bias, up_bias, down_bias = mixture.biases
     gate_form, up_form, down_form = mixture.forms
     sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS}
-    how = {**sizes, "BLOCK": 128 // x.element_size(), "num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+    how = {**sizes, **_shape(x, mixture), "num_stages": 3, "enable_fp_fusion": True}
     _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
         x, groups.order, groups.counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, dim,
         features, gate.stride(0), up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,

@@ -1,24 +1,31 @@
 """What a plan for a GPU counts where: slots on the device, what weights wait in and go through in RAM."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine import planning
+from graphcore.engine import assembly, planning
 from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
 from graphcore.errors import PlanError
 from graphcore.weights.device_costs import LIBRARIES
+from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
 GPT_OSS = QWEN3.parent / "gptoss"
 GPU = torch.device("cuda", 0)
 FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
+
+
+def packing_policy(is_gpu: bool, *arguments: object, on_gpu: bool) -> PackingPolicy:
+    """Return how weights are packed on the device that is planned for, which is not here."""
+    return PackingPolicy(*arguments, on_gpu=is_gpu)  # type: ignore[arg-type]
 
 
 def plan_on(
@@ -29,6 +36,7 @@ def plan_on(
     settings = compose_settings([*overrides])
     settings.model.checkpoint = str(model_folder)
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
+    monkeypatch.setattr(assembly, "PackingPolicy", partial(packing_policy, device.type == "cuda"))
     parts = prepare(settings, model)
     monkeypatch.setattr(planning, "free_nbytes", lambda device: FREE[device.type])
     monkeypatch.setattr(planning, "physical_nbytes", lambda device: FREE[device.type])

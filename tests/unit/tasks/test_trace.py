@@ -73,6 +73,17 @@ def test_one_worker_is_a_lane_without_a_number() -> None:
     assert [event["args"] for event in trace["traceEvents"] if event["name"] == "thread_name"] == [{"name": "copy"}]
 
 
+def test_a_device_s_lanes_come_from_compute_down_to_the_threads_that_read(tmp_path: Path) -> None:
+    events = [Event("read", 2, 0, 1, 8, worker=1), Event("read", 1, 0, 1, 8), Event("copy", 1, 1, 2, 8)]
+    events += [Event("stall", 1, 0, 2), Event("compute", 1, 2, 3)]
+    trace = chrome_trace(events, "")
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["compute", "stall", "copy", "read 0", "read 1"]
+    assert colours_of(events)[2] in PALETTE  # though it has only been read so far
+    plot_timeline(tmp_path / "timeline.png", events, "a device")
+    assert rows_with(pixels_of(tmp_path / "timeline.png"), PALETTE[1]) > 20
+
+
 def test_the_last_two_passes_are_drawn_and_one_where_they_have_many_groups() -> None:
     few, many = ring_events(5, 4, frozenset({1}), 0.0, 1.0), ring_events(5, 80, frozenset({1}), 0.0, 1.0)
     window = last_passes(few)

@@ -1,5 +1,6 @@
 """What a GPU holds besides weights: formulas against counts made by hand, and against a simulated allocator."""
 
+import json
 import random
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from graphcore.engine.assembly import match_model, prepare
 from graphcore.engine.model import open_model
 from graphcore.nn.kv_cache import cache_nbytes
 from graphcore.weights.device_costs import (
+    LAYER_NODES,
     LIBRARIES,
     NODE_NBYTES,
+    STEP_NODES,
     allocated_cache_nbytes,
     graphs_nbytes,
     overhead_nbytes,
@@ -26,10 +29,19 @@ MIB = 1 << 20
 
 def test_graphs_cost_their_nodes_and_pools_for_each_width_and_way_to_choose() -> None:
     nodes = 32 * 16 + 64
-    assert graphs_nbytes(32, 1) == 2 * (nodes * NODE_NBYTES + 22 * MIB)
-    assert graphs_nbytes(32, 2) == 2 * graphs_nbytes(32, 1)
+    assert graphs_nbytes(32, 1) == 3 * nodes * NODE_NBYTES + 22 * MIB
+    assert graphs_nbytes(32, 2) == 2 * 3 * nodes * NODE_NBYTES + 22 * MIB
     # "500 nodes 362 MB, 1000 nodes 395 MB, 2000 nodes 458 MB" (the source that the module names)
     assert 0.9 * NODE_NBYTES < (458 - 362) * MIB / 1500 < 1.1 * NODE_NBYTES
+
+
+def test_no_architecture_has_more_nodes_than_are_counted() -> None:
+    """What decode steps launch, and for each layer three more: copies at a cut, and a matrix packed apart."""
+    found = json.loads((Path(__file__).parents[2] / "golden" / "decode_kernels.json").read_text(encoding="utf-8"))
+    assert len(found) >= 8
+    for kernels in found.values():
+        assert len(kernels["layer"]) + 3 <= LAYER_NODES
+        assert 16 * len(kernels["head"]) <= STEP_NODES  # in up to 16 parts
 
 
 @pytest.mark.parametrize(

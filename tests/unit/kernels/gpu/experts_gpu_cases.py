@@ -46,4 +46,5 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for form in ("dense", "mxfp4"):
         for call in (few, summed, many):
             yield f"{call.__name__} {form}", lambda call=call, form=form: call(form)
+    yield "many q8_0", lambda: many("q8_0")
     yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K)

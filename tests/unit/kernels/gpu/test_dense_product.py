@@ -34,8 +34,9 @@ def expected_of(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 @pytest.fixture(autouse=True)
 def rows_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few programs be enough: what a program costs in the interpreter depends little on its rows."""
-    monkeypatch.setattr(dense_gemv, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(dense_gemv, "MOST_ROWS", 4)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(dense_gemv, "FEWEST_PROGRAMS", 1)
+        monkeypatch.setattr(dense_gemv, "MOST_ROWS", 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

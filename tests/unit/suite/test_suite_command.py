@@ -1,0 +1,59 @@
+"""The suite's command: what a budget leaves out, what names it knows, and merged reports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_suite import __file__ as SUITE
+from suite.log import Log, Measurement, read_lines
+
+
+def run_suite(*arguments: object, expect: int = 0) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(SUITE), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_parts_that_do_not_fit_are_not_started_and_the_report_says_so(tmp_path: Path) -> None:
+    run_suite("--out", tmp_path, "--budget-minutes", 0.3, "--parts", "host,ceilings", "--commit", "abc", expect=1)
+    outcomes = {line["part"]: line["outcome"] for line in read_lines(tmp_path) if "outcome" in line}
+    assert outcomes.keys() == {"host", "ceilings"}
+    assert all(outcome.startswith("not started: about") for outcome in outcomes.values())
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["runs"][0]["commit"] == "abc"
+    assert "--budget-minutes 0.3" in report["runs"][0]["command"]
+
+
+def test_a_part_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    done = run_suite("--out", tmp_path, "--parts", "hots", expect=2)
+    assert "no part is called hots" in done.stderr
+    assert "host" in done.stderr
+
+
+def test_the_list_names_every_part_with_its_estimate() -> None:
+    lines = run_suite("--list").stdout.splitlines()
+    assert lines[0].startswith("ceilings")
+    assert all("about" in line for line in lines)
+
+
+def test_folders_merge_into_one_report(tmp_path: Path) -> None:
+    for name in ("ceilings", "host"):
+        (tmp_path / name).mkdir()
+        Log(tmp_path / name, name, False, name).add(Measurement(f"row of {name}", "s", [1.0]))
+    run_suite("--out", tmp_path / "both", "--merge", tmp_path / "ceilings", tmp_path / "host")
+    text = (tmp_path / "both" / "report.md").read_text(encoding="utf-8")
+    assert "row of ceilings" in text
+    assert "row of host" in text
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_of_two_runs_of_one_row_the_later_folder_counts(order: tuple[str, str], tmp_path: Path) -> None:
+    for value, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        Log(tmp_path / name, name, False, "host").add(Measurement("row", "s", [float(value)]))
+    run_suite("--out", tmp_path / "both", "--merge", *(tmp_path / name for name in order))
+    report = json.loads((tmp_path / "both" / "report.json").read_text(encoding="utf-8"))
+    assert report["measurements"][0]["measurement"]["spread"]["median"] == float(order[1] == "b")
