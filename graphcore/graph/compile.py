@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 P = ParamSpec("P")
@@ -78,13 +79,28 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
     Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
     core idle meanwhile. A compiler that does not work is reported by the first real compilation.
     """
-    thread = threading.Thread(target=load_compiler, name="compiler-loading", daemon=True)
+    loaded, may_end = threading.Event(), threading.Event()
+
+    def load() -> None:
+        try:
+            load_compiler()
+        finally:
+            loaded.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=load, name="compiler-loading", daemon=True)
     if is_needed:
         thread.start()
     try:
         yield
     finally:
         if is_needed:
+            loaded.wait()
+            # Where torch is built for CUDA and there is no GPU, tracing puts a stand-in in the place of its guard. It
+            # is the last tracing thread's own, and torch 2.11 goes on using it when that thread is gone
+            # (ensureCUDADeviceGuardSet in c10/core/impl): so this thread traces before the other one ends.
+            with FakeTensorMode():
+                may_end.set()
             thread.join()
 
 

@@ -2,17 +2,21 @@
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import graphcore.graph.compile as compiling
 from graphcore.graph.compile import (
     CACHE_VARIABLE,
     compile_cache,
     compile_whole,
+    compiler_loading,
     fresh_copy,
     mark_length,
     measure_compile,
@@ -140,3 +144,21 @@ def test_the_cache_folder_holds_inside_the_block_only_and_a_users_own_wins(
         with compile_cache(tmp_path / "ours"):
             assert Path(os.environ[CACHE_VARIABLE]).name == expected
         assert os.environ.get(CACHE_VARIABLE) == before
+
+
+def test_the_thread_that_loads_the_compiler_ends_after_this_one_has_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch 2.11 for CUDA, without a GPU, crashes at the next compilation."""
+    loading: list[threading.Thread] = []
+    alive: list[bool] = []
+
+    class Tracing(FakeTensorMode):
+        def __enter__(self) -> "Tracing":
+            alive.append(loading[0].is_alive())
+            return super().__enter__()
+
+    monkeypatch.setattr(compiling, "load_compiler", lambda: loading.append(threading.current_thread()))
+    monkeypatch.setattr(compiling, "FakeTensorMode", Tracing)
+    with compiler_loading(is_needed=True):
+        pass
+    assert alive == [True]
+    assert not loading[0].is_alive()
