@@ -226,10 +226,9 @@ class FakeCuda:
         try:
             with capture:
                 yield
-        except RuntimeError as error:
+        except RuntimeError as error:  # as torch's own, which then leaves the capture's stream the current one
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from error
-        finally:
-            self.current = before
+        self.current = before
         capture.undo()
         for generator, state in zip(graph.generators, states, strict=True):
             generator.set_state(state)

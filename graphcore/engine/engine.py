@@ -155,13 +155,6 @@ class Engine:
         With CUDA graphs also how many were captured, the device memory and the seconds that this took.
         """
         hit_rate, captures = self.weight_stream.expert_hit_rate, self.runner.captures
-        captured: dict[str, int | str | float] = {}
-        if captures is not None:
-            captured = {
-                "captured_graphs": captures.num_graphs,
-                "captured_bytes": captures.nbytes,
-                "capture_seconds": captures.seconds,
-            }
         return {
             "graph": self.choices.graph,
             "dtype": str(self.choices.dtype).removeprefix("torch."),
@@ -169,7 +162,7 @@ class Engine:
             "compiled_graphs": self.runner.num_compiled,
             "weight_bytes": self.plan.weight_nbytes,
             "kv_bytes": self.plan.kv_nbytes,
-            **captured,
+            **({} if captures is None else captures.stats),
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
@@ -192,8 +185,8 @@ class Engine:
         """Give weights and caches back; the engine cannot be used any more."""
         if self._runner is not None:
             self._runner.claim()  # a generation that is under way ends with an error
+            self._runner.release()  # steps that are under way still read what moves
             self.weight_stream.close()
-            self._runner.release()
         self._runner = None
 
     def __enter__(self) -> Self:

@@ -6,20 +6,18 @@ Legend: B batch, T tokens, D model dim.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from graphcore.graph.capture import Captures, captured
 from graphcore.graph.choosing import Choosing, Drawing, choose_step
-from graphcore.graph.compile import compile_cache, compile_whole, mark_length
 from graphcore.graph.cutting import Handover
+from graphcore.graph.kinds import WARMUP_TOKENS, BlockKind, KindCompiler
 from graphcore.graph.native import Recorder
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
-    AddFunction,
     BlockFunction,
     BlocksStep,
     BoundBlock,
@@ -31,21 +29,12 @@ from graphcore.graph.step import (
     HeadFunction,
     HeadStep,
     RoutedBlock,
-    RouteFunction,
     Step,
-    experts_of,
 )
-from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
+from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.moe import Experts, MoE
-from graphcore.nn.span import Span
-from graphcore.nn.spec import BlockSpec
-
-BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
-P = ParamSpec("P")
-R = TypeVar("R")
-WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
 
 
 @dataclass
@@ -85,12 +74,15 @@ class GraphBuilder:
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
     captures: Captures = field(init=False)
+    kinds: KindCompiler = field(init=False)
 
     def __post_init__(self) -> None:
         self.captures = Captures(self.device)
         self.head_rows = self.decoder.head_rows()
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self.head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
+        where = (self.caches, self.tables, self.device)
+        self.kinds = KindCompiler(self.decoder, *where, self.on_compile, self.cache_dir)
 
     @property
     def captures_graphs(self) -> bool:
@@ -158,7 +150,7 @@ class GraphBuilder:
         for group, layers in enumerate(self.layer_groups, start=1):
             bound = [
                 BoundBlock(
-                    self._block(index),
+                    self.kinds.block(index),
                     self._fetching(self._block_function(index, batch, phase), index, phase),
                     ropes[index],
                     self.caches[index].rows(batch),
@@ -182,28 +174,18 @@ class GraphBuilder:
             for index, (rows, head) in enumerate(zip(self.head_rows, self.head_parts, strict=True))
         ]
 
-    def _block(self, index: int) -> Block:
-        block = self.decoder.layers[index]
-        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
-        return block
-
-    def _kind(self, index: int) -> BlockKind:
-        """Return what layers must have in common to share a compiled graph: the spec, and how matrices are packed."""
-        return self.decoder.spec.blocks[index], tuple(packed_formats(self._block(index)).items())
-
     def _block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Return the function of the layer's kind, compiled now if it is new."""
         if self.decode_kernels is not None and phase == "decode":
-            run = self.decode_kernels.block_function(self._block(index), batch, self.fetches(index, phase))
+            run = self.decode_kernels.block_function(self.kinds.block(index), batch, self.fetches(index, phase))
             if run is not None:
                 return run
-        has_experts = isinstance(self._block(index).mlp, MoE)
         if self.kind == "eager":
+            has_experts = isinstance(self.kinds.block(index).mlp, MoE)
             return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
-        key = (self._kind(index), batch, phase)
+        key = (self.kinds.kind(index), batch, phase)
         if key not in self.functions:
-            compile_one = self._compile_routed if has_experts else self._compile_block
-            self.functions[key] = compile_one(index, batch, phase)
+            self.functions[key] = self.kinds.compile(index, batch, phase)
         return self.functions[key]
 
     def fetches(self, index: int, phase: str) -> bool:
@@ -215,49 +197,6 @@ class GraphBuilder:
         if self.fetcher is None or not isinstance(run, RoutedBlock) or not self.fetches(index, phase):
             return run
         return FetchedBlock(run, index, self.fetcher, self.slots[index])
-
-    def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
-        """Compile one kind by running it once, on no real token, so that the caches stay as they are."""
-        run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
-        with compile_cache(self.cache_dir):
-            run(self._block(index), *self._example(index, batch, phase))
-        return run
-
-    def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
-        """Compile both halves of one kind; on no real token no expert is read."""
-        block, name = self._block(index), self._kind_name(index)
-        route: RouteFunction = self._named(Block.route, name, phase, batch)
-        with compile_cache(self.cache_dir):
-            routed = route(block, *self._example(index, batch, phase))
-        answers = experts_of(block)(routed.fed, routed.chosen)
-        if phase == "prefill":
-            mark_length(routed.x, answers, routed.shares)
-        add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
-        with compile_cache(self.cache_dir):
-            add(block, routed.x, answers, routed.shares)
-        return RoutedBlock(route, add)
-
-    def _kind_name(self, index: int) -> str:
-        """Return what the layer's kind is called: kinds are numbered in order of the layers."""
-        kinds = list(dict.fromkeys(map(self._kind, range(len(self.decoder.layers)))))
-        return f"block{kinds.index(self._kind(index))}"
-
-    def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
-        """Return the function, to be compiled at its first call, and say that it is."""
-        name = f"{name}_{phase}_{batch}"
-        self.on_compile(name)
-        return compile_whole(function, name)
-
-    def _example(self, index: int, batch: int, phase: str) -> tuple[Tensor, Tensor | None, Span, Tensor, Tensor]:
-        """Return a block's inputs, of no real token."""
-        state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
-        EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
-        rope_index = self.decoder.rope_index()[index]
-        rope = None if rope_index is None else state.ropes[rope_index]
-        if phase == "prefill":
-            mark_length(state.hidden, *state.ropes)
-        cache = self.caches[index].rows(batch)
-        return state.hidden, rope, state.span, cache.k, cache.v
 
     def _head_function(self, head: Head, batch: int, tokens: int | None) -> HeadFunction:
         """Return the function of heads of that many rows, of [B, D], or of [B, T, D] if there are `tokens`."""
@@ -272,16 +211,5 @@ class GraphBuilder:
         key = (f"{name}_{rows}", batch, "decode")
         if key not in self.functions:
             is_usual = rows == self.head_parts[0].lm_head.outputs
-            self.functions[key] = self._compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
+            self.functions[key] = self.kinds.compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
         return self.functions[key]
-
-    def _compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
-        self.on_compile(f"{name}_{batch}")
-        run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
-        shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
-        hidden = torch.zeros(shape, dtype=RESIDUAL_DTYPE, device=self.device)
-        if tokens is not None:
-            mark_length(hidden)
-        with compile_cache(self.cache_dir):
-            run(head, hidden)
-        return run

@@ -45,6 +45,15 @@ class Captures:
         """Graphs captured so far; each piece of a program is captured once."""
         return len(self._graphs)
 
+    @property
+    def stats(self) -> dict[str, int | float]:
+        """What was captured and what it took."""
+        return {
+            "captured_graphs": self.num_graphs,
+            "captured_bytes": self.nbytes,
+            "capture_seconds": self.seconds,
+        }
+
     def capture(
         self,
         what: str,
@@ -65,7 +74,8 @@ class Captures:
             raise GraphError(f"{what} cannot be captured: the engine is closed; load it again")
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
         try:
-            with torch.cuda.device(self.device):
+            # A capture that fails would leave its own stream the current one.
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
                 graph = self._capture(warm_up, run, generators)
         except GraphcoreError:
             raise

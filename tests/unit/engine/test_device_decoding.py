@@ -11,7 +11,8 @@ from graphcore import Engine
 from graphcore.engine.readback import LAG
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphError
-from graphcore.graph import builder as builder_module
+from graphcore.graph import kinds
+from graphcore.tasks.workload import Workload
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -22,7 +23,7 @@ PLAIN = {"temperature": 1.0, "min_p": 0.01, "seed": 1}
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    monkeypatch.setattr(builder_module, "compile_whole", lambda function, name: function)
+    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
     return FakeCuda.install(monkeypatch)
 
 
@@ -109,9 +110,8 @@ def test_rows_end_at_their_own_end_tokens_and_their_caches_stay(cuda: FakeCuda) 
     assert [len(each.token_ids) for each in run.generations()] == expected
     assert [event.token_id for event in events if event.row == 1] == list(full[1][: expected[1]])
     state = engine.runner.choosing_program(3, SamplingParams()).state
-    assert state.span.starts.tolist() == [
-        len(prompt) + count - 1 for prompt, count in zip(PROMPTS, expected, strict=True)
-    ]
+    lengths = [len(prompt) + count - 1 for prompt, count in zip(PROMPTS, expected, strict=True)]
+    assert state.span.starts.tolist() == lengths
     assert state.span.counts.tolist() == [0, 0, 0]
 
 
@@ -231,6 +231,19 @@ def test_warming_up_captures_what_will_run(cuda: FakeCuda) -> None:
     assert cuda.graphs[0].num_replays == 0
     assert tokens_of(engine, [PROMPT], 5, **NUCLEUS) == tokens_of(engine_of(), [PROMPT], 5, **NUCLEUS)
     assert len(cuda.graphs) == 1
+
+
+def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda) -> None:
+    engine = captured_engine()
+    tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
+    work = Workload(engine.runner, 1, 4, 3, 6, seed=1)
+    work.fill()
+    starts = engine.runner.choosing_program(1, SamplingParams()).state.span.starts
+    for _ in range(2):
+        before = cuda.graphs[0].num_replays
+        work.decode()
+        assert cuda.graphs[0].num_replays - before == 6
+        assert starts.tolist() == [10]
 
 
 def skip(events: Iterator[object], count: int) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
-from graphcore.graph import builder as builder_module
+from graphcore.graph import kinds
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.native import NativeStep
 
@@ -28,7 +28,7 @@ def engine_of() -> Engine:
 def captured_engine(step: type[object], monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Return an engine that captures decode: as on CUDA, or as a native program. Nothing is compiled."""
     engine = engine_of()
-    monkeypatch.setattr(builder_module, "compile_whole", lambda function, name: function)
+    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
     engine.runner.builder.kind = "captured"
     if step is CapturedStep:
         engine.runner.builder.library = None

@@ -46,8 +46,15 @@ def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(c
     step = CapturedStep(1, state, [Doing(lambda: log.append(f"run in {cuda.current.name}"))], Captures(CPU))
     with pytest.raises(AssertionError, match="not captured"):  # nothing was enqueued
         step.replay()
-    before_capture = ["side 0 waits for main", "in side 0", *["run in side 0"] * 2, "in main", "main waits for side 0"]
-    assert log == [*before_capture, "capture 0", "run in side 0", "captured 0"]
+    before_capture = [
+        "in main",
+        "side 0 waits for main",
+        "in side 0",
+        *["run in side 0"] * 2,
+        "in main",
+        "main waits for side 0",
+    ]
+    assert log == [*before_capture, "capture 0", "run in side 0", "captured 0", "in main"]
     assert cuda.captures == [((0, 1), "side 0", "thread_local")]
 
 
@@ -175,6 +182,7 @@ def test_a_failure_says_what_where_why_and_what_to_do(work: object, said: str, c
     start = r"a decode step of 3 sequences \(layer groups 2 to 3\) could not be captured as a CUDA graph on cpu: "
     with pytest.raises(GraphError, match=start + ".*" + said):
         step.replay()
+    assert cuda.current.name == "main"
 
 
 def test_an_error_of_our_own_is_left_as_it_is(cuda: FakeCuda) -> None:

@@ -1,0 +1,125 @@
+"""Functions that are compiled once for all layers of a kind, and for all heads of a size.
+
+Each is compiled by running it once, on no real token, so that the caches stay as they are.
+
+Legend: B batch, T tokens, D model dim.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.compile import compile_cache, compile_whole, mark_length
+from graphcore.graph.state import StepState
+from graphcore.graph.step import (
+    AddFunction,
+    BlockFunction,
+    EmbedStep,
+    HeadFunction,
+    RoutedBlock,
+    RouteFunction,
+    experts_of,
+)
+from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
+from graphcore.nn.decoder import Decoder, Head
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.moe import MoE
+from graphcore.nn.span import Span
+from graphcore.nn.spec import BlockSpec
+
+BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
+P = ParamSpec("P")
+R = TypeVar("R")
+WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
+
+
+@dataclass(frozen=True)
+class KindCompiler:
+    """Compiles blocks and heads of one decoder.
+
+    Attributes:
+        caches: one per layer, for the largest batch.
+        tables: rope tables, [P, 2, E/2] each.
+        on_compile: called with the name of each function before it is compiled.
+        cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
+    """
+
+    decoder: Decoder
+    caches: Sequence[LayerCache]
+    tables: Sequence[Tensor]
+    device: torch.device
+    on_compile: Callable[[str], None]
+    cache_dir: Path | None
+
+    def block(self, index: int) -> Block:
+        """Return a layer."""
+        block = self.decoder.layers[index]
+        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
+        return block
+
+    def kind(self, index: int) -> BlockKind:
+        """Return what layers must have in common to share a compiled graph: the spec, and how matrices are packed."""
+        return self.decoder.spec.blocks[index], tuple(packed_formats(self.block(index)).items())
+
+    def compile(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Return the function of the layer's kind, compiled now. Args: phase: "decode" or "prefill"."""
+        is_routed = isinstance(self.block(index).mlp, MoE)
+        return self._compile_routed(index, batch, phase) if is_routed else self._compile_block(index, batch, phase)
+
+    def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
+        run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
+        with compile_cache(self.cache_dir):
+            run(self.block(index), *self._example(index, batch, phase))
+        return run
+
+    def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Compile both halves of one kind; on no real token no expert is read."""
+        block, name = self.block(index), self._kind_name(index)
+        route: RouteFunction = self._named(Block.route, name, phase, batch)
+        with compile_cache(self.cache_dir):
+            routed = route(block, *self._example(index, batch, phase))
+        answers = experts_of(block)(routed.fed, routed.chosen)
+        if phase == "prefill":
+            mark_length(routed.x, answers, routed.shares)
+        add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
+        with compile_cache(self.cache_dir):
+            add(block, routed.x, answers, routed.shares)
+        return RoutedBlock(route, add)
+
+    def _kind_name(self, index: int) -> str:
+        """Return what the layer's kind is called: kinds are numbered in order of the layers."""
+        kinds = list(dict.fromkeys(map(self.kind, range(len(self.decoder.layers)))))
+        return f"block{kinds.index(self.kind(index))}"
+
+    def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
+        """Return the function, to be compiled at its first call, and say that it is."""
+        name = f"{name}_{phase}_{batch}"
+        self.on_compile(name)
+        return compile_whole(function, name)
+
+    def _example(self, index: int, batch: int, phase: str) -> tuple[Tensor, Tensor | None, Span, Tensor, Tensor]:
+        """Return a block's inputs, of no real token."""
+        state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
+        EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
+        rope_index = self.decoder.rope_index()[index]
+        rope = None if rope_index is None else state.ropes[rope_index]
+        if phase == "prefill":
+            mark_length(state.hidden, *state.ropes)
+        cache = self.caches[index].rows(batch)
+        return state.hidden, rope, state.span, cache.k, cache.v
+
+    def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
+        """Return the function of heads of that many rows, compiled now, of [B, D], or of [B, T, D] with `tokens`."""
+        self.on_compile(f"{name}_{batch}")
+        run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
+        shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
+        hidden = torch.zeros(shape, dtype=RESIDUAL_DTYPE, device=self.device)
+        if tokens is not None:
+            mark_length(hidden)
+        with compile_cache(self.cache_dir):
+            run(head, hidden)
+        return run
