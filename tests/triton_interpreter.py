@@ -1,7 +1,7 @@
 """Mends what Triton's interpreter (seen in 3.6 to 3.9) does to bfloat16, which it keeps as bits.
 
-`tl.dot` multiplies the bits as integers, and a cast from float32 cuts bits off where a GPU rounds to nearest even. In
-Triton 3.6 a loop's bounds are arrays of one number, which NumPy 2.4 and later do not take for the number.
+`tl.dot` multiplies the bits as integers, and a cast from float32 cuts bits off where a GPU rounds to nearest even.
+Triton 3.6 also makes a Python integer of an array with one axis, which NumPy 2.5 refuses.
 """
 
 from typing import Any
@@ -10,6 +10,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+own_patch = interpreter._patch_lang_tensor
 
 
 class MendedBuilder:
@@ -31,15 +33,12 @@ def mend_interpreter() -> None:
     """Let products of bfloat16 be products of values, and casts to it round; again is harmless."""
     InterpreterBuilder.create_dot = MendedBuilder.create_dot
     InterpreterBuilder.cast_impl = MendedBuilder.cast_impl
-    interpreter._patch_lang_tensor = patch_lang_tensor
+    interpreter._patch_lang_tensor = patch_tensor
 
 
-own_patch_lang_tensor = interpreter._patch_lang_tensor
-
-
-def patch_lang_tensor(tensor: Any, scope: Any) -> None:
-    own_patch_lang_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+def patch_tensor(tensor: Any, scope: Any) -> None:
+    own_patch(tensor, scope)
+    tensor.__index__ = lambda self: int(self.handle.data.item())
 
 
 def widened(handle: TensorHandle) -> TensorHandle:

@@ -201,6 +201,6 @@ def dot_rows(
                 own = octet_bits(bits, matrix, row, columns, start, is_there, octet, L)
                 total = eight_products(total, fed, words, own, octet, L)
                 all_x += fed
-            known = tl.minimum(start, columns - weights) + offset_of(index * octets, L)
+            known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
             sums += scaled(tl.sum(total, axis=3), tl.sum(all_x, axis=3), scales, supers, known, L)
     return tl.sum(sums, axis=2)

@@ -3,7 +3,23 @@
 Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G units of a row.
 
 A program computes R rows for some of the tokens. Its threads read one row after another, side by side, so that the sums
-of R rows share what is done to x; the sum over threads comes once, at the end.
+of R rows share what is done to x; the sum over threads comes once, at the end. Three tokens and more of 16 bits are
+multiplied on tensor cores, all in one program (packed_tensor.py).
+
+What the machine code for sm_90 takes, counted, not measured on hardware: one token in bf16, R rows, 16 bytes of low
+codes a load. 132 multiprocessors of four schedulers at 1.7 GHz issue 2.9e13 instructions of a thread in a second; the
+last column is what of 4.8 TB/s that allows, if nothing waits.
+
+    format    R    registers    instructions for a weight    share of memory's rate
+    q4_0      8    128          3.5                          96 %
+    q4_k      8    128          3.8                          91 %
+    q4_k      4     72          4.4                          79 %
+    q5_k      4    168          7.4                          57 %
+    q6_k      4    128          7.6                          64 %
+    q8_0      8     96          4.7                          100 %
+    mxfp4     8    162          5.2                          61 %
+    i2_s      8    168          2.9                          52 %
+    q4_k, eight tokens, 16: 96  7.7                          45 %
 """
 
 from collections.abc import Sequence
@@ -18,6 +34,7 @@ from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
+from graphcore.kernels.gpu.packed_tensor import dotted_rows
 from graphcore.kernels.gpu.unpacking import tensor_scale
 
 TOKENS = 2  # of a program, at most: sums of more do not fit in registers
@@ -28,10 +45,13 @@ THREADS = 32  # of a warp
 @triton.jit
 def _products(
     x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
-    DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    DIVIDES: tl.constexpr, L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """Return the products of tokens first .. with rows start .. of one matrix, scaled and biased: [N, R] float32."""
-    sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
+    if DOTS:
+        sums = dotted_rows(x, x_stride, tokens, weight, start, rows, columns, L, N, R, G)
+    else:
+        sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
     if L.scale == "whole":
         sums *= tensor_scale(weight, rows, columns, L)
     token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
@@ -56,7 +76,7 @@ def _packed_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
     tokens, columns, rows, rows1, rows2, x_stride, out_stride,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
-    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(1)
     first = tl.program_id(0) * N  # the programs of the same rows run side by side and read them once from memory
@@ -82,7 +102,7 @@ def _packed_product(
         rows = tl.where(is_before, rows, rows2)
     start = program * R
     values = _products(
-        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
     )
     _store(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
@@ -91,15 +111,31 @@ def _packed_product(
 def _packed_gated(
     x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
     tokens, columns, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
-    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
     gates = _products(
-        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+        x,
+        x_scale,
+        first,
+        gate,
+        gate_bias,
+        gate_scale,
+        start,
+        rows,
+        tokens,
+        columns,
+        x_stride,
+        DIVIDES,
+        L,
+        DOTS,
+        N,
+        R,
+        G,
     )
     ups = _products(
-        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, N, R, G
+        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
     )
     _store(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
@@ -174,12 +210,18 @@ class Tile(NamedTuple):
     tokens: int
     rows: int
     warps: int
+    dots: bool = False
 
 
+DOTTED = Tile(8, 16, 4, dots=True)  # for tensor cores
+FEWEST_DOTTED_TOKENS = 3  # from these on tensor cores take fewer instructions
+DOTTED_UNITS = 4  # of a warp
 INTERPRETED = Tile(2, 128, 1)  # Triton's interpreter runs one program after another: few and large ones
 
 
 def _tile(name: str, rows: int, x: Tensor) -> Tile:
+    if x.element_size() == 2 and len(x) >= FEWEST_DOTTED_TOKENS:
+        return DOTTED
     return INTERPRETED if x.device.type == "cpu" else tile_of(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
 
 
@@ -210,9 +252,10 @@ def warps_of(layout: DeviceLayout, columns: int) -> int:
 def _constants(name: str, tile: Tile) -> dict[str, object]:
     return {
         "L": DEVICE_LAYOUTS[name],
+        "DOTS": tile.dots,
         "N": tile.tokens,
         "R": tile.rows,
-        "G": THREADS * tile.warps,
+        "G": (DOTTED_UNITS if tile.dots else THREADS) * tile.warps,
         "num_warps": tile.warps,
         "enable_fp_fusion": True,
     }

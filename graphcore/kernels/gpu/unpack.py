@@ -48,7 +48,7 @@ def _unpack(
     to = out + (place.to(tl.int64) * columns)[:, None, None] + start[None, :, None] + tl.arange(0, 8)[None, None, :]
     is_stored = is_place[:, None, None] & is_there[None, :, None]
     for index in tl.static_range(num_scales):
-        known = tl.minimum(start, columns - weights) + offset_of(index * octets, L)
+        known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
         scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
         for octet in tl.static_range(index * octets, (index + 1) * octets):
             codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, is_there, octet, L), octet, L)

@@ -66,11 +66,34 @@ def test_products_of_every_format_and_dtype(name: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("tokens", range(1, 9))
-def test_one_to_eight_tokens(tokens: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_one_to_eight_tokens(tokens: int, dtype: torch.dtype) -> None:
     matrix = stored_matrix("q4_0", 5, 32)
-    x = random(tokens, 32)
+    x = random(tokens, 32, dtype=dtype)
     expected = x.double() @ matrix.dense.double().T
-    assert relative_error(product(x, [packed(matrix)]), expected) < BOUNDS[torch.float32]
+    assert relative_error(product(x, [packed(matrix)]), expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("name", list(DEVICE_LAYOUTS))
+def test_tensor_cores_multiply_every_format(name: str) -> None:
+    """Three tokens and more of 16 bits; the products are summed in float32 and given so."""
+    matrix = stored_matrix(name, 19, 3 * FORMATS[name].block_elements)
+    x, out = random(3, matrix.dense.shape[1], dtype=torch.bfloat16), poisoned(3, 19)
+    launch_packed_product(x, None, [packed(matrix)], False, "", out, False)
+    assert relative_error(out, x.double() @ matrix.dense.double().T) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("name", list(DEVICE_LAYOUTS))
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_nothing_behind_a_matrix_counts(name: str, tokens: int) -> None:
+    """Threads behind the end of a row multiply zeros; what they read as a scale must not be a NaN from elsewhere."""
+    matrix = stored_matrix(name, 16, FORMATS[name].block_elements)
+    own = packed(matrix)
+    longer = torch.full((len(own.weight) + 4096,), 0xFF, dtype=torch.uint8)
+    longer[: len(own.weight)] = own.weight
+    x, out = random(tokens, matrix.dense.shape[1], dtype=torch.bfloat16), poisoned(tokens, 16)
+    launch_packed_product(x, None, [own._replace(weight=longer[: len(own.weight)])], False, "", out, False)
+    assert relative_error(out, x.double() @ matrix.dense.double().T) < BOUNDS[torch.float32]
 
 
 @pytest.mark.parametrize("tile", [Tile(1, 8, 4), Tile(2, 4, 2), Tile(2, 1, 1)])
@@ -123,15 +146,15 @@ def test_gate_and_up_are_one_launch(activation: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("divides", [True, False])
-def test_int8_codes_have_exact_sums(dtype: torch.dtype, divides: bool) -> None:
+@pytest.mark.parametrize(("divides", "tokens"), [(True, 2), (False, 3)])
+def test_int8_codes_have_exact_sums(dtype: torch.dtype, divides: bool, tokens: int) -> None:
     """The sums of codes are whole numbers; they are only scaled, in float32."""
     matrix = stored_matrix("i2_s", 19, 640)
-    codes, x_scale = quantize_rows(random(2, 640))
+    codes, x_scale = quantize_rows(random(tokens, 640))
     scale = torch.tensor([3.0])
     sums = codes.double() @ (matrix.dense.double() / matrix.scale).T
     expected = sums * matrix.scale / x_scale.double() / (3.0 if divides else 1 / 3.0)
-    out = poisoned(2, 19)
+    out = poisoned(tokens, 19)
     launch_packed_product(codes.to(dtype), x_scale.flatten(), [packed(matrix, None, scale)], divides, "", out, False)
     torch.testing.assert_close(out.double(), expected, rtol=4e-7, atol=0)
 
