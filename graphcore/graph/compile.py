@@ -79,28 +79,17 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
     Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
     core idle meanwhile. A compiler that does not work is reported by the first real compilation.
     """
-    loaded, may_end = threading.Event(), threading.Event()
-
-    def load() -> None:
-        try:
-            load_compiler()
-        finally:
-            loaded.set()
-            may_end.wait()
-
-    thread = threading.Thread(target=load, name="compiler-loading", daemon=True)
+    thread = threading.Thread(target=load_compiler, name="compiler-loading", daemon=True)
     if is_needed:
-        thread.start()
+        # Where torch is built for CUDA and there is no GPU, the first thread that traces puts a stand-in of its own in
+        # the place of the device's guard, and torch 2.11 goes on using it when that thread is gone
+        # (ensureCUDADeviceGuardSet in c10/core/impl): so it is this thread's.
+        with FakeTensorMode():
+            thread.start()
     try:
         yield
     finally:
         if is_needed:
-            loaded.wait()
-            # Where torch is built for CUDA and there is no GPU, tracing puts a stand-in in the place of its guard. It
-            # is the last tracing thread's own, and torch 2.11 goes on using it when that thread is gone
-            # (ensureCUDADeviceGuardSet in c10/core/impl): so this thread traces before the other one ends.
-            with FakeTensorMode():
-                may_end.set()
             thread.join()
 
 
