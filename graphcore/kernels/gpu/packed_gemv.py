@@ -5,41 +5,20 @@ Legend: N tokens (1 to 8), I input features, O output features, R rows of a prog
 A program computes R rows for some of the tokens. Its threads read one row after another, side by side, so that the sums
 of R rows share what is done to x; the sum over threads comes once, at the end. Three tokens and more of 16 bits are
 multiplied on tensor cores, all in one program (packed_tensor.py).
-
-What the machine code for sm_90 takes, counted, not measured on hardware: one token in bf16, R rows, 16 bytes of low
-codes a load. 132 multiprocessors of four schedulers at 1.7 GHz issue 2.9e13 instructions of a thread in a second; the
-last column is what of 4.8 TB/s that allows, if nothing waits.
-
-    format    R    registers    instructions for a weight    share of memory's rate
-    q4_0      8    128          3.5                          96 %
-    q4_k      8    128          3.8                          91 %
-    q4_k      4     72          4.4                          79 %
-    q5_k      4    168          7.4                          57 %
-    q6_k      4    128          7.6                          64 %
-    q8_0      8     96          4.7                          100 %
-    mxfp4     8    162          5.2                          61 %
-    i2_s      8    168          2.9                          52 %
-    q4_k, eight tokens, 16: 96  7.7                          45 %
 """
 
 from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
 from graphcore.kernels.gpu.packed_tensor import dotted_rows
+from graphcore.kernels.gpu.packed_tile import constants_of, tile_for
 from graphcore.kernels.gpu.unpacking import tensor_scale
-
-TOKENS = 2  # of a program, at most: sums of more do not fit in registers
-FEWEST_WARPS = 2112  # sixteen for each multiprocessor of an H200, which has 132
-THREADS = 32  # of a warp
 
 
 @triton.jit
@@ -159,7 +138,7 @@ def launch_packed_product(
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
-    tile = _tile(matrices[0].format, out.shape[1], x)
+    tile = tile_for(matrices[0].format, out.shape[1], x)
     programs = sum(triton.cdiv(matrix.rows, tile.rows) for matrix in matrices)
     _packed_product[(triton.cdiv(len(x), tile.tokens), programs)](
         x,
@@ -175,7 +154,7 @@ def launch_packed_product(
         DIVIDES=divides,
         ACTIVATION=ACTIVATION_NAMES[activation],
         ADDS=adds,
-        **_constants(matrices[0].format, tile),
+        **constants_of(matrices[0].format, tile),
     )
 
 
@@ -183,7 +162,7 @@ def launch_packed_gated(
     x: Tensor, x_scale: Tensor | None, gate: Matrix, up: Matrix, divides: bool, activation: str, out: Tensor
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
-    tile = _tile(gate.format, gate.rows, x)
+    tile = tile_for(gate.format, gate.rows, x)
     _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
         x,
         x_scale,
@@ -200,62 +179,5 @@ def launch_packed_gated(
         out.stride(0),
         DIVIDES=divides,
         ACTIVATION=ACTIVATION_NAMES[activation],
-        **_constants(gate.format, tile),
+        **constants_of(gate.format, tile),
     )
-
-
-class Tile(NamedTuple):
-    """What a program computes."""
-
-    tokens: int
-    rows: int
-    warps: int
-    dots: bool = False
-
-
-DOTTED = Tile(8, 16, 4, dots=True)  # for tensor cores
-FEWEST_DOTTED_TOKENS = 3  # from these on tensor cores take fewer instructions
-DOTTED_UNITS = 4  # of a warp
-INTERPRETED = Tile(2, 128, 1)  # Triton's interpreter runs one program after another: few and large ones
-
-
-def _tile(name: str, rows: int, x: Tensor) -> Tile:
-    if x.element_size() == 2 and len(x) >= FEWEST_DOTTED_TOKENS:
-        return DOTTED
-    return INTERPRETED if x.device.type == "cpu" else tile_of(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
-
-
-@cache
-def tile_of(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
-    """Return the tile that should take the fewest instructions while every multiprocessor has warps enough.
-
-    A weight takes about three instructions, and a share of what is done to x once for all rows of a program. Warps
-    follow from the columns alone: a part of a matrix is summed in the order of the whole, bit for bit.
-    """
-    warps = warps_of(layout, columns)
-    most = 4 if layout.high or tokens > 1 else 8  # rows whose codes and sums fit in registers
-
-    def cost(per_program: int) -> float:
-        return (3 + 4 / per_program) * max(1.0, FEWEST_WARPS * per_program / (rows * warps))
-
-    per_program = min((count for count in (8, 4, 2, 1) if count <= most), key=cost)
-    return Tile(min(triton.next_power_of_2(tokens), TOKENS), per_program, warps)
-
-
-def warps_of(layout: DeviceLayout, columns: int) -> int:
-    """Return as many warps as share a row's units with few threads left over."""
-    units = columns * layout.low // 128
-    read = {warps: triton.cdiv(units, THREADS * warps) * warps for warps in (4, 2, 1)}
-    return next(warps for warps, count in read.items() if count <= 1.1 * min(read.values()))
-
-
-def _constants(name: str, tile: Tile) -> dict[str, object]:
-    return {
-        "L": DEVICE_LAYOUTS[name],
-        "DOTS": tile.dots,
-        "N": tile.tokens,
-        "R": tile.rows,
-        "G": (DOTTED_UNITS if tile.dots else THREADS) * tile.warps,
-        "num_warps": tile.warps,
-        "enable_fp_fusion": True,
-    }

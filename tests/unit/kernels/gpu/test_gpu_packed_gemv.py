@@ -9,11 +9,12 @@ from packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.gpu import packed_gemv, packed_linear
+from graphcore.kernels.gpu import packed_linear, packed_tile
 from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES
 from graphcore.kernels.gpu.matrix import Matrix
-from graphcore.kernels.gpu.packed_gemv import Tile, launch_packed_gated, launch_packed_product, tile_of
+from graphcore.kernels.gpu.packed_gemv import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.packed_linear import launch_packed_linear
+from graphcore.kernels.gpu.packed_tile import Tile, tile_of
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.mlp import ACTIVATIONS
 from graphcore.quant import FORMATS
@@ -99,7 +100,7 @@ def test_nothing_behind_a_matrix_counts(name: str, tokens: int) -> None:
 @pytest.mark.parametrize("tile", [Tile(1, 8, 4), Tile(2, 4, 2), Tile(2, 1, 1)])
 @pytest.mark.parametrize("name", ["q4_k", "q6_k", "i2_s"])
 def test_tiles_that_a_gpu_takes(name: str, tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_gemv, "INTERPRETED", tile)
+    monkeypatch.setattr(packed_tile, "INTERPRETED", tile)
     matrix = stored_matrix(name, 9, 1280)
     x = random(2, 1280)
     expected = x.double() @ matrix.dense.double().T
