@@ -28,8 +28,8 @@ def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have packed products choose the tiles that they choose on a GPU, though they are given CPU tensors."""
-    from graphcore.kernels.gpu import packed_gemv
+    """Have packed matrices' kernels choose the tiles that they choose on a GPU, though they are given CPU tensors."""
+    from graphcore.kernels.gpu import packed_gemv, unpack
 
     own = packed_gemv.INTERPRETED
 
@@ -39,3 +39,4 @@ def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return chosen if packed_gemv.INTERPRETED is own else packed_gemv.INTERPRETED
 
     monkeypatch.setattr(packed_gemv, "_tile", tile)
+    monkeypatch.setattr(unpack, "INTERPRETED_ROWS", unpack.ROWS)
