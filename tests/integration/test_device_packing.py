@@ -63,7 +63,9 @@ def decoder_of(engine: Engine) -> torch.nn.Module:
     return builder.decoder
 
 
-@pytest.mark.parametrize(("name", "quant", "tokens"), [("llama3", "q8_0", 11), ("gpt2", "q4_0", 2), ("gemma3", "q5_0", 2)])
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens"), [("llama3", "q8_0", 11), ("gpt2", "q4_0", 2), ("gemma3", "q5_0", 2)]
+)
 def test_a_whole_model_runs_through_the_kernels(
     name: str, quant: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
