@@ -20,6 +20,9 @@ INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depend
 
 
 def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the interpreter fast; where there is a GPU it is off, and tests/cuda has whole models on the device."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are not interpreted where there is a GPU: tests/cuda runs them there")
     monkeypatch.setattr(dense_gemv, "FEWEST_PROGRAMS", 1)
     monkeypatch.setattr(dense_gemv, "MOST_ROWS", INTERPRETED_ROWS)
     monkeypatch.setattr(dense_gemv, "WARPS", 1)

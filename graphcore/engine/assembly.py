@@ -60,7 +60,8 @@ def choose(settings: Settings, model: Model) -> Choices:
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
     library, library_note = find_kernels(Path(settings.cache_dir).expanduser(), device)
-    graph, graph_note = choose_graph(settings.graph.kind, device, library is not None)
+    on_gpu = device.type == "cuda" and register()
+    graph, graph_note = choose_graph(settings.graph.kind, device, library is not None or on_gpu)
     context = settings.context_length or min(model.spec.context, DEFAULT_CONTEXT)
     if context > model.spec.context:
         raise ConfigError(f"context_length={context}, but the model was made for {model.spec.context} tokens")
@@ -76,7 +77,7 @@ def choose(settings: Settings, model: Model) -> Choices:
             library,
             choose_rounding(settings.quant.activations, dtype),
             settings.quant.format,
-            on_gpu=device.type == "cuda",
+            on_gpu=on_gpu,
         ),
         notes=tuple(note for note in (graph_note, library_note) if note),
     )
@@ -90,13 +91,7 @@ def choose_rounding(activations: str, dtype: torch.dtype) -> str:
 
 
 def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, str]:
-    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none.
-
-    A GPU's kernels are Triton's: they are registered here, and the line is about a Triton that is not there.
-    """
-    if device.type == "cuda":
-        without = "Triton is not installed: attention masks the whole cache, which is slow; install triton"
-        return None, "" if register() else without
+    """Return the library of the C++ kernels, built now if need be, and a line about it where there is none."""
     if device.type != "cpu":
         return None, ""
     try:
@@ -110,13 +105,16 @@ def find_kernels(cache_dir: Path, device: torch.device) -> tuple[Path | None, st
 def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[str, str]:
     """Return the graph kind that runs here, and a line about it where "auto" did not get the best.
 
+    Args:
+        has_kernels: graphcore's own, C++ on the CPU and Triton's on a GPU.
+
     Raises:
         ConfigError: the kind that was asked for cannot run here.
     """
+    if device.type == "cuda":
+        return _choose_gpu_graph(kind, has_kernels)
     if kind == "eager":
         return kind, ""
-    if device.type == "cuda":
-        return ("captured" if kind == "auto" else kind), ""
     if kind == "captured" and not has_kernels:
         raise ConfigError(
             f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "
@@ -129,6 +127,15 @@ def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[st
     if kind == "compiled":
         raise ConfigError("graph=compiled needs a C++ compiler (g++ or clang++), none works here; use graph=eager")
     return "eager", "graph=auto: no C++ compiler works here, so blocks run eager; install g++ for compiled blocks"
+
+
+def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str]:
+    if has_triton:
+        return ("captured" if kind == "auto" else kind), ""
+    if kind in ("captured", "compiled"):
+        raise ConfigError(f"graph={kind} on a GPU needs Triton, which is not installed; install triton, or graph=eager")
+    slow = "attention masks the whole cache, and packed weights are unpacked for each use"
+    return "eager", f"Triton is not installed: blocks run eager, {slow}; install triton"
 
 
 @dataclass(frozen=True)

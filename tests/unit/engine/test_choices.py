@@ -56,10 +56,10 @@ def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
         ("compiled", CPU, False, "g++", "compiled"),
         ("eager", CPU, True, "g++", "eager"),
         ("eager", CPU, False, None, "eager"),
-        ("eager", CUDA, False, "g++", "eager"),
-        ("auto", CUDA, False, None, "captured"),
-        ("captured", CUDA, False, None, "captured"),
-        ("compiled", CUDA, False, None, "compiled"),
+        ("eager", CUDA, True, "g++", "eager"),
+        ("auto", CUDA, True, None, "captured"),
+        ("captured", CUDA, True, None, "captured"),
+        ("compiled", CUDA, True, None, "compiled"),
     ],
 )
 def test_the_graph_kind_is_the_best_that_works(
@@ -105,11 +105,28 @@ def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.Monke
     assert find_kernels(tmp_path, CUDA) == (None, "")
 
 
-def test_a_gpu_without_triton_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registration, "find_spec", lambda _: None)
-    library, note = find_kernels(tmp_path, CUDA)
-    assert library is None
-    assert note == "Triton is not installed: attention masks the whole cache, which is slow; install triton"
+@pytest.mark.parametrize("kind", ["auto", "eager"])
+def test_a_gpu_without_triton_runs_eager_and_says_that_it_is_slow(kind: str) -> None:
+    found, note = choose_graph(kind, CUDA, has_kernels=False)
+    assert found == "eager"
+    assert note.startswith("Triton is not installed: blocks run eager")
+    assert note.endswith("install triton")
+
+
+@pytest.mark.parametrize("kind", ["captured", "compiled"])
+def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"graph={kind} on a GPU needs Triton, which is not installed; install"):
+        choose_graph(kind, CUDA, has_kernels=False)
+
+
+def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "resolve_device", lambda _: CUDA)
+    monkeypatch.setattr(assembly, "resolve_dtype", lambda *_: torch.bfloat16)
+    for found in (object(), None):
+        monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
+        choices = choose(compose_settings([]), model())
+        assert choices.packing.on_gpu == (found is not None)
+        assert choices.graph == ("captured" if found else "eager")
 
 
 @pytest.mark.parametrize(
