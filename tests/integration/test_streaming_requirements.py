@@ -18,9 +18,10 @@ from ternary_models import save_ternary
 from tiny_models import TinyModel
 
 from graphcore import Engine
-from graphcore.engine.weight_stream import BUFFER_NBYTES, THREADS
+from graphcore.engine.group_jobs import THREADS
 from graphcore.errors import ConfigError, PlanError
 from graphcore.streaming.filler import Filler
+from graphcore.streaming.jobs import BUFFER_NBYTES
 from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.streamed import Streamed
 
