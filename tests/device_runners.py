@@ -13,7 +13,7 @@ from graphcore import Engine
 from graphcore.engine.runner import Runner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_block import DeviceBlocks
-from graphcore.kernels.gpu import dense_gemv, experts_decode, packed_gemv
+from graphcore.kernels.gpu import dense_gemv, experts_decode
 from graphcore.nn.kv_cache import LayerCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
@@ -24,7 +24,6 @@ def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_gemv, "MOST_ROWS", INTERPRETED_ROWS)
     monkeypatch.setattr(dense_gemv, "WARPS", 1)
     monkeypatch.setattr(experts_decode, "ROWS", INTERPRETED_ROWS)
-    monkeypatch.setattr(packed_gemv, "tile_of", lambda layout, rows, columns, tokens: packed_gemv.Tile(4, 16, 1))
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def builder_of(name: str, device: torch.device, library: Path | None) -> GraphBu
     """Return the builder of a model whose tensors are fake, made inside the mode that fakes them."""
     config, layers, quant = MODELS[name]
     model = model_of(config, layers)
-    decoder, _ = match_model(model, DTYPE, PackingPolicy(library, "wide", quant))
+    decoder, _ = match_model(model, DTYPE, PackingPolicy(library, "wide", quant, on_gpu=device.type == "cuda"))
     for module in decoder.modules():
         for key, buffer in module.named_buffers(recurse=False):
             module.register_buffer(key, torch.empty_like(buffer, device=device))

@@ -22,6 +22,8 @@ class Mirror:
 
     def moved(self, argument: Any) -> Any:
         """Return an argument of a launch with its CPU tensors on the device."""
+        if isinstance(argument, tuple) and hasattr(argument, "_fields"):  # a layout: a constant without tensors
+            return argument
         if isinstance(argument, tuple | list):
             return type(argument)(map(self.moved, argument))
         if not isinstance(argument, Tensor) or argument.device.type != "cpu":

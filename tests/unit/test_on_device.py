@@ -3,6 +3,8 @@
 import torch
 from on_device import launch_on
 
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS
+
 CPU = torch.device("cpu")
 
 
@@ -29,5 +31,7 @@ def test_views_of_one_memory_stay_views_of_one_memory_and_writes_come_back() -> 
 def test_what_lies_on_no_cpu_is_left_alone() -> None:
     meta = torch.empty(3, device="meta")
     assert launch_on(CPU, lambda kernel, argument, **_: argument)("kernel", meta, grid=(1,)) is meta
+    layout = DEVICE_LAYOUTS["q4_k"]
+    assert launch_on(CPU, lambda kernel, **options: options["L"])("kernel", L=layout) is layout
     empty = torch.empty(0, dtype=torch.int64)
     assert launch_on(CPU, lambda kernel, argument, **_: argument)("kernel", empty).shape == (0,)

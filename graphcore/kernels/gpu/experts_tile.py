@@ -38,6 +38,7 @@ def tile_at(matrix, rows, begin, columns, L: tl.constexpr, K: tl.constexpr):
 def _halves_at(matrix, rows, begin, columns, L: tl.constexpr, K: tl.constexpr):
     units: tl.constexpr = K // 32
     R: tl.constexpr = rows.shape[0]
+    levels: tl.constexpr = L.levels  # as in packed_dot.py
     unit = tl.minimum(begin // 32 + tl.arange(0, units), columns // 32 - 1)
     low = plane_rows(matrix, rows, columns, 0, L)[:, None, None]
     codes = tl.load(low + (unit * 16)[None, :, None] + tl.arange(0, 16)[None, None, :]).to(tl.int32)  # [R, units, 16]
@@ -45,7 +46,7 @@ def _halves_at(matrix, rows, begin, columns, L: tl.constexpr, K: tl.constexpr):
     if L.levels == "e2m1":  # doubled; a zero may be negative here, which no product notices
         value = ((both & 7) << 22 | (both & 8) << 28).to(tl.float32, bitcast=True) * TWO_TO_127
     elif L.levels != "":
-        value = level_of(both, L.levels)
+        value = level_of(both, levels)
     else:
         value = (both - L.zero).to(tl.float32)
     scales = plane_rows(matrix, rows, columns, 2, L)[:, None] + (unit * L.scale_nbytes)[None, :]

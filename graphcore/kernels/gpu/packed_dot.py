@@ -109,13 +109,14 @@ def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr
     pair: tl.constexpr = pair_of(OCTET, L)
     part: tl.constexpr = part_of(OCTET, L)
     shift: tl.constexpr = 8 - L.low - part * L.low if L.is_descending else part * L.low
+    levels: tl.constexpr = L.levels  # Triton 3.6 takes a string as an argument only as a constant
     byte, eight = tl.arange(0, 4), tl.arange(0, 8)[None, None, None, :]
     place = tl.minimum(eight % 4, 2) * 8
     two = two_words(words, pair)
     if L.levels == "e2m1":
         total += e2m1_in_place(two, shift) * (fed * X_LIFT)
     elif L.levels != "":
-        total += levels_in_place(two, shift, byte, L.levels) * fed
+        total += levels_in_place(two, shift, byte, levels) * fed
     else:
         total += in_place(two, ((1 << L.low) - 1) << shift, byte) * (fed * power_of_two(exponent - shift - place))
     if L.high_runs:

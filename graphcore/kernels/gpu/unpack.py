@@ -75,7 +75,8 @@ def scale_of(packed, scales, supers, known, rows, columns, IS_SCALED: tl.constex
 @triton.jit
 def weights_of(codes, scale, minimum, L: tl.constexpr):
     """Return weights, float32, of codes, int32; products and sums are rounded as the format has it."""
-    values = level_of(codes, L.levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
+    levels: tl.constexpr = L.levels  # as in packed_dot.py
+    values = level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
     values *= scale
     if L.scale == "pair":
         values += minimum
@@ -124,7 +125,7 @@ def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
 def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
     count = out.numel() // form.columns
     rows = INTERPRETED_ROWS if out.device.type == "cpu" else ROWS
-    units = form.columns // weights_of_unit(form.layout)
+    units = form.columns * form.layout.low // 128  # Triton 3.6 hands a constexpr_function a tuple without names
     _unpack[(triton.cdiv(count, rows), triton.cdiv(units, UNITS))](
         packed,
         ids,

@@ -130,7 +130,8 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
         columns: I.
     """
     code = code_at(matrix, rows, at, columns, L)
-    value = level_of(code, L.levels) if L.levels != "" else (code - L.zero).to(tl.float32)
+    levels: tl.constexpr = L.levels  # as in packed_dot.py
+    value = level_of(code, levels) if L.levels != "" else (code - L.zero).to(tl.float32)
     if L.scale != "whole":
         scales = plane_rows(matrix, rows, columns, 2, L) + at // L.group * L.scale_nbytes
         scale, minimum = scale_and_minimum(scales, plane_rows(matrix, rows, columns, 3, L), at // 256, L)

@@ -28,14 +28,14 @@ def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have packed products choose the tiles that they choose on a GPU, though they are given CPU tensors."""
-    from graphcore.kernels.gpu import packed_gemv
+    """Have packed matrices' kernels choose the tiles that they choose on a GPU, though they are given CPU tensors."""
+    from graphcore.kernels.gpu import packed_gemv, packed_tile, unpack
 
-    own = packed_gemv.INTERPRETED
+    own = packed_tile.INTERPRETED
 
-    def tile(name: str, rows: int, x: torch.Tensor) -> packed_gemv.Tile:
-        layout = packed_gemv.DEVICE_LAYOUTS[name]
-        chosen = packed_gemv.tile_of(layout, rows, x.shape[1], len(x))
-        return chosen if packed_gemv.INTERPRETED is own else packed_gemv.INTERPRETED
+    def tile(name: str, rows: int, x: torch.Tensor) -> packed_tile.Tile:
+        given = packed_tile.INTERPRETED  # a test may ask for a tile of its own
+        return packed_tile.tile_for(name, rows, x.to("meta")) if given is own else given
 
-    monkeypatch.setattr(packed_gemv, "_tile", tile)
+    monkeypatch.setattr(packed_gemv, "tile_for", tile)
+    monkeypatch.setattr(unpack, "INTERPRETED_ROWS", unpack.ROWS)
