@@ -14,11 +14,12 @@ docs/gpu_suite.md says how to read them.
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
 
-from suite.log import Line, Log, read_lines
+from suite.log import FILE_NAME, Line, Log, read_lines
 from suite.machine import commit
 from suite.part_process import LOG, run_process
 from suite.registry import ALL, PARTS, Part
@@ -26,6 +27,7 @@ from suite.report import write_report
 
 PROCESS = Path(__file__).parent / "suite" / "part_process.py"
 ENDING = 15  # seconds kept for a part's end and the report
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def main() -> None:
@@ -34,23 +36,29 @@ def main() -> None:
         for part in ALL:
             print(f"{part.name:20} about {part.seconds:4} s   {part.title}")
         return
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.merge:
-        lines = [line for folder in options.merge for line in read_lines(folder)]
-        write_report(lines, options.out)
+        write_report([line for folder in options.merge for line in read_lines(folder)], options.out)
+        print(options.out / "report.md", file=sys.stderr)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the running part, too, as Ctrl-C does
     run = time.strftime("%Y%m%dT%H%M%S")
     head = {"command": shlex.join(["python", *sys.argv]), "commit": options.commit or commit(PROCESS.parents[2])}
     Log(options.out, run, options.dry_run).write(head)
     names = [part.name for part in (options.parts or ALL)]
-    if options.dry_run:
-        dry_run(options, run, [name for name in names if not PARTS[name].needs_gpu])
-    else:
-        run_all(options, run, [PARTS[name] for name in names])
+    is_interrupted = False
+    try:
+        if options.dry_run:
+            dry_run(options, run, [name for name in names if not PARTS[name].needs_gpu])
+        else:
+            run_all(options, run, [PARTS[name] for name in names])
+    except KeyboardInterrupt:
+        is_interrupted = True
+        print("interrupted; the report has what was measured by then", file=sys.stderr)
     report = write_report(read_lines(options.out), options.out)
     print(f"{options.out / 'report.md'}: {len(report['measurements'])} measurements", file=sys.stderr)
     ended = [line for line in report["outcomes"] if line["run"] == run]
-    sys.exit(0 if all(line["outcome"] == "ok" for line in ended) else 1)
+    all_ok = all(line["outcome"] == "ok" for line in ended)
+    sys.exit(INTERRUPTED if is_interrupted else 0 if all_ok else 1)
 
 
 def parse_options() -> argparse.Namespace:
@@ -63,7 +71,22 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    empty = [str(folder) for folder in options.merge or () if not (folder / FILE_NAME).is_file()]
+    if empty:
+        parser.error(f"argument --merge: no {FILE_NAME} in {', '.join(empty)}")
+    if not options.list:
+        try:
+            make_writable(options.out)
+        except OSError as error:
+            parser.error(f"argument --out: {options.out} cannot be written: {error.strerror}")
+    return options
+
+
+def make_writable(folder: Path) -> None:
+    """Make the folder, and return if a file in it can be written; an OSError says why not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / LOG).open("ab").close()
 
 
 def parts(text: str) -> list[Part]:
@@ -101,7 +124,11 @@ def run_all(options: argparse.Namespace, run: str, chosen: list[Part]) -> None:
             continue
         print(f"{part.name}: about {part.seconds} s", file=sys.stderr, flush=True)
         start = time.monotonic()
-        ended = run_process(command_of(options, run, [part.name]), options.out / LOG, min(part.limit, left))
+        try:
+            ended = run_process(command_of(options, run, [part.name]), options.out / LOG, min(part.limit, left))
+        except KeyboardInterrupt:
+            log.write({"outcome": "interrupted", "seconds": time.monotonic() - start})
+            raise
         lines = read_lines(options.out)
         if not has_ended(lines, run, part.name):
             log.write({"outcome": ended, "seconds": time.monotonic() - start})

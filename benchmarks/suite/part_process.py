@@ -33,7 +33,8 @@ def run_process(command: Sequence[str], log: Path, limit: float) -> str:
             status = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             status = None
-        end_group(process)
+        finally:  # also when Ctrl-C ends the suite: a part that went on would keep the device
+            end_group(process)
     if status is None:
         return f"killed after {limit:.0f} s"
     return "ok" if status == 0 else f"failed: {reason(status, log, before)}"
@@ -64,7 +65,10 @@ def main() -> None:
     from suite.log import Log
     from suite.machine import describe_machine
 
-    Log(Path(folder), run, is_dry == "dry").write({"machine": describe_machine()})
+    machine = describe_machine()
+    Log(Path(folder), run, is_dry == "dry").write({"machine": machine})
+    if is_dry != "dry" and machine["device"] == "cpu":
+        sys.exit("torch sees no CUDA device; --dry-run runs tiny shapes on the CPU")
     ended = [run_part(Path(folder), run, is_dry == "dry", Path(cache) if cache else None, name) for name in names]
     sys.exit(0 if all(ended) else 1)
 

@@ -89,7 +89,7 @@ def worker(bench: Bench, model: str, context: int) -> Iterator[tuple[Answer, Ask
         def answer() -> Answer:
             line = answers.readline()
             if not line:
-                raise RuntimeError("transformers died; its message is above")
+                raise RuntimeError("transformers died; its message is in suite.log")
             return json.loads(line)
 
         def ask(prompt_tokens: int, new_tokens: int) -> Answer:

@@ -73,12 +73,13 @@ class GraphBuilder:
     decode_kernels: DecodeKernels | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     head_rows: Sequence[range] = field(init=False)
+    is_head_whole: bool = field(init=False)
     captures: Captures = field(init=False)
     kinds: KindCompiler = field(init=False)
 
     def __post_init__(self) -> None:
         self.captures = Captures(self.device)
-        self.head_rows = self.decoder.head_rows()
+        self.head_rows, self.is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self.head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
         where = (self.caches, self.tables, self.device)
@@ -166,9 +167,17 @@ class GraphBuilder:
         return state
 
     def _head_steps(self, state: StepState, tokens: int | None, takes_all: bool = False) -> list[Step]:
-        """Return a step for each part of the head; `tokens` as for `_head_function`."""
+        """Return a step for each part of the head; `tokens` as for `_head_function`.
+
+        A device's own kernels sum a row in one order, whichever rows they are given: a head that stays takes one step.
+        """
         first = len(self.layer_groups) + 1
         batch = len(state.token_ids)
+        if self.decode_kernels is not None and tokens is None and self.is_head_whole:
+            head, rows = self.decoder.head, range(self.decoder.spec.vocab)
+            run = self.decode_kernels.head_function(head, batch)
+            if run is not None:
+                return [HeadStep(first, state, head, rows, run, takes_all)]
         return [
             HeadStep(first + index, state, head, rows, self._head_function(head, batch, tokens), takes_all)
             for index, (rows, head) in enumerate(zip(self.head_rows, self.head_parts, strict=True))

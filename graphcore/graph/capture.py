@@ -9,8 +9,10 @@ made is left in the state: it lies in the pool, where the next graph to replay o
 docs/numbers.md, or listed there as not run.
 """
 
+import gc
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -104,7 +106,7 @@ class Captures:
         for generator in generators:
             graph.register_generator_state(generator)
         # Other threads may go on: those that fetch weights allocate locked memory. This one may not.
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with no_collection(), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             run()
         return graph
 
@@ -119,6 +121,21 @@ class Captures:
         self._graphs.clear()
         self._place = None
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from what it might end in mid-capture: an engine that nobody closed, and its stream.
+
+    Waiting for a device, or unlocking memory, would break the capture.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def why_not(what: str, device: torch.device, error: BaseException) -> str:

@@ -85,7 +85,10 @@ class PeakMemory:
 
 
 def resident_nbytes(field: str) -> int:
-    """Return VmRSS (resident now) or VmHWM (its highest) of this process. Source: proc(5), /proc/pid/status."""
+    """Return VmRSS (resident now), VmHWM (its highest) or RssShmem (shared memory now) of this process.
+
+    Source: proc(5), /proc/pid/status.
+    """
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
     return int(kibibytes) * 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.engine.engine import Engine
 from graphcore.streaming.report import Measured, StreamingReport, TierMemory, report_streaming
-from graphcore.tasks.measure import PeakMemory
+from graphcore.tasks.measure import PeakMemory, resident_nbytes
 from graphcore.tasks.streaming_record import streaming_lines, streaming_record
 from graphcore.tasks.task import Context, Record
 from graphcore.tasks.trace import write_trace
@@ -36,27 +36,33 @@ class StreamWatch:
     Attributes:
         engine: that streams.
         peak: of the growth since.
+        shared_nbytes: resident shared memory at the baseline; of no interest on a GPU.
     """
 
     engine: Engine
     peak: PeakMemory
+    shared_nbytes: int
 
     @classmethod
     def begin(cls, engine: Engine) -> "StreamWatch":
         """Return a watch whose baseline is now."""
-        return cls(engine, PeakMemory(engine.runner.device))
+        device = engine.runner.device
+        return cls(engine, PeakMemory(device), resident_nbytes("RssShmem") if device.type == "cpu" else 0)
 
     def device(self) -> TierMemory:
         """Return the most that the device held: on a GPU what of its free memory is gone since before the load.
 
         On the CPU what is planned and was there before, and what has grown since: weights, slots and caches count
-        whole, whether they had been written to at the baseline or not.
+        whole, whether they had been written to at the baseline or not. Read buffers, which are planned, lie in shared
+        memory (`streaming/pages.py`) that is first written to when a group is read: that growth is not counted twice.
         """
         plan, free_memory = self.engine.plan, self.engine.free_memory
         if free_memory is not None:
             free_memory.look()
             return TierMemory(free_memory.drop, plan.budget)
-        return TierMemory(plan.total_nbytes - plan.workspace_nbytes + self.peak.nbytes(), plan.budget)
+        shared = resident_nbytes("RssShmem") - self.shared_nbytes
+        growth = max(0, self.peak.nbytes() - max(0, shared))
+        return TierMemory(plan.total_nbytes - plan.workspace_nbytes + growth, plan.budget)
 
     def host(self) -> TierMemory:
         """Return what waits in RAM."""

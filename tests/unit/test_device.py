@@ -38,7 +38,7 @@ def test_with_cuda_auto_is_its_first_device_and_any_can_be_named() -> None:
         resolve_device("cuda:2")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "", "meta", "mps", "cpu:a b"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "", "meta", "mps", "cpu:a b", "cpu:0", "cpu:1"])
 def test_what_is_no_device_here_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match="device="):
         resolve_device(name)

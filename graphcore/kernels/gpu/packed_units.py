@@ -1,6 +1,9 @@
 """Units of a packed matrix in registers: 16 bytes of low codes, one load of a thread, and the high codes beside them.
 
 Legend: R rows, G units of a row. Octet: eight consecutive weights of a unit, in two of its words, in one slice of bits.
+
+Triton 3.6 gives functions of constants a layout without its fields' names, where they are not called by a kernel that
+is compiled: each names them again.
 """
 
 import triton
@@ -15,12 +18,14 @@ SIGNS = tl.constexpr(-0x7F7F7F80)  # 0x80808080
 @triton.constexpr_function
 def weights_of_unit(layout: DeviceLayout) -> int:
     """Return how many weights 16 bytes of low codes hold."""
+    layout = DeviceLayout(*layout)
     return 128 // layout.low
 
 
 @triton.constexpr_function
 def scales_of_unit(layout: DeviceLayout) -> int:
     """Return how many scales the weights of a unit have: octets of one scale follow each other."""
+    layout = DeviceLayout(*layout)
     if layout.group > 16:
         return 1
     return 2 if layout.step < 16 else 8 // layout.low
@@ -29,18 +34,21 @@ def scales_of_unit(layout: DeviceLayout) -> int:
 @triton.constexpr_function
 def pair_of(octet: int, layout: DeviceLayout) -> int:
     """Return which two of a unit's four words hold eight of its weights: octets of one scale follow each other."""
+    layout = DeviceLayout(*layout)
     return octet // (8 // layout.low) if layout.step < 16 else octet % 2
 
 
 @triton.constexpr_function
 def part_of(octet: int, layout: DeviceLayout) -> int:
     """Return which slice of the words' bits holds eight weights of a unit."""
+    layout = DeviceLayout(*layout)
     return octet % (8 // layout.low) if layout.step < 16 else octet // 2
 
 
 @triton.constexpr_function
 def offset_of(octet: int, layout: DeviceLayout) -> int:
     """Return how far eight weights of a unit begin from its first."""
+    layout = DeviceLayout(*layout)
     pair, part = (octet // 2, octet % 2) if layout.step < 16 else (octet % 2, octet // 2)
     return pair * (16 if layout.step < 16 else 8) + part * layout.step
 

@@ -125,7 +125,7 @@ def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
 def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
     count = out.numel() // form.columns
     rows = INTERPRETED_ROWS if out.device.type == "cpu" else ROWS
-    units = form.columns * form.layout.low // 128  # Triton 3.6 hands a constexpr_function a tuple without names
+    units = form.columns // weights_of_unit(form.layout)
     _unpack[(triton.cdiv(count, rows), triton.cdiv(units, UNITS))](
         packed,
         ids,

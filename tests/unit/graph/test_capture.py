@@ -1,5 +1,6 @@
 """Capturing: what is asked of CUDA and in which order, what is left behind, and what is said where it fails."""
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -56,6 +57,23 @@ def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(c
     ]
     assert log == [*before_capture, "capture 0", "run in side 0", "captured 0", "in main"]
     assert cuda.captures == [((0, 1), "side 0", "thread_local")]
+
+
+def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda) -> None:
+    seen: list[bool] = []
+
+    def run() -> None:
+        seen.append(gc.isenabled())
+        if len(seen) > 2:
+            raise RuntimeError("broken")
+
+    captures = Captures(CPU)
+    captures.capture("a step", lambda: seen.append(gc.isenabled()), run)
+    assert seen == [True, False], "warm-ups may collect"
+    assert gc.isenabled()
+    with pytest.raises(GraphError, match="broken"):
+        captures.capture("a step", lambda: None, run)
+    assert gc.isenabled(), "after a failure, too"
 
 
 def test_the_second_graph_shares_pool_and_stream_with_the_first(

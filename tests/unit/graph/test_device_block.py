@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from device_runners import let_programs_be_few
-from tiny_graph import DIM, FULL, NORM, filled_decoder, model_of
+from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
 
+from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_block import DeviceBlocks, run_head
 from graphcore.graph.device_obstacle import first_obstacle, obstacle_of
-from graphcore.graph.step import RoutedBlock
+from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import LayerCache
@@ -162,6 +164,16 @@ def test_the_head_gives_the_logits(norm: NormSpec, dtype: torch.dtype) -> None:
     torch.testing.assert_close(run_head(head, x).double(), expected[..., 0], rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_head_in_parts_has_the_bits_of_the_whole(dtype: torch.dtype, tokens: int) -> None:
+    head = filled_decoder(model_of(PLAIN), dtype).head
+    x = torch.randn(tokens, head.lm_head.inputs, generator=torch.Generator().manual_seed(1))
+    cuts = [0, 16, 32, head.lm_head.outputs]
+    parts = [run_head(head.part(range(*pair)), x) for pair in pairwise(cuts)]
+    assert torch.equal(torch.cat(parts, dim=-1), run_head(head, x))
+
+
 def test_what_cannot_run_is_said() -> None:
     assert obstacle_of(block_of(filled_decoder(model_of(PLAIN))), 9) is not None
     odd = replace(PLAIN, attention=AttentionSpec(4, 2, 7, 7**-0.5))
@@ -184,3 +196,12 @@ def test_a_matrix_that_no_kernel_reads_is_named() -> None:
     assert first_obstacle(decoder, 1) == "layer 0: no GPU kernel multiplies q8_0, the format of mlp.down_proj"
     cache = LayerCache(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8))
     assert DeviceBlocks.allocate([cache], torch.device("cpu")).block_function(block, 1, fetches=False) is None
+
+
+def test_a_head_that_stays_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = builder_of(model_of(PLAIN), "eager")
+    monkeypatch.setattr(builder.decoder, "head_rows", lambda: [range(16), range(16, builder.decoder.spec.vocab)])
+    given = (builder.decoder, "eager", [range(1)], builder.caches, builder.context, builder.device)
+    for kernels, expected in ((None, 2), (DeviceBlocks.allocate(builder.caches, builder.device), 1)):
+        steps = GraphBuilder(*given, decode_kernels=kernels).decode(1, is_greedy=False).steps
+        assert sum(isinstance(step, HeadStep) for step in steps) == expected

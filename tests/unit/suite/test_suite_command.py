@@ -1,8 +1,11 @@
 """The suite's command: what a budget leaves out, what names it knows, and merged reports."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,43 @@ def test_of_two_runs_of_one_row_the_later_folder_counts(order: tuple[str, str], 
     run_suite("--out", tmp_path / "both", "--merge", *(tmp_path / name for name in order))
     report = json.loads((tmp_path / "both" / "report.json").read_text(encoding="utf-8"))
     assert report["measurements"][0]["measurement"]["spread"]["median"] == float(order[1] == "b")
+
+
+def test_a_folder_without_measurements_is_not_merged(tmp_path: Path) -> None:
+    done = run_suite("--out", tmp_path / "both", "--merge", tmp_path / "nothing", expect=2)
+    assert "no measurements.jsonl in" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run_suite("--out", tmp_path / "file", "--parts", "host", "--budget-minutes", 0, expect=2)
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_suite_takes_its_part_with_it_and_writes_the_report(ending: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--dry-run", "--parts", "start"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        for _ in range(1000):
+            if any("machine" in line for line in read_lines(tmp_path)):  # the part's process has begun
+                break
+            time.sleep(0.02)
+        part = part_of(process.pid)
+        process.send_signal(ending)
+        assert process.wait(timeout=20) == 130
+    assert not Path(f"/proc/{part}").exists()
+    assert (tmp_path / "report.json").exists()
+
+
+def part_of(process_id: int) -> int:
+    """Return the one child of a process."""
+    return int(Path(f"/proc/{process_id}/task/{process_id}/children").read_text(encoding="ascii").split()[0])
+
+
+def test_without_a_gpu_no_part_is_ok(tmp_path: Path) -> None:
+    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--parts", "test_captured"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert "no CUDA device; --dry-run" in done.stderr

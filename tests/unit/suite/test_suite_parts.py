@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from suite import correctness
+from suite.bench import Bench
+from suite.log import Log
 from suite.part_process import LOG, run_process
 from suite.profiling import short, summed
 from suite.registry import ALL, PARTS
@@ -82,3 +85,22 @@ def test_a_profile_says_who_takes_the_time_and_how_much_nobody_does() -> None:
     )
     assert short("at::native::elementwise_kernel<128>") == "elementwise_kernel"
     assert "no kernel" in summed([], 1).line()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit('No module named pytest')", "pytest ended with status 1"),
+        ("print('tests/a.py::test_b SKIPPED (no device)')", "no test passed: 1 were skipped"),
+        ("print('tests/a.py::test_b FAILED'); raise SystemExit(1)", "1 of 1 tests failed"),
+    ],
+)
+def test_tests_that_did_not_run_are_not_ok(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{code}\n", encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr(correctness.sys, "executable", str(python))
+    with pytest.raises(RuntimeError, match=words):
+        correctness.captured(Bench(tmp_path, Log(tmp_path, "run", False, "test_captured"), False))
