@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for GPUs that are not there, down to machine code, and says what came of it.
 
-    python tests/gpu_compile.py 90 [part of a case's name]        one line of JSON for each kernel
+    python tests/gpu_compile.py 90 [part of a case's name ...]        one line of JSON for each kernel
 
 A case calls a kernel's wrapper with tensors on the meta device; the launch is left out. Triton specialises on what it
 is given (dtypes, alignment, integers that are 1 or multiples of 16), so shapes are those of real models. This runs in
@@ -74,8 +74,12 @@ def cases() -> Iterator[Case]:
             yield f"{path.stem.removesuffix('_gpu_cases')}: {name}", call
 
 
-def compile_all(capability: int, part: str = "") -> Iterator[Compiled]:
-    """Yield each kernel that the cases launch, compiled for GPUs of a compute capability (90 is a Hopper's)."""
+def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
+    """Yield each kernel that the cases launch, compiled for GPUs of a compute capability (90 is a Hopper's).
+
+    Args:
+        parts: of names; cases whose name has one of them are compiled, or all if there are none.
+    """
     import triton
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -93,7 +97,7 @@ def compile_all(capability: int, part: str = "") -> Iterator[Compiled]:
     assert not triton.knobs.runtime.interpret, "the interpreter is on: nothing would be compiled"
     seen: set[bytes] = set()
     for name, call in cases():
-        if part not in name:
+        if parts and not any(part in name for part in parts):
             continue
         found.clear()
         call()
@@ -139,5 +143,5 @@ def run(*command: str) -> str:
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"
-    for one in compile_all(int(sys.argv[1]), *sys.argv[2:3]):
+    for one in compile_all(int(sys.argv[1]), *sys.argv[2:]):
         print(json.dumps(asdict(one)), flush=True)

@@ -7,6 +7,7 @@ their beginnings. A drift (a kernel more, a fusion lost, a copy that slipped in)
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 GOLDEN = Path(__file__).parent / "golden" / "kernels"
+MOST_LINES = 60  # of a drift that are shown
 Lists = dict[str, list[str]]
 
 
@@ -55,8 +57,34 @@ def store_list(key: str, name: str, found: Sequence[str], folder: Path) -> Path:
 
 
 def drift(found: Sequence[str], expected: Sequence[str]) -> str:
-    """Return how two lists differ, for people; empty if they do not."""
-    lines = list(difflib.unified_diff(list(expected), list(found), "golden", "now", lineterm="", n=2))
-    if not lines:
+    """Return how two lists differ, for people; empty if they do not.
+
+    First which kernels run more or less often, then where, by their places in the golden list.
+    """
+    if list(found) == list(expected):
         return ""
-    return "\n".join([f"{len(expected)} kernels are now {len(found)}:", *lines])
+    before, after = Counter(expected), Counter(found)
+    names = [name for name in {**before, **after} if before[name] != after[name]]
+    counts = [f"    {before[name]} -> {after[name]} times  {name}" for name in names]
+    lines = [*counts, *changes(found, expected)]
+    cut = [f"... {len(lines) - MOST_LINES} more lines"] if len(lines) > MOST_LINES else []
+    return "\n".join([f"{len(expected)} kernels are now {len(found)}:", *lines[:MOST_LINES], *cut])
+
+
+def changes(found: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """Return a line for each kernel that came or went, in order.
+
+    What is alike at both ends is cut off first: layers repeat, and a matcher could shift them against each other.
+    """
+    shorter = min(len(expected), len(found))
+    start = next((at for at in range(shorter) if expected[at] != found[at]), shorter)
+    most = shorter - start
+    end = next((at for at in range(most) if expected[-1 - at] != found[-1 - at]), most)
+    old, new = expected[start : len(expected) - end], found[start : len(found) - end]
+    lines: list[str] = []
+    # Names that are frequent are no junk here: without them nothing of a long list would match.
+    for kind, low, high, new_low, new_high in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            lines += [f"- {start + at}: {old[at]}" for at in range(low, high)]
+            lines += [f"+ {start + at}: {new[at]}" for at in range(new_low, new_high)]
+    return lines

@@ -8,10 +8,11 @@ from pathlib import Path
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Assembly, Choices, compile_cache_dir
 from graphcore.engine.model import Model
+from graphcore.engine.movement import Movement, movement_of
 from graphcore.engine.planning import Tier
 from graphcore.engine.runner import Runner
 from graphcore.engine.token_runner import TokenRunner
-from graphcore.engine.weight_stream import Movement, WeightStream, movement_of, open_stream, way_to
+from graphcore.engine.weight_stream import WeightStream, open_stream, way_to
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels

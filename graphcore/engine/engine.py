@@ -22,8 +22,8 @@ from graphcore.engine.building import Running
 from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
 from graphcore.engine.loading import AnyModel, AnyParts, load
 from graphcore.engine.sampler import SamplingParams
-from graphcore.engine.sequence import Generation, TokenEvent
-from graphcore.engine.sequence import Sequence as Request
+from graphcore.engine.sequence import Generation, TokenEvent, requests_of
+from graphcore.engine.stats import stats_of
 from graphcore.engine.teacher_forced import teacher_forced
 from graphcore.engine.token_runner import TokenRunner
 from graphcore.errors import ConfigError, TokenizerError
@@ -154,17 +154,7 @@ class Engine:
 
         With CUDA graphs also how many were captured, the device memory and the seconds that this took.
         """
-        hit_rate, captures = self.weight_stream.expert_hit_rate, self.runner.captures
-        return {
-            "graph": self.choices.graph,
-            "dtype": str(self.choices.dtype).removeprefix("torch."),
-            "device": str(self.choices.device),
-            "compiled_graphs": self.runner.num_compiled,
-            "weight_bytes": self.plan.weight_nbytes,
-            "kv_bytes": self.plan.kv_nbytes,
-            **({} if captures is None else captures.stats),
-            **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
-        }
+        return stats_of(self.choices, self.plan, self.runner, self.weight_stream)
 
     def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile what that many sequences will need, or load it from the cache on disk; return what it took.
@@ -298,11 +288,7 @@ class Engine:
             raise ConfigError("there is no prompt; give at least one")
         self.runner.check_context(max(map(len, rows)))
         ends = self.end_ids if end_ids is None else end_ids
-        tokenizer = self._model.tokenizer
-        if stop and tokenizer is None:
-            raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-        stops = [stop] if isinstance(stop, str) else stop or ()
-        requests = [Request.start(ids, max_new_tokens, ends, tokenizer, stops) for ids in rows]
+        requests = requests_of(rows, max_new_tokens, ends, self._model.tokenizer, stop)
         cached = 0
         if reuse_cache and len(rows) == 1:
             cached = self.runner.reusable(self._cached, rows[0])

@@ -12,8 +12,9 @@ import torch
 from graphcore.engine.assembly import Assembly
 from graphcore.engine.device_stream import DeviceLink
 from graphcore.engine.group_jobs import THREADS
+from graphcore.engine.movement import movement_of
 from graphcore.engine.planning import Tier
-from graphcore.engine.weight_stream import movement_of, open_files
+from graphcore.engine.weight_stream import open_files
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.streaming.link import PROBE_NBYTES, measure_copies, measure_jobs, scratch_copies, scratch_jobs
 from graphcore.streaming.pages import private_pages

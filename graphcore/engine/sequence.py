@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from graphcore.errors import ConfigError
 from graphcore.tokenizer.incremental import IncrementalDecoder
 from graphcore.tokenizer.stop import StopStrings
 from graphcore.tokenizer.tokenizer import Tokenizer
@@ -131,3 +132,21 @@ class Sequence:
             held += self.stops.flush()
         self.pieces.append(held)
         return held
+
+
+def requests_of(
+    rows: Items[Items[int]],
+    max_new_tokens: int,
+    end_ids: frozenset[int],
+    tokenizer: Tokenizer | None,
+    stop: str | Items[str],
+) -> list[Sequence]:
+    """Return a request for each row of token ids. Args: stop: texts that end it, or one.
+
+    Raises:
+        ConfigError: there are stop texts, and no tokenizer that would know them.
+    """
+    if stop and tokenizer is None:
+        raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
+    stops = [stop] if isinstance(stop, str) else stop or ()
+    return [Sequence.start(ids, max_new_tokens, end_ids, tokenizer, stops) for ids in rows]

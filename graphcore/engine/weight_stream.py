@@ -16,7 +16,8 @@ from graphcore.checkpoint.streamed_file import StreamedFile
 from graphcore.engine.device_stream import DeviceLink, stream_to_device
 from graphcore.engine.expert_stream import Below, ExpertStream, open_experts
 from graphcore.engine.group_jobs import THREADS, filler_for, jobs_of
-from graphcore.nn.decoder import Decoder, Head
+from graphcore.engine.movement import Movement
+from graphcore.nn.decoder import Decoder
 from graphcore.streaming.cuda_lanes import CudaLanes
 from graphcore.streaming.cuda_registrar import CudaRegistrar
 from graphcore.streaming.embedding_rows import FileRows, HostRows
@@ -28,55 +29,11 @@ from graphcore.streaming.pinning import Pins
 from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
-from graphcore.weights.expert_pools import expert_linears
-from graphcore.weights.groups import Group, movable_groups
+from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
-
-
-@dataclass(frozen=True)
-class Movement:
-    """What of a decoder moves, decided before anything is allocated.
-
-    Attributes:
-        groups: that stream through slots.
-        heads: the head in its parts, if they stream.
-        is_gathered: the embedding's rows are fetched one by one.
-        expert_weights: names of matrices that are fetched expert by expert.
-        layer_groups: layers of each layer group.
-    """
-
-    plan: Plan
-    groups: Sequence[Group] = ()
-    heads: Sequence[Head] = ()
-    expert_weights: Sequence[str] = ()
-    layer_groups: Sequence[range] = ()
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether the embedding's table is not on the device."""
-        return not self.plan.is_embedding_resident
-
-    @property
-    def group_of_layer(self) -> dict[int, int]:
-        """The number of each layer's group."""
-        return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
-
-    @property
-    def moved(self) -> frozenset[str]:
-        """Names of the weights that have no place of their own."""
-        names = {place.name for group in self.groups for place in group.places}
-        return frozenset({*names, *self.expert_weights} | ({EMBEDDING} if self.is_gathered else set()))
-
-
-def movement_of(decoder: Decoder, plan: Plan, layer_groups: Sequence[range]) -> Movement:
-    """Return what the plan has move; the decoder is on the meta device."""
-    parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
-    groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.streamed]
-    experts = () if plan.experts is None else tuple(expert_linears(decoder, plan.experts.num_layers))
-    return Movement(plan, groups, () if plan.is_head_resident else parts, experts, layer_groups)
 
 
 @dataclass

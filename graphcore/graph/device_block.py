@@ -7,8 +7,9 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
     experts:   ... | o, add | norm | router | choose | gate up of the chosen | down of the chosen, add     10
 
 Nothing here is compiled: between these kernels there is nothing left to fuse. The residual stream is changed in place,
-in float32, and sublayers' answers reach it unrounded. What a block computes is nn/block.py's matter; what cannot run is
-said by graph/device_obstacle.py before.
+in float32, and sublayers' answers reach it unrounded; but those of experts are rounded to the compute dtype, each and
+their sum, so that the bits are the same where experts are fetched and their answers lie in memory first. What a block
+computes is nn/block.py's matter; what cannot run is said by graph/device_obstacle.py before.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ Knows no kernel: this is asked where nothing of Triton may be there.
 import torch
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.gpu.matrix import MOST_TOKENS
+from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear
@@ -14,7 +14,6 @@ from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.nn.norm import LayerNorm
 from graphcore.quant.device_packing import DevicePacking
 
-MOST_COLUMNS = 1 << 15  # of a row that the norm kernel holds
 MOST_HEAD_DIM = 256
 
 

@@ -21,7 +21,6 @@ read memory in one run, 16 bytes each. Rows that begin at a multiple of sixteen 
     iq4_nl    144 / 144                                         iq4_xs    138 / 136  scales widened to a byte
     mxfp4     136 / 136                                         tq2_0      66 /  66
     nvfp4     144 / 144                                         i2_s       64 /  64  and the tensor's scale
-    q2_0       72 /  72
 """
 
 from collections.abc import Mapping

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from graphcore.streaming.device_watch import LateEvent
-from graphcore.streaming.filler import Filler, Ticket
+from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import Job
 from graphcore.streaming.lanes import Lanes, Mark, device_faults
+from graphcore.streaming.ticket import Ticket
 from graphcore.streaming.timeline import Timeline
 
 
@@ -107,11 +108,8 @@ class ExpertCopies:
     def cancel(self, copyings: Sequence[Copying], /) -> None:
         """Give up fillings; copies that are enqueued run, and later ones into their slots come behind them."""
         tickets = [one.ticket for one in copyings if one.ticket is not None and one.there is None]
-        if self.filler is not None and tickets:
+        if self.filler is not None:
             self.filler.cancel(tickets)
-            # Who comes next into their host slots waits for them, and they will never have waited for whom came before.
-            with device_faults(None):
-                self.lanes.mark("copy", is_timed=False).wait()
 
     def close(self) -> None:
         """End the threads."""

@@ -4,8 +4,8 @@
           2  read       | write                        a slot is still in use: as many buffers ahead as there
           3    read        | (slot in use) | write     are threads
 
-A ticket stands for one filling of one slot. Jobs are taken in the order in which their tickets were begun, so a thread
-that waits for a slot never keeps an earlier ticket from being done.
+Jobs are taken in the order in which their tickets (ticket.py) were begun, so a thread that waits for a slot never keeps
+an earlier ticket from being done.
 """
 
 import threading
@@ -22,50 +22,10 @@ from graphcore.checkpoint.byte_source import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
 from graphcore.streaming.jobs import Job, read_job, read_straight
 from graphcore.streaming.pages import shared_pages
+from graphcore.streaming.ticket import Ticket
 from graphcore.streaming.timeline import Event, Lane, Timeline
 
 LIVELINESS_SECONDS = 0.2  # between two looks whether the threads that are waited for still live
-
-
-@dataclass(eq=False)
-class Ticket:
-    """One filling of a group's slot.
-
-    Attributes:
-        after: the filling of the same slot before this one, which must be released before it is overwritten.
-        unwritten: jobs whose pieces are not in the slot.
-        left: jobs that are not done.
-        drained: returns when the slot, though released, is no longer read; None if it is not.
-    """
-
-    group: int
-    after: "Ticket | None"
-    unwritten: int
-    left: int
-    is_released: bool = False
-    is_cancelled: bool = False
-    fault: BaseException | None = None
-    drained: Callable[[], None] | None = None
-
-    @property
-    def may_write(self) -> bool:
-        """Whether nobody reads the slot any more."""
-        return self.after is None or self.after.is_released
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self.fault is not None or (self.left == 0 and self.unwritten == 0)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the slot holds the group's bytes."""
-        return self.is_over and self.fault is None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no thread is at it, or will be."""
-        return self.left == 0
 
 
 @dataclass
@@ -112,6 +72,8 @@ class Filler:
             StreamingError: nothing can be filled any more.
         """
         self._check_alive()
+        while after is not None and after.is_cancelled:
+            after = after.after  # for which the one that was given up has not waited
         ticket = Ticket(group, after, len(jobs), len(jobs))
         with self._changed:
             self._queue.extend((ticket, job) for job in jobs)
@@ -234,6 +196,8 @@ class Filler:
         with self._changed:
             while not ticket.may_write and not ticket.is_cancelled and not self._is_closed:
                 self._changed.wait()
+            if ticket.is_cancelled or self._is_closed:
+                return False  # whoever has the slot next waits in its place
             after = ticket.after
         if after is not None and after.drained is not None:
             after.drained()  # before `after` goes, so that no other thread overtakes this one

@@ -11,8 +11,9 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from graphcore.streaming.filler import Filler, Ticket
+from graphcore.streaming.filler import Filler
 from graphcore.streaming.jobs import Job
+from graphcore.streaming.ticket import Ticket
 
 
 class Load(Protocol):

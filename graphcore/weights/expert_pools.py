@@ -109,14 +109,6 @@ def bind_experts(experts: Experts, tensors: Mapping[str, Tensor]) -> None:
         bind(linear_of(experts, part), "weight", tensor)
 
 
-def bind_pool(decoder: Decoder, pool: ExpertPool, device: torch.device) -> dict[str, Tensor]:
-    """Allocate a pool's slots and bind its layers' matrices to them, once; return the three tensors by projection."""
-    made, layers = allocate_pool(decoder, pool, device), expert_layers(decoder)
-    for layer in pool.layers:
-        bind_experts(layers[layer].experts, made)
-    return made
-
-
 def beside(decoder: Decoder, layer: int, tensors: Mapping[str, Tensor]) -> Experts:
     """Return a layer's experts once more, with the same biases and these matrices."""
     spec, own = decoder.spec.blocks[layer].mlp, expert_layers(decoder)[layer].experts

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kernel_lists import drift, key_of, plain, store_list, stored_lists
+from kernel_lists import MOST_LINES, drift, key_of, plain, store_list, stored_lists
 
 
 def test_a_key_names_the_gpu_and_the_release_of_torch() -> None:
@@ -24,7 +24,30 @@ def test_lists_are_kept_by_what_ran(tmp_path: Path) -> None:
 
 def test_a_drift_says_what_came_and_what_went() -> None:
     assert drift(["a", "b"], ["a", "b"]) == ""
-    text = drift(["a", "copy", "c"], ["a", "b", "c"])
-    assert text.splitlines()[0] == "3 kernels are now 3:"
-    assert "-b" in text.splitlines()
-    assert "+copy" in text.splitlines()
+    assert drift(["a", "copy", "c"], ["a", "b", "c"]).splitlines() == [
+        "3 kernels are now 3:",
+        "    1 -> 0 times  b",
+        "    0 -> 1 times  copy",
+        "- 1: b",
+        "+ 1: copy",
+    ]
+
+
+def test_a_drift_of_a_long_list_that_repeats_itself_names_the_change_alone() -> None:
+    """Thirty layers of eight kernels, a copy in the seventh and a norm less in the twentieth."""
+    layer = ["norm", "qkv", "rotate", "attend", "o", "norm", "gated", "down"]
+    golden = layer * 30
+    now = [*layer * 6, *layer[:3], "copy", *layer[3:], *layer * 12, *layer[:5], *layer[6:], *layer * 10]
+    assert drift(now, golden).splitlines() == [
+        "240 kernels are now 240:",
+        "    60 -> 59 times  norm",
+        "    0 -> 1 times  copy",
+        "+ 51: copy",
+        "- 157: norm",
+    ]
+
+
+def test_a_drift_that_goes_through_every_layer_is_cut_short() -> None:
+    lines = drift(["a", "b", "copy"] * 100, ["a", "b"] * 100).splitlines()
+    assert len(lines) == MOST_LINES + 2
+    assert lines[-1] == "... 41 more lines"

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.dense_sums import dotted_sums, multiplied_sums
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
+from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled, store_sums
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, Matrix
 
 LOAD_NBYTES = 16
@@ -40,18 +40,6 @@ def _values(
     token = tl.minimum(tl.arange(0, N), tokens - 1)[:, None]
     row = start + tl.arange(0, R)[None, :]
     return scaled(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
-
-
-@triton.jit
-def _store(out, values, start, rows, tokens, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr):
-    """Store or add values [N, R]."""
-    token = tl.arange(0, N)[:, None]
-    row = start + tl.arange(0, R)[None, :]
-    is_there = (token < tokens) & (row < rows)
-    place = out + token * out_stride + row
-    if ADDS:
-        values += tl.load(place, mask=is_there, other=0.0)
-    tl.store(place, values.to(out.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
@@ -84,7 +72,7 @@ def _dense_product(
         rows = tl.where(is_before, rows, rows2)
     start = program * R
     values = _values(x, x_scale, weight, bias, scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
-    _store(out, activated(values, ACTIVATION), start, rows, tokens, out_stride, ADDS, N, R)
+    store_sums(out, activated(values, ACTIVATION), 0, start, tokens, rows, out_stride, ADDS, N, R)
 
 
 @triton.jit
@@ -98,7 +86,7 @@ def _dense_gated(
         x, x_scale, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN
     )
     ups = _values(x, x_scale, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
-    _store(out, activated(gates, ACTIVATION) * ups, start, rows, tokens, out_stride, False, N, R)
+    store_sums(out, activated(gates, ACTIVATION) * ups, 0, start, tokens, rows, out_stride, False, N, R)
 
 
 def launch_dense_product(

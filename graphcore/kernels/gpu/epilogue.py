@@ -1,4 +1,6 @@
-"""What is done to the sums of a product before they are stored: scales, bias, activation.
+"""What is done to the sums of a product until they are stored: scales, bias, activation.
+
+Legend: N tokens and R rows of a program, O output features.
 
 y = sums / x_scale * scale + bias    or, of transformers' BitLinear,    y = sums / (x_scale * scale) + bias
 """
@@ -21,11 +23,11 @@ ACTIVATION_NAMES = {
 
 @triton.jit
 def scaled(sums, token, rows, is_row, x_scale, scale, bias, DIVIDES: tl.constexpr):
-    """Return the sums, float32 [R] of one token, scaled and biased.
+    """Return the sums, [N, R] float32, scaled and biased.
 
     Args:
-        token: row of x.
-        rows: [R] rows of the matrix; is_row: [R] which of them there are.
+        token: [N, 1] rows of x.
+        rows: [1, R] rows of the matrix; is_row: [1, R] which of them there are.
         x_scale: pointer to [N] float32, what x was multiplied with before it became codes, or None.
         scale: pointer to [1] float32, or None.
         bias: pointer to [O], or None.
@@ -61,3 +63,17 @@ def activated(x, ACTIVATION: tl.constexpr):
         x = tl.maximum(x, 0.0)
         x = x * x
     return x
+
+
+@triton.jit
+def store_sums(
+    out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr
+):
+    """Store or add values [N, R] of tokens first .. and rows start .. of a matrix; none behind the last of either."""
+    token = first + tl.arange(0, N)[:, None]
+    row = start + tl.arange(0, R)[None, :]
+    is_there = (token < tokens) & (row < rows)
+    place = out + token * out_stride + row
+    if ADDS:
+        values += tl.load(place, mask=is_there, other=0.0)
+    tl.store(place, values.to(out.dtype.element_ty), mask=is_there)

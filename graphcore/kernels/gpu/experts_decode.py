@@ -111,21 +111,26 @@ def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:
     return {"ROWS": ROWS, "UNITS": 32 * warps, "num_warps": warps, "enable_fp_fusion": True}
 
 
+def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: Tensor) -> None:
+    """Write the hidden features of each choice to `hidden` [N C, F]; rows of nobody and of who is not there stay."""
+    dim, choices, features = x.shape[1], chosen.shape[1], mixture.features
+    gate, up, _ = mixture.weights
+    gate_form, up_form, _ = mixture.forms
+    _gate_up[(chosen.numel(), triton.cdiv(features, ROWS))](
+        x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
+        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **_how(gate_form, dim),
+    )  # fmt: skip
+
+
 def _launch(x: Tensor, chosen: Tensor, shares: Tensor | None, mixture: MixtureOperands, out: Tensor) -> None:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
     if not chosen.numel():
         return
-    gate, up, down = mixture.weights
-    gate_bias, up_bias, down_bias = mixture.biases
-    gate_form, up_form, down_form = mixture.forms
     hidden = torch.empty(tokens * choices, features, dtype=x.dtype, device=x.device)
-    _gate_up[(tokens * choices, triton.cdiv(features, ROWS))](
-        x, chosen, mixture.places, gate, up, gate_bias, up_bias, hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form,
-        **_how(gate_form, dim),
-    )  # fmt: skip
+    launch_gate_up(x, chosen, mixture, hidden)
+    down, form = mixture.weights[2], mixture.forms[2]
     each, summed = (choices, 1) if shares is None else (1, choices)
     _down[(tokens * each, triton.cdiv(dim, ROWS))](
-        hidden, chosen, shares, mixture.places, down, down_bias, out, summed, features, dim, down.stride(0),
-        FORM=down_form, **_how(down_form, features),
+        hidden, chosen, shares, mixture.places, down, mixture.biases[2], out, summed, features, dim, down.stride(0),
+        FORM=form, **_how(form, features),
     )  # fmt: skip

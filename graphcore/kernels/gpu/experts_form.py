@@ -89,7 +89,7 @@ def row_sums(x, matrix, first, num_rows, columns, L: tl.constexpr, ROWS: tl.cons
 
     Args:
         L: the DeviceLayout of what is packed; None is dense.
-        UNITS: as G of `unpacking.dot_rows`.
+        UNITS: as G of `packed_dot.dot_rows`.
     """
     if L is None:
         sums = _dense_sums(x, matrix, first, num_rows, columns, ROWS)

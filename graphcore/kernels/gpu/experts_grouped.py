@@ -21,7 +21,7 @@ from graphcore.kernels.gpu.experts_tile import tile_at
 from graphcore.kernels.gpu.unpacking import tensor_scale
 
 ROWS = 64  # of a matrix that one program multiplies
-LEAST_TOKENS, MOST_TOKENS = 16, 64  # of a tile
+LEAST_TILE, MOST_TILE = 16, 64  # pairs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def grouped(chosen: Tensor, num_experts: int, places: Tensor | None) -> Groups:
     flat = torch.where(flat < 0, num_experts, flat)
     counts = (flat[None] == torch.arange(num_experts, device=flat.device)[:, None]).sum(1, dtype=torch.int32)
     tile = triton.next_power_of_2(max(len(flat) // num_experts, 1))
-    tile = min(max(tile, LEAST_TOKENS), MOST_TOKENS)
+    tile = min(max(tile, LEAST_TILE), MOST_TILE)
     return Groups(flat.argsort(stable=True), counts, tile, triton.cdiv(len(flat), tile) + num_experts)
 
 

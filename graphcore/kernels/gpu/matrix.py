@@ -1,4 +1,4 @@
-"""One weight matrix as the product kernels take it: dense or packed, with what is done to its product.
+"""One weight matrix as the product kernels take it: dense or packed, with what is done to its product. And limits.
 
 Legend: N tokens, I input features, O output features.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 DENSE = "dense"
 MOST_MATRICES = 3  # of one launch: q, k and v
 MOST_TOKENS = 8  # of one launch
+MOST_COLUMNS = 1 << 15  # of a row that a program of the norm holds; 32 registers of each of 1024 threads
 
 
 class Matrix(NamedTuple):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_COLUMNS = 1 << 15  # of a row that one program holds; 32 registers of each of 1024 threads
+from graphcore.kernels.gpu.matrix import MOST_COLUMNS
 
 torch.library.define(
     "graphcore::residual_norm",

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled
+from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled, store_sums
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
 from graphcore.kernels.gpu.packed_tensor import dotted_rows
@@ -36,18 +36,6 @@ def _products(
     token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
     row = start + tl.arange(0, R)[None, :]
     return scaled(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
-
-
-@triton.jit
-def _store(out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr):
-    """Store or add values [N, R]."""
-    token = first + tl.arange(0, N)[:, None]
-    row = start + tl.arange(0, R)[None, :]
-    is_there = (token < tokens) & (row < rows)
-    place = out + token * out_stride + row
-    if ADDS:
-        values += tl.load(place, mask=is_there, other=0.0)
-    tl.store(place, values.to(out.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
@@ -83,7 +71,7 @@ def _packed_product(
     values = _products(
         x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
     )
-    _store(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
+    store_sums(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
 
 @triton.jit
@@ -95,28 +83,13 @@ def _packed_gated(
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
     gates = _products(
-        x,
-        x_scale,
-        first,
-        gate,
-        gate_bias,
-        gate_scale,
-        start,
-        rows,
-        tokens,
-        columns,
-        x_stride,
-        DIVIDES,
-        L,
-        DOTS,
-        N,
-        R,
-        G,
-    )
+        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
+        DIVIDES, L, DOTS, N, R, G,
+    )  # fmt: skip
     ups = _products(
         x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
     )
-    _store(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
+    store_sums(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
 
 def launch_packed_product(

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.device_layout import GROUP_ROWS, DeviceForm
-from graphcore.kernels.gpu.matrix import Matrix
+from graphcore.kernels.gpu.codes import launch_norm_to_codes
+from graphcore.kernels.gpu.matrix import MOST_TOKENS, Matrix
 from graphcore.kernels.gpu.packed_gemv import launch_packed_product
 from graphcore.kernels.gpu.unpack import launch_unpack, tensor_scale_of
 
-MOST_TOKENS = 8  # of a product whose codes are unpacked in registers
 SLICE_ELEMENTS = 1 << 23  # of a matrix that are unpacked at a time: 16 MiB in bf16
 CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
-SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: DeviceForm, rounds: bool) -> Tensor:
@@ -30,7 +29,7 @@ def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: D
         return out
     scale = None
     if rounds:
-        rows, scale = _codes(rows)
+        rows, scale = launch_norm_to_codes(rows, None, None, 0.0, True, True, x.dtype)
     product = out.view(-1, form.rows)
     if len(rows) <= MOST_TOKENS:
         matrix = Matrix(packed, bias, None, form.format, form.rows)
@@ -41,16 +40,6 @@ def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: D
     else:
         _multiply_codes(rows, scale, packed, bias, form, product)
     return out
-
-
-def _codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [N, I] as whole numbers -127 .. 127 in its own dtype, and what it was multiplied with: [N] float32.
-
-    As nn/int8_rows.py has it; fp16 and bf16 hold such numbers exactly.
-    """
-    wide = x.float()
-    scale = 127.0 / wide.abs().amax(dim=1).clamp(min=SMALLEST_PEAK)
-    return (wide * scale[:, None]).round().clamp(-128, 127).to(x.dtype), scale
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Groups on their way to a device, in any order: no slot is read before it is full or overwritten before it is free."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -215,6 +216,37 @@ def test_a_fault_of_a_thread_is_raised_where_its_group_is_asked_for_and_others_s
     lanes.run_dry()
     assert torch.equal(slots[1][: ROOM - 1], bytes_of(1))
     filler.close()
+
+
+@dataclass(frozen=True)
+class Gated(CopyPiece):
+    """A piece that is not written before a gate opens."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, parts: object, threads: object) -> None:
+        assert self.gate.wait(10), "nobody opened the gate"
+
+
+def test_a_host_slot_waits_for_its_copy_when_the_filling_between_was_given_up_before_it_began() -> None:
+    """Group 1 is still being copied from the host slot, group 2 never got a thread, group 3 comes next."""
+    lanes, timeline = SimulatedLanes(random.Random(0)), Timeline()
+    host, target = torch.zeros(ROOM, dtype=torch.uint8), torch.zeros(ROOM, dtype=torch.uint8)
+    slots = {group: host[: ROOM - group] for group in (1, 2, 3)}
+    filler = Filler({}, 1, 0, 0, timeline)
+    store = Staged({group: jobs_of(bytes_of(group), slots[group]) for group in slots}, slots, 1, filler)
+    copier = DeviceCopy(lanes, store, timeline)
+    busy = Gated("weight", host, host)
+    with lanes.nothing_runs():
+        copier.wait(copier.begin(1, target, None))
+        filler.begin(9, [Job((), ((busy, ()),), 0, 0)], None)
+        store.cancel([store.begin(2)])
+        load = store.begin(3)
+        busy.gate.set()
+        load.bytes()
+    lanes.run_dry()
+    filler.close()
+    assert torch.equal(target[: ROOM - 1], bytes_of(1))
 
 
 @dataclass

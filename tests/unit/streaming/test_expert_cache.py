@@ -8,7 +8,7 @@ import pytest
 
 from graphcore.errors import CheckpointError
 from graphcore.streaming.expert_cache import ExpertCache
-from graphcore.streaming.filler import Ticket
+from graphcore.streaming.ticket import Ticket
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.expert_pools import ExpertPool
 

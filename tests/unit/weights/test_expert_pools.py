@@ -7,7 +7,15 @@ import torch
 
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
-from graphcore.weights.expert_pools import PARTS, bind_pool, expert_linears, expert_pools, fewest_slots
+from graphcore.weights.expert_pools import (
+    PARTS,
+    allocate_pool,
+    bind_experts,
+    expert_layers,
+    expert_linears,
+    expert_pools,
+    fewest_slots,
+)
 
 NORM = NormSpec("rms", 1e-6)
 DENSE = BlockSpec(32, NORM, AttentionSpec(4, 2, 8, 1.0), MLPSpec(48, "silu"))
@@ -46,7 +54,9 @@ def test_two_layers_of_three_get_two_thirds_of_the_slots_beyond_the_fewest() -> 
 def test_modules_of_all_layers_are_bound_to_the_pool_s_memory() -> None:
     decoder = decoder_of(SMALL, DENSE, SMALL)
     (pool,) = expert_pools(decoder, 4)
-    views = bind_pool(decoder, pool, torch.device("cpu"))
+    views = allocate_pool(decoder, pool, torch.device("cpu"))
+    for layer in pool.layers:
+        bind_experts(expert_layers(decoder)[layer].experts, views)
     assert {part: tuple(view.shape) for part, view in views.items()} == {
         "gate_proj": (4, 16, 32),
         "up_proj": (4, 16, 32),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from graphcore.kernels.experts import looped_experts
 from graphcore.kernels.gpu import experts as gpu
-from graphcore.kernels.gpu.experts_decode import launch_few
+from graphcore.kernels.gpu.experts_decode import launch_few, launch_gate_up
 from graphcore.kernels.gpu.experts_form import MixtureOperands
 from graphcore.kernels.gpu.experts_grouped import grouped, launch_many
 from graphcore.nn.moe import weighted_sum
@@ -81,6 +81,15 @@ def test_an_expert_gives_the_same_bits_wherever_it_lies_and_zeros_where_it_does_
     is_here = torch.tensor(places)[case.chosen] >= 0
     is_here &= case.chosen >= 0
     assert torch.equal(launch(case.x, case.chosen, mixture), torch.where(is_here[..., None], whole, 0))
+
+
+def test_the_matrices_of_an_expert_that_is_not_there_are_not_read() -> None:
+    """What would be read lies before the first place, in somebody else's memory; a program that read it would write."""
+    case = dense_case(2, torch.float32).choosing([[5, 1, 3], [0, -1, 2]])
+    hidden = torch.full((6, 12), float("nan"))
+    launch_gate_up(case.x, case.chosen, case.mixture([4, -1, 0, 3, -1, 1]), hidden)
+    assert hidden.isnan().all(1).tolist() == [False, True, False, False, True, False]
+    assert hidden.isnan().any(1).tolist() == [False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("tokens", [9, 50])

@@ -66,7 +66,7 @@ def test_products_of_every_format_and_dtype(name: str, dtype: torch.dtype) -> No
     assert relative_error(product(x, [packed(matrix, bias)]), expected) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("tokens", range(1, 9))
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_one_to_eight_tokens(tokens: int, dtype: torch.dtype) -> None:
     matrix = stored_matrix("q4_0", 5, 32)
