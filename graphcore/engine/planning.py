@@ -202,10 +202,12 @@ def check_host(settings: Settings, parts: Assembly, plan: Plan, tier: Tier) -> N
         rather = "a smaller layer_group_size"
         if is_held:
             rather = "streaming.source=disk" if not disk_obstacle(settings, parts) else "a file packed by task=pack"
+        more = "a larger streaming.memory_budget" if settings.streaming.policy == "auto" else "streaming=auto"
+        # Where no host budget but the RAM itself is too small, a CPU's device is the same RAM.
+        keep = "" if cpu and not has else f"keep more on the device with {more}, or "
         raise PlanError(
             f"streaming.source={tier.kind} needs {in_words(needed)} of RAM for {what}, "
-            f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; keep more on the device with "
-            f"streaming=auto, or use {rather}"
+            f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; {keep}use {rather}"
         )
 
 

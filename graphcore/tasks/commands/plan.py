@@ -67,14 +67,15 @@ def run(context: Context, task: PlanSettings) -> Record:
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
     rates = rates_of(task)
-    choose_graph(settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None)
+    device = resolve_device(settings.device)
+    choose_graph(settings.graph.kind, device, find_cpp_compiler() is not None)
+    free = free_nbytes(device)  # before rates are measured, which takes some
     outcome = planned(settings, rates, console.progress)
     config, choices, plan = outcome.config, outcome.choices, outcome.plan
     predicted = predict(plan, outcome.rates) if outcome.rates and outcome.error is None else None
     for note in (*choices.notes, *group_note(settings, config.model_type)):
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
-    free = free_nbytes(choices.device)
     title = f"{name_of(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     for heading, rows in ((f"{title}: weights", group_rows(groups)), (f"{title}: device", tier_rows(plan, free))):
         cells = [[name, f"{nbytes:,}", in_words(nbytes), where] for name, nbytes, where in rows]
