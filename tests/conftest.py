@@ -1,6 +1,9 @@
 """Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
 
 import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at torch's import: threads of two workers must not spin
+
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
