@@ -75,6 +75,8 @@ def parse_options() -> argparse.Namespace:
     empty = [str(folder) for folder in options.merge or () if not (folder / FILE_NAME).is_file()]
     if empty:
         parser.error(f"argument --merge: no {FILE_NAME} in {', '.join(empty)}")
+    if options.dry_run and options.parts and all(part.needs_gpu for part in options.parts):
+        parser.error("argument --dry-run: each of these parts needs a GPU, so nothing would run; leave --parts out")
     if not options.list:
         try:
             make_writable(options.out)

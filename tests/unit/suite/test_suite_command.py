@@ -36,6 +36,11 @@ def test_a_part_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path
     assert "host" in done.stderr
 
 
+def test_a_dry_run_of_parts_that_need_a_gpu_is_refused(tmp_path: Path) -> None:
+    done = run_suite("--out", tmp_path, "--dry-run", "--parts", "test_kernels", expect=2)
+    assert "each of these parts needs a GPU" in done.stderr
+
+
 def test_the_list_names_every_part_with_its_estimate() -> None:
     lines = run_suite("--list").stdout.splitlines()
     assert lines[0].startswith("ceilings")
