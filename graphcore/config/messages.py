@@ -62,7 +62,16 @@ def unknown_key(path: str) -> str:
             return f"unknown key '{path}'{nearest(part, hints)}"
         schema = hints[part]
     hints = get_type_hints(schema)
+    nested = [] if parent else _keys_of_groups(leaf)
+    if nested:
+        return f"unknown key '{path}' (did you mean {' or '.join(map(repr, nested))}?)"
     return f"unknown key '{path}'{nearest(leaf, hints)} of {schema.__name__}; known: {', '.join(hints)}"
+
+
+def _keys_of_groups(leaf: str) -> list[str]:
+    """Return the keys of that name one level down, such as sampling.temperature."""
+    groups = get_type_hints(Settings).items()
+    return [f"{group}.{leaf}" for group, kind in groups if is_dataclass(kind) and leaf in get_type_hints(kind)]
 
 
 def _unknown_task_key(leaf: str) -> str:

@@ -7,6 +7,8 @@ from graphcore.errors import ConfigError
 
 CASES = [
     ("promt=hi", ["unknown key 'promt' (did you mean 'prompt'?)", "Settings", "max_new_tokens"]),
+    ("temperature=1", ["unknown key 'temperature' (did you mean 'sampling.temperature'?)"]),
+    ("memory_budget=1GB", ["did you mean 'streaming.memory_budget'?"]),
     ("sampling.topk=3", ["unknown key 'sampling.topk' (did you mean 'top_k'?)", "SamplingSettings", "min_p"]),
     ("modl.x=3", ["unknown key 'modl.x' (did you mean 'model'?)"]),
     ("model.random_config.foo=3", ["unknown key 'model.random_config.foo'", "+model.random_config.foo="]),
