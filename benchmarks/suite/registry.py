@@ -1,4 +1,4 @@
-"""The parts in order of their value: what a short time on a GPU should measure first stands first. Imports nothing heavy."""
+"""The parts, what a short time on a GPU should measure first before the others. Imports nothing heavy."""
 
 from dataclasses import dataclass
 

@@ -207,22 +207,24 @@ def test_ctrl_c_again_while_the_first_is_being_handled_leaves_an_engine_that_wor
         expected = engine.generate([PROMPT], max_new_tokens=6)[0].token_ids
         filler = stream_of(engine).filler
         assert filler is not None
-        cancel, calls = filler.cancel, []
+        cancel, pressed, pressed_again = filler.cancel, threading.Event(), threading.Event()
 
         def interrupted(tickets: object) -> None:
-            calls.append(tickets)
-            if len(calls) == 2:
+            if pressed.is_set() and not pressed_again.is_set():
+                pressed_again.set()
                 raise KeyboardInterrupt
             cancel(tickets)  # type: ignore[arg-type]
 
         def press(number: int) -> None:
             if number == 5:
+                pressed.set()
                 os.kill(os.getpid(), signal.SIGINT)
 
         wrap(engine, press)
         filler.cancel = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             engine.generate([PROMPT], max_new_tokens=100)
+        assert pressed_again.is_set()
         assert engine.generate([PROMPT], max_new_tokens=6)[0].token_ids == expected
 
 

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
+from graphcore.errors import CheckpointError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.streaming.policy import Resident
@@ -21,6 +23,9 @@ class Recorder:
 
     def release(self, group: int) -> None:
         self.log.append(f"release {group}")
+
+    def reset(self) -> None:
+        self.log.append("reset")
 
 
 @dataclass
@@ -49,3 +54,16 @@ def test_resident_groups_are_there_and_stay() -> None:
     log: list[str] = []
     run_program(program_of(log, 3, 4), Resident())
     assert log == ["replay 3", "replay 4"]
+
+
+def test_a_step_that_fails_leaves_nothing_read_ahead_behind() -> None:
+    policy = Recorder()
+    program = program_of(policy.log, 0, 1)
+
+    def fail() -> None:
+        raise CheckpointError("rows cannot be read")
+
+    program.steps[1].replay = fail  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="rows cannot be read"):
+        run_program(program, policy)
+    assert policy.log == ["acquire 0", "replay 0", "release 0", "acquire 1", "reset"]
