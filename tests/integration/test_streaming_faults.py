@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, ConfigError, GraphcoreError, StreamingError
+from graphcore.streaming.ticket import Ticket
 
 SECONDS = 2.0
 PROMPT = list(range(1, 21))
@@ -207,24 +208,26 @@ def test_ctrl_c_again_while_the_first_is_being_handled_leaves_an_engine_that_wor
         expected = engine.generate([PROMPT], max_new_tokens=6)[0].token_ids
         filler = stream_of(engine).filler
         assert filler is not None
-        cancel, pressed, pressed_again = filler.cancel, threading.Event(), threading.Event()
+        cancel, wait = filler.cancel, filler.wait
+        presses: list[str] = []
 
-        def interrupted(tickets: object) -> None:
-            if pressed.is_set() and not pressed_again.is_set():
-                pressed_again.set()
-                raise KeyboardInterrupt
-            cancel(tickets)  # type: ignore[arg-type]
-
-        def press(number: int) -> None:
-            if number == 5:
-                pressed.set()
+        def wait_pressed(ticket: Ticket) -> None:
+            if not presses:
+                presses.append("while a group is waited for")
                 os.kill(os.getpid(), signal.SIGINT)
+            wait(ticket)
 
-        wrap(engine, press)
-        filler.cancel = interrupted  # type: ignore[method-assign]
+        def cancel_pressed(tickets: Collection[Ticket]) -> None:
+            if len(presses) == 1:
+                presses.append("while reads are given up")
+                raise KeyboardInterrupt
+            cancel(tickets)
+
+        filler.wait = wait_pressed  # type: ignore[method-assign]
+        filler.cancel = cancel_pressed  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             engine.generate([PROMPT], max_new_tokens=100)
-        assert pressed_again.is_set()
+        assert len(presses) == 2
         assert engine.generate([PROMPT], max_new_tokens=6)[0].token_ids == expected
 
 
