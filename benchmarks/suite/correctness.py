@@ -12,6 +12,14 @@ from suite.log import Measurement
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "cuda"
+KERNELS = ROOT / "tests" / "unit" / "kernels" / "gpu"
+PRODUCTS = (
+    "test_dense_product.py",
+    "test_gpu_packed_gemv.py",
+    "test_gpu_unpack.py",
+    "test_gpu_experts.py",
+    "test_gpu_packed_experts.py",
+)
 VERDICT = re.compile(r"^(?P<test>\S+::\S.*?) (?P<verdict>PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 EVERY = 20  # verdicts between two lines of the log
 
@@ -22,7 +30,11 @@ def smoke(bench: Bench) -> None:
 
 
 def kernels(bench: Bench) -> None:
-    run_tests(bench, "kernels", [str(ROOT / "tests" / "unit" / "kernels" / "gpu")])
+    run_tests(bench, "kernels", [str(KERNELS), *(f"--ignore={KERNELS / name}" for name in PRODUCTS)])
+
+
+def products(bench: Bench) -> None:
+    run_tests(bench, "products", [str(KERNELS / name) for name in PRODUCTS])
 
 
 def captured(bench: Bench) -> None:

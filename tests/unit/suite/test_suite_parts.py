@@ -104,3 +104,7 @@ def test_tests_that_did_not_run_are_not_ok(
     monkeypatch.setattr(correctness.sys, "executable", str(python))
     with pytest.raises(RuntimeError, match=words):
         correctness.captured(Bench(tmp_path, Log(tmp_path, "run", False, "test_captured"), False))
+
+
+def test_files_that_a_part_runs_are_there() -> None:
+    assert [name for name in correctness.PRODUCTS if not (correctness.KERNELS / name).is_file()] == []
