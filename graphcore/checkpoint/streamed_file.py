@@ -17,7 +17,7 @@ from torch import Tensor
 
 from graphcore.checkpoint.file_bytes import explained, file_identity
 from graphcore.checkpoint.file_identity import FileIdentity
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, StreamingError
 
 ALIGNMENT = 4096  # bytes; a multiple of every disk's logical block. A file system that wants more refuses: see `trial`.
 REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, at open or at the first read
@@ -80,8 +80,10 @@ class StreamedFile:
 
         Raises:
             CheckpointError: the file ends earlier than it did, or the disk cannot read it.
+            StreamingError: the file was closed, with the engine that reads it.
         """
-        assert self._descriptor >= 0, f"{self.path}: read after it was closed"
+        if self._descriptor < 0:  # another thread may close an engine at any time
+            raise StreamingError(f"{self.path}: this engine is closed and reads no more weights; load it again")
         places = (space.data_ptr(), offset, nbytes)
         assert not self.is_direct or not any(place % self.alignment for place in places), f"not aligned: {places}"
         expected = min(nbytes, self.size - offset)

@@ -15,7 +15,7 @@ from torch import Tensor
 from graphcore.checkpoint.file_bytes import file_identity
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.streamed_file import ALIGNMENT, StreamedFile, trial
-from graphcore.errors import CheckpointError, CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, StreamingError
 
 SIZE = 5 * ALIGNMENT + 1234  # the last block is not whole
 CONTENT = bytes(torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy())
@@ -177,7 +177,7 @@ def test_a_missing_file_and_a_pipe_are_errors_and_do_not_wait(path: Path, tmp_pa
 def test_a_closed_file_is_not_read_and_closing_twice_is_one(path: Path) -> None:
     with opened(path, direct=False) as source:
         source.close()
-    with pytest.raises(AssertionError, match="read after it was closed"):
+    with pytest.raises(StreamingError, match="this engine is closed and reads no more weights; load it again"):
         source.read_into(aligned(ALIGNMENT), 0, ALIGNMENT)
 
 
