@@ -34,7 +34,7 @@ from graphcore.device import find_cpp_compiler
 from graphcore.engine.assembly import match_model
 from graphcore.engine.model import Model
 from graphcore.graph.builder import GraphBuilder
-from graphcore.kernels.library import build_library
+from graphcore.kernels.library import find_library
 from graphcore.nn.kv_cache import allocate_cache
 from graphcore.weights.packed_weights import PackingPolicy
 
@@ -147,7 +147,7 @@ def node_text(node: torch.fx.Node) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return an input's dtype and shape; T is the length of a chunk."""
+    """Return an input's dtype and shape; T is any symbol: the length of a chunk, or a cache's slots."""
     is_tensor = isinstance(value, torch.Tensor)
     text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if is_tensor else str(value)
     return re.sub(r"\bs\d+\b", "T", text).replace(" ", "")
@@ -208,7 +208,7 @@ def write(device: str, folder: Path, names: Iterable[str]) -> None:
         inductor.joint_graph_constant_folding = False  # it computes constants on the device
         absent_cuda.pretend(compiler)
     else:
-        library = build_library(Path(compose_settings([]).cache_dir).expanduser() / "kernels")
+        library = find_library(Path(compose_settings([]).cache_dir).expanduser() / "kernels")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / f"{name}.txt").write_text(lower(name, torch.device(device), library), encoding="utf-8")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphcore.config.compose import compose_settings
-from graphcore.kernels.library import build_library
+from graphcore.kernels.library import build_library, find_library
 from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm
 from graphcore.quant import FORMATS
 
@@ -36,7 +36,7 @@ SIGNS = np.array([0, 0x8000], dtype="<u2")  # of a float16
 def native_kernels() -> str:
     """Return the library that engines use on this machine, or skip the test that needs it."""
     folder = Path(compose_settings([]).cache_dir).expanduser() / "kernels"
-    library = build_library(folder)
+    library = find_library(folder)
     if library is None:
         pytest.skip("no C++ compiler works here")
     return str(library)
@@ -76,7 +76,9 @@ class StoredMatrix:
         return self.form(library).pack(self.rows, self.scale)
 
 
-def stored_matrix(name: str, rows: int, columns: int, seed: int = 0, is_tame: bool = True) -> StoredMatrix:
+def stored_matrix(
+    name: str, rows: int, columns: int, seed: int = 0, is_tame: bool = True, byte: int | None = None
+) -> StoredMatrix:
     """Return random bytes as a matrix.
 
     Args:
@@ -84,10 +86,13 @@ def stored_matrix(name: str, rows: int, columns: int, seed: int = 0, is_tame: bo
         rows, columns: O and I.
         seed: of the bytes.
         is_tame: scales of about 0.01 to 0.03, so that sums mean something; else any finite ones, of both signs.
+        byte: what all others are, not random.
     """
     one = FORMATS[name]
     rng = np.random.default_rng([*name.encode(), rows, columns, seed])
     blocks = rng.integers(0, 256, (rows * columns // one.block_elements, one.block_nbytes), dtype=np.uint8)
+    if byte is not None:
+        blocks[:] = byte
     for start in FLOAT16_FIELDS[name]:
         centre = -CENTRES.get(name, -1) if start else 1
         bits = (rng.uniform(0.01, 0.03, len(blocks)) * centre).astype("<f2").view("<u2")

@@ -42,7 +42,8 @@ class GraphBuilder:
     """Builds programs and owns the compiled functions, one per kind.
 
     Attributes:
-        kind: "captured", "compiled" or "eager".
+        kind: "captured", "compiled" or "eager", how decode steps run.
+        compiles: whether blocks and heads that run beside captured decode steps are compiled.
         layer_groups: which layers each group holds, in order.
         caches: one per layer, for the largest batch.
         cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
@@ -65,6 +66,7 @@ class GraphBuilder:
     cache_dir: Path | None = None
     library: Path | None = None
     functions: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
+    compiles: bool = True
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
@@ -84,6 +86,11 @@ class GraphBuilder:
         self.tables = self.decoder.rope_tables(self.context, self.device)
         where = (self.caches, self.tables, self.device)
         self.kinds = KindCompiler(self.decoder, *where, self.on_compile, self.cache_dir)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether blocks and heads that are not captured run uncompiled."""
+        return self.kind == "eager" or not self.compiles
 
     @property
     def captures_graphs(self) -> bool:
@@ -189,7 +196,7 @@ class GraphBuilder:
             run = self.decode_kernels.block_function(self.kinds.block(index), batch, self.fetches(index, phase))
             if run is not None:
                 return run
-        if self.kind == "eager":
+        if self.is_eager:
             has_experts = isinstance(self.kinds.block(index).mlp, MoE)
             return RoutedBlock(Block.route, Block.add_experts) if has_experts else Block.forward
         key = (self.kinds.kind(index), batch, phase)
@@ -213,7 +220,7 @@ class GraphBuilder:
             run = self.decode_kernels.head_function(head, batch)
             if run is not None:
                 return run
-        if self.kind == "eager":
+        if self.is_eager:
             return Head.forward
         rows = head.lm_head.outputs
         name = "head" if tokens is None else "head_of_all"

@@ -7,6 +7,7 @@ is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no f
 """
 
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -103,10 +104,10 @@ def _increment(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def mark_length(*tensors: torch.Tensor) -> None:
-    """Make dimension 1 (tokens) of each tensor a symbol of the graph that is compiled next."""
+def mark_length(*tensors: torch.Tensor, dim: int = 1) -> None:
+    """Make a dimension of each tensor, tokens by default, a symbol of the graph that is compiled next."""
     for tensor in tensors:
-        torch._dynamo.mark_dynamic(tensor, 1)
+        torch._dynamo.mark_dynamic(tensor, dim)
 
 
 @dataclass
@@ -114,8 +115,9 @@ class CompileReport:
     """What compiling took.
 
     Attributes:
-        seconds: wall time.
-        cache_hits, cache_misses: graphs that came from the cache on disk, and graphs that were compiled anew.
+        seconds: float, wall time in seconds.
+        cache_hits: int, graphs that came from the cache on disk.
+        cache_misses: int, graphs that were compiled anew.
     """
 
     seconds: float = 0.0
@@ -137,6 +139,11 @@ def measure_compile() -> Iterator[CompileReport]:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Return how many graphs Inductor has found and not found in its cache since the process began."""
+    """Return how many graphs Inductor has found and not found in its cache since the process began.
+
+    Where nothing has been compiled Dynamo is not imported, which takes longer than many a model.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return 0, 0
     inductor = torch._dynamo.utils.counters["inductor"]
     return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"]

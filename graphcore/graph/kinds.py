@@ -34,6 +34,7 @@ from graphcore.nn.spec import BlockSpec
 BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
 P = ParamSpec("P")
 R = TypeVar("R")
+SLOTS = 2  # dimension of a cache, [B, K, S, E]
 WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
 
 
@@ -110,6 +111,8 @@ class KindCompiler:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes)
         cache = self.caches[index].rows(batch)
+        if cache.k.shape[SLOTS] > 1:  # so that one graph serves every context_length; a size of 1 is never a symbol
+            mark_length(cache.k, cache.v, dim=SLOTS)
         return state.hidden, rope, state.span, cache.k, cache.v
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:

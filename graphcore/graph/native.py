@@ -187,8 +187,8 @@ class Recorder:
 
     def _choose(self, program: native.NativeProgram, state: StepState) -> None:
         """Append the choice of the likeliest token, which becomes the next input."""
-        best = program.buffer(program.threads)
-        best_index = torch.zeros(program.threads, dtype=torch.int64)
+        best = program.buffer(instructions.CHOICE_PARTS)
+        best_index = torch.zeros(instructions.CHOICE_PARTS, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)
         program.add(instructions.Choose(program.address(state.logits), self.decoder.spec.vocab, *pointers))
         inputs = (state.chosen, state.token_ids, state.span.starts)

@@ -9,8 +9,10 @@ import torch
 
 from graphcore.kernels.device_bandwidth import measure_device_bandwidth
 from graphcore.kernels.library import open_library
+from graphcore.memory_limit import affordable_nbytes
 
 READ_NBYTES = 512 * 10**6  # far more than any cache holds
+LEAST_NBYTES = 128 * 10**6  # of a smaller buffer caches hold a part
 LINE_NBYTES = 64
 
 
@@ -38,19 +40,28 @@ class ReadBandwidth:
 
 def measure_read_bandwidth(
     device: torch.device, library: Path | None, nbytes: int = READ_NBYTES, repeats: int = 5
-) -> ReadBandwidth:
+) -> ReadBandwidth | None:
     """Return how fast the device's memory is read, by torch and by the kernels' reader in turns.
 
     Args:
         library: of the kernels, or None.
-        nbytes: of the buffer, a multiple of 64; a GPU's is larger, and it times itself (device_bandwidth.py).
+        nbytes: of the buffer at most; it takes no more than half of what is free. A GPU's is larger, and it times
+            itself (device_bandwidth.py).
         repeats: passes of each reader.
+
+    Returns:
+        None where so little memory is free that the buffer would lie in caches.
     """
     if device.type == "cuda":
         found = measure_device_bandwidth(device)
         return ReadBandwidth(found.read, None, found.nbytes, found.copied)
-    assert nbytes % LINE_NBYTES == 0, f"{nbytes} bytes are no whole number of lines"
-    buffer = torch.ones(nbytes // 4, device=device)
+    nbytes = affordable_nbytes(nbytes) // LINE_NBYTES * LINE_NBYTES
+    return read_buffer(nbytes, library, repeats) if nbytes >= LEAST_NBYTES else None
+
+
+def read_buffer(nbytes: int, library: Path | None, repeats: int) -> ReadBandwidth:
+    """Return how fast a buffer of that many bytes, a multiple of 64, is read on the CPU."""
+    buffer = torch.ones(nbytes // 4)
     readers: dict[str, Callable[[], object]] = {"torch": lambda: buffer.sum().item()}
     if library is not None:
         readers["native"] = lambda: native_sum(buffer, library)

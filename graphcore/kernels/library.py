@@ -1,30 +1,34 @@
-"""The C++ kernels as a loaded library: built once per machine with its own compiler, kept in the cache folder.
+"""The C++ kernels as a loaded library: built ahead where pip could, else once per machine, kept in the cache folder.
 
 The sources name no torch header, so that they build in seconds; Python calls plain functions through ctypes. The
-compiler is told to use what this processor has (-march=native), and the sources choose by what it then defines:
-AVX-512 VNNI, AVX2, or plain vectors.
+compiler is told what processor to use all of, and the sources choose by what it then defines: AVX-512 VNNI, AVX2, or
+plain vectors (graphcore/compiler.py has the processors and the compilers).
 """
 
 import ctypes
 import functools
-import os
 import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 
-from graphcore.device import cpu_name, find_cpp_compiler
+from graphcore.checked_file import read_checked, write_checked
+from graphcore.compiler import (
+    Compiler,
+    CompilerError,
+    build_libraries,
+    find_own_compiler,
+    fingerprint,
+    prebuilt_name,
+    targets_here,
+)
+from graphcore.device import cpu_flags, cpu_name
 from graphcore.errors import GraphError
+from graphcore.progress import Progress, ignore_progress
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi")
-# Unpacking is bit by bit as ggml does it: no contraction into fused operations. And GCC 12's induction variable pass
-# gets its loop over a group's rows wrong (the loop ends before it begins; tests/unit/kernels would see it).
-EXACT_SOURCES = frozenset({"matrix.cpp"})
-EXACT_FLAGS = ("-ffp-contract=off", "-fno-ivopts")
+PREBUILT = Path(__file__).parent / "built"  # hatch_build.py puts the libraries there
 
 
 def native_flags() -> tuple[str, ...]:
@@ -32,25 +36,73 @@ def native_flags() -> tuple[str, ...]:
     return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
 
 
+def find_library(folder: Path, on_progress: Progress = ignore_progress) -> Path | None:
+    """Return the library's file: the one built ahead that fits, else the folder's, built now if it is not there.
+
+    Args:
+        folder: where libraries that are built at their first use are kept.
+        on_progress: called in the stage "build kernels" if it is built now.
+
+    Returns:
+        None without a library that fits and without a compiler.
+
+    Raises:
+        GraphError: as `build_library`.
+    """
+    return prebuilt_library() or build_library(folder, on_progress=on_progress)
+
+
+def can_have_kernels() -> bool:
+    """Return whether a library was built ahead or could be built now; nothing is built."""
+    try:
+        return prebuilt_library() is not None or find_own_compiler() is not None
+    except OSError:  # no room to try a compiler: whoever builds with it says so
+        return True
+
+
 @functools.cache
-def build_library(folder: Path, target: Sequence[str] | None = None) -> Path | None:
+def prebuilt_library() -> Path | None:
+    """Return the best library built ahead of these very sources that this processor runs, or None."""
+    for target in targets_here():
+        path = PREBUILT / prebuilt_name(SOURCES, target)
+        if target.needs <= cpu_flags() and path.exists() and _loads(path):
+            return path
+    return None
+
+
+def _loads(path: Path) -> bool:
+    """Return whether this system loads the library: it may have been built for a newer one."""
+    try:
+        open_library(str(path))
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def build_library(
+    folder: Path, target: Sequence[str] | None = None, on_progress: Progress = ignore_progress
+) -> Path | None:
     """Return the library's file, built now if the folder does not have it; None without a working compiler.
 
     Args:
         folder: where built libraries are kept.
         target: flags that choose the processor; None is this one.
+        on_progress: called in the stage "build kernels", with the sources that are compiled and all of them.
 
     Raises:
         GraphError: the compiler refuses the sources, or the folder cannot be written to; the message says what.
     """
-    compiler = find_cpp_compiler()
-    if compiler is None:
-        return None
-    flags = (*FLAGS, *(native_flags() if target is None else target))
-    path = folder / f"kernels-{_fingerprint(compiler, flags)}.so"
     try:
-        if not _is_whole(path):
-            _build(compiler, flags, path)
+        compiler = find_own_compiler()
+        if compiler is None:
+            return None
+        flags = native_flags() if target is None else tuple(target)
+        path = folder / f"kernels-{_name(compiler, flags)}.so"
+        if read_checked(path) is None:  # loading one that was cut short would end the process
+            _build(compiler, flags, path, on_progress)
+    except CompilerError as error:
+        raise GraphError(f"{error}; update the compiler") from error
     except OSError as error:
         raise GraphError(
             f"graphcore's kernels cannot be kept in {folder}: {error.strerror}; set cache_dir to a folder that can be "
@@ -59,53 +111,21 @@ def build_library(folder: Path, target: Sequence[str] | None = None) -> Path | N
     return path
 
 
-def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
-    """Build the library at `path`, and what it hashes to beside it."""
+def _build(compiler: Compiler, flags: Sequence[str], path: Path, on_progress: Progress) -> None:
+    """Build the library at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / "kernels.so"
-        _compile(compiler, flags, Path(scratch))
-        digest = Path(scratch) / "digest"
-        digest.write_text(sha256(built.read_bytes()).hexdigest(), encoding="ascii")
-        built.replace(path)  # another process may build the same: the last one wins
-        digest.replace(path.with_suffix(".sha256"))
+        build_libraries(
+            compiler, SOURCES, {built: flags}, lambda done, total: on_progress("build kernels", None, done, total)
+        )
+        write_checked(path, built.read_bytes())
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether the library is there as it was built: loading one that was cut short would end the process."""
-    digest = path.with_suffix(".sha256")
-    if not path.exists() or not digest.exists():
-        return False
-    return sha256(path.read_bytes()).hexdigest() == digest.read_text(encoding="ascii")
-
-
-def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
+def _name(compiler: Compiler, flags: Sequence[str]) -> str:
     """Return a name for what the compiler would make of these sources on this processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = sha256("\0".join((cpu_name(), version, *flags, *EXACT_FLAGS)).encode())
-    for source in sorted(SOURCES.glob("*.*")):
-        digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _compile(compiler: str, flags: Sequence[str], folder: Path) -> None:
-    """Build kernels.so in the folder, its parts side by side."""
-
-    def run(*arguments: str) -> None:
-        done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-            raise GraphError(f"{compiler} could not build graphcore's kernels: {first.strip()}; update the compiler")
-
-    def compile_part(source: Path) -> str:
-        built = str(folder / f"{source.stem}.o")
-        exact = EXACT_FLAGS if source.name in EXACT_SOURCES else ()
-        run(*flags, *exact, "-c", str(source), "-o", built)
-        return built
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        parts = list(pool.map(compile_part, sorted(SOURCES.glob("*.cpp"))))
-    run(*flags, "-shared", *parts, "-o", str(folder / "kernels.so"))
+    version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, check=False).stdout
+    return fingerprint(SOURCES, cpu_name(), version, *compiler.link, *flags)
 
 
 class Matrix(ctypes.Structure):
@@ -127,14 +147,13 @@ def open_library(path: str) -> ctypes.CDLL:
     pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     matrix = ctypes.POINTER(Matrix)
     signatures = {
-        "team": (pointer, [number]),
-        "team_free": (None, [pointer]),
+        "seconds_late": (ctypes.c_double, [number]),
         "packed_nbytes": (size, [number, number, number]),
         "pack": (None, [number, number, number, number, pointer, size, pointer]),
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
-        "run": (None, [pointer, pointer, number, pointer, size, size]),
+        "run": (None, [number, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),

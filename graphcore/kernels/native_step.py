@@ -1,11 +1,9 @@
-"""A decode step as a list of native instructions over fixed buffers, and the team of threads that carries it out.
+"""A decode step as a list of native instructions over fixed buffers.
 
 A program keeps every tensor alive that its instructions point to.
 """
 
 import ctypes
-import functools
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,28 +15,6 @@ from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packed import DTYPE_NUMBERS
 
 ALIGNMENT = 64
-
-
-@dataclass(frozen=True, eq=False)
-class Team:
-    """Threads that run programs together; they sleep when there is nothing to run and end with the object."""
-
-    library: str
-    handle: int
-
-    @classmethod
-    def start(cls, library: str, threads: int) -> "Team":
-        """Return a team of that many threads, the caller's own among them."""
-        functions = open_library(library)
-        team = cls(library, functions.graphcore_team(threads))
-        weakref.finalize(team, functions.graphcore_team_free, team.handle)
-        return team
-
-
-@functools.cache
-def shared_team(library: str, threads: int) -> Team:
-    """Return the process's team of that size: two teams would take the cores from each other."""
-    return Team.start(library, threads)
 
 
 @dataclass
@@ -118,8 +94,7 @@ class NativeProgram:
         self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
 
     def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
-        team = shared_team(self.library, self.threads)
-        open_library(self.library).graphcore_run(team.handle, first, count, scratch.data_ptr(), *self._sizes)
+        open_library(self.library).graphcore_run(self.threads, first, count, scratch.data_ptr(), *self._sizes)
 
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(
@@ -169,6 +144,11 @@ def linear(
         arguments.outs[index] = program.address(out)
     program.needs(columns=matrices[0][0].columns)
     program.add(arguments, x)
+
+
+def seconds_late(library: str) -> float:
+    """Return the seconds that programs and kernels of this process have slept because one of their threads was late."""
+    return float(open_library(library).graphcore_seconds_late(torch.get_num_threads()))
 
 
 def _aligned(nbytes: int) -> int:

@@ -11,8 +11,8 @@ the file's blocks). The bytes are about as many as the file's; rows are padded t
     block       rounded to 8 bits per 32 columns      at most 1 %
     token       rounded to 8 bits per row             exact products for ternary weights; BitNet's own arithmetic
 
-Many tokens at a time: float and wide unpack the matrix once and multiply it densely, in x's dtype; block and token
-multiply the packed codes, which is faster than the dense product.
+Many tokens at a time: float and wide unpack the matrix once and multiply it densely, in x's dtype or, where the
+processor has no fast product of it, in float32; block and token multiply the packed codes, which is faster.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.device import product_dtype
 from graphcore.kernels.library import Matrix, open_library
 
 # The numbers are those of native/matrix.h.
@@ -56,7 +57,7 @@ DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
 GROUP_ROWS = 16  # rows that lie together
-SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16
+SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
 
 
@@ -266,13 +267,15 @@ def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, form: PackedF
     whose page faults take as long as the product of a hundred tokens.
     """
     step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
+    dtype = product_dtype(x.dtype)
+    wide, wide_bias = x.to(dtype), None if bias is None else bias.to(dtype)
     if step >= form.rows:
-        return torch.nn.functional.linear(x, form.unpack(packed, x.dtype), bias)
+        return torch.nn.functional.linear(wide, form.unpack(packed, dtype), wide_bias).to(x.dtype)
     y = x.new_empty((*x.shape[:-1], form.rows))
     for begin in range(0, form.rows, step):
         end = min(begin + step, form.rows)
-        part = None if bias is None else bias[begin:end]
-        y[..., begin:end] = torch.nn.functional.linear(x, form.unpack(packed, x.dtype, begin, end), part)
+        part = None if wide_bias is None else wide_bias[begin:end]
+        y[..., begin:end] = torch.nn.functional.linear(wide, form.unpack(packed, dtype, begin, end), part)
     return y
 
 

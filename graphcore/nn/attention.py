@@ -7,7 +7,6 @@ cost follows the context that is there, and no length ever becomes a shape to co
 """
 
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from graphcore.kernels.attend import attend
@@ -49,9 +48,9 @@ class Attention(nn.Module):
             [B, T, D] compute dtype.
         """
         shared = self.q_proj.prepare(x)
-        query = rearrange(self.q_proj(shared), "b t (h e) -> b t h e", e=self.spec.head_dim)
-        key = rearrange(self.k_proj(shared), "b t (k e) -> b t k e", e=self.spec.head_dim)
-        value = rearrange(self.v_proj(shared), "b t (k e) -> b t k e", e=self.spec.head_dim)
+        query = self.q_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, H, E]
+        key = self.k_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, K, E]
+        value = self.v_proj(shared).unflatten(-1, (-1, self.spec.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if rope is not None:
@@ -70,7 +69,7 @@ class Attention(nn.Module):
             self.sinks,
             self.library,
         )
-        joined = rearrange(heads, "b t h e -> b t (h e)")
+        joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__

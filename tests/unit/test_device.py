@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphcore.device import cpu_name, find_cpp_compiler, resolve_device, resolve_dtype
+from graphcore.compiler import find_compiler
+from graphcore.device import cpu_name, find_cpp_compiler, product_dtype, resolve_device, resolve_dtype
 from graphcore.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -103,11 +104,11 @@ def test_a_compiler_counts_only_if_it_works(
 ) -> None:
     monkeypatch.setenv("PATH", compilers(tmp_path, **scripts))
     monkeypatch.delenv("CXX", raising=False)
-    find_cpp_compiler.cache_clear()
+    find_compiler.cache_clear()
     try:
         found = find_cpp_compiler()
     finally:
-        find_cpp_compiler.cache_clear()
+        find_compiler.cache_clear()
     assert found == (expected and str(tmp_path / expected))
 
 
@@ -115,8 +116,22 @@ def test_a_compiler_that_cxx_names_is_the_only_one(tmp_path: Path, monkeypatch: 
     """Inductor runs that one and no other."""
     monkeypatch.setenv("PATH", compilers(tmp_path, gxx="exit 0"))
     monkeypatch.setenv("CXX", "/bin/false")
-    find_cpp_compiler.cache_clear()
+    find_compiler.cache_clear()
     try:
         assert find_cpp_compiler() is None
     finally:
-        find_cpp_compiler.cache_clear()
+        find_compiler.cache_clear()
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_16_bit_matrices_are_multiplied_in_float32_where_the_library_cannot(
+    dtype: torch.dtype, name: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: is_fast)
+    product_dtype.cache_clear()
+    try:
+        assert product_dtype(dtype) is (dtype if is_fast else torch.float32)
+        assert product_dtype(torch.float32) is torch.float32
+    finally:
+        product_dtype.cache_clear()

@@ -13,7 +13,17 @@ inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
 constexpr int MOST_HEADS = 4;  // query heads of one kv head that are attended together: keys are widened once for all
 
-// [sum(rows[0]), ..., sum(rows[15])]: halves are folded onto each other until each lane holds one row's sum.
+// [sum(rows[0]), sum(rows[1]), ...]: halves are folded onto each other until each lane holds one row's sum.
+#if GRAPHCORE_AVX2
+inline FloatPart sums_of_rows(const FloatPart rows[PART_LANES]) {
+    __m256 four[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256 first = _mm256_hadd_ps((__m256)rows[4 * i], (__m256)rows[4 * i + 1]);
+        four[i] = _mm256_hadd_ps(first, _mm256_hadd_ps((__m256)rows[4 * i + 2], (__m256)rows[4 * i + 3]));
+    }
+    return (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x20) + (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x31);
+}
+#else
 inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
     f32x16 eight[8], four[4], two[2];
     for (int i = 0; i < 8; i++) {
@@ -34,27 +44,28 @@ inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
     return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
            __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
+#endif
 
 // scores[h][i] = q[h] . keys[i] for `count` keys, one after another.
 template <class T, int HEADS>
 void score_keys(const float* q, const T* keys, int count, int head_dim, float* scores, size_t score_stride) {
-    const int whole = head_dim / LANES * LANES;
-    for (int first = 0; first < count; first += LANES) {
-        f32x16 products[HEADS][LANES] = {};
-        const int here = count - first < LANES ? count - first : LANES;
+    const int whole = head_dim / PART_LANES * PART_LANES;
+    for (int first = 0; first < count; first += PART_LANES) {
+        FloatPart products[HEADS][PART_LANES] = {};
+        const int here = count - first < PART_LANES ? count - first : PART_LANES;
         for (int i = 0; i < here; i++) {
             const T* key = keys + size_t(first + i) * head_dim;
-            f32x16 totals[HEADS] = {};
-            for (int e = 0; e < whole; e += LANES) {
-                const f32x16 part = widen(key + e);
-                for (int h = 0; h < HEADS; h++) totals[h] += load<f32x16>(q + h * head_dim + e) * part;
+            FloatPart totals[HEADS] = {};
+            for (int e = 0; e < whole; e += PART_LANES) {
+                const FloatPart part = widen(key + e);
+                for (int h = 0; h < HEADS; h++) totals[h] += load<FloatPart>(q + h * head_dim + e) * part;
             }
             for (int e = whole; e < head_dim; e++)
                 for (int h = 0; h < HEADS; h++) totals[h][0] += q[h * head_dim + e] * widen_one(key + e);
             for (int h = 0; h < HEADS; h++) products[h][i] = totals[h];
         }
         for (int h = 0; h < HEADS; h++) {
-            const f32x16 sums = sums_of_rows(products[h]);
+            const FloatPart sums = sums_of_rows(products[h]);
             std::memcpy(scores + h * score_stride + first, &sums, size_t(here) * 4);
         }
     }
@@ -63,19 +74,19 @@ void score_keys(const float* q, const T* keys, int count, int head_dim, float* s
 // out[h] += sum over i of weights[h][i] * values[i]
 template <class T, int HEADS>
 void add_values(const float* weights, size_t weight_stride, const T* values, int count, int head_dim, float* out) {
-    constexpr int WIDTH = 4;  // vectors of each head that stay in registers
+    constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
     int e = 0;
-    for (; e + WIDTH * LANES <= head_dim; e += WIDTH * LANES) {
-        f32x16 totals[HEADS][WIDTH];
+    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES) {
+        FloatPart totals[HEADS][WIDTH];
         for (int h = 0; h < HEADS; h++)
-            for (int v = 0; v < WIDTH; v++) totals[h][v] = load<f32x16>(out + h * head_dim + e + v * LANES);
+            for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
         for (int i = 0; i < count; i++)
             for (int v = 0; v < WIDTH; v++) {
-                const f32x16 part = widen(values + size_t(i) * head_dim + e + v * LANES);
+                const FloatPart part = widen(values + size_t(i) * head_dim + e + v * PART_LANES);
                 for (int h = 0; h < HEADS; h++) totals[h][v] += splat(weights[h * weight_stride + i]) * part;
             }
         for (int h = 0; h < HEADS; h++)
-            for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * LANES, totals[h][v]);
+            for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
     }
     for (int i = 0; i < count; i++)
         for (int rest = e; rest < head_dim; rest++)
@@ -87,14 +98,15 @@ void add_values(const float* weights, size_t weight_stride, const T* values, int
 inline void softmax(float* scores, int count, const float* sink) {
     float most = sink ? *sink : -INFINITY;
     for (int i = 0; i < count; i++) most = std::max(most, scores[i]);
-    const f32x16 shift = splat(most);
-    f32x16 total{};
+    const FloatPart shift = splat(most);
+    FloatPart total[PARTS] = {};
     int i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const f32x16 weight = exponential(load<f32x16>(scores + i) - shift);
-        store(scores + i, weight);
-        total += weight;
-    }
+    for (; i + LANES <= count; i += LANES)
+        for (int p = 0; p < PARTS; p++) {
+            const FloatPart weight = exponential(load<FloatPart>(scores + i + p * PART_LANES) - shift);
+            store(scores + i + p * PART_LANES, weight);
+            total[p] += weight;
+        }
     float rest = sum(total) + (sink ? std::exp(*sink - most) : 0.0f);
     for (; i < count; i++) rest += scores[i] = std::exp(scores[i] - most);
     const float scale = 1.0f / rest;

@@ -5,8 +5,8 @@
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
-// A row is one query head of one token; rows of a kv head follow each other token by token. Tiles of rows are dealt out to
-// threads in turn, because later tokens see more. The ring is written last: it may lose its past to the chunk.
+// A row is one query head of one token; rows of a kv head follow each other token by token. Later tokens see more, so
+// tiles are dealt out to threads one by one. The ring is written last: it may lose its past to the chunk.
 #pragma once
 
 #include "attend.h"
@@ -83,10 +83,10 @@ inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index
 
 // Scores of ROW_TILE rows with keys begin .. end - 1, begin being a whole number of vectors.
 inline void score_tile(const float* q, int head_dim, const float* keys, size_t stride, int begin, int end, float* scores) {
-    for (int key = begin; key < end; key += LANES) {
-        f32x16 sums[ROW_TILE] = {};
+    for (int key = begin; key < end; key += PART_LANES) {
+        FloatPart sums[ROW_TILE] = {};
         for (int e = 0; e < head_dim; e++) {
-            const f32x16 column = load<f32x16>(keys + e * stride + key);
+            const FloatPart column = load<FloatPart>(keys + e * stride + key);
             for (int r = 0; r < ROW_TILE; r++) sums[r] += splat(q[r * head_dim + e]) * column;
         }
         for (int r = 0; r < ROW_TILE; r++) store(scores + r * stride + key, sums[r]);
@@ -95,17 +95,17 @@ inline void score_tile(const float* q, int head_dim, const float* keys, size_t s
 
 // out[r] = sum of weights[r][key] * values[key] for four rows.
 inline void weigh_values(const float* weights, size_t stride, const float* values, int head_dim, int begin, int end, float* out) {
-    constexpr int ROWS = 4, WIDTH = 4;
+    constexpr int ROWS = 4, WIDTH = PARTS > 1 ? 2 : 4;
     int e = 0;
-    for (; e + WIDTH * LANES <= head_dim; e += WIDTH * LANES) {
-        f32x16 sums[ROWS][WIDTH] = {};
+    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES) {
+        FloatPart sums[ROWS][WIDTH] = {};
         for (int key = begin; key < end; key++)
             for (int v = 0; v < WIDTH; v++) {
-                const f32x16 part = load<f32x16>(values + size_t(key) * head_dim + e + v * LANES);
+                const FloatPart part = load<FloatPart>(values + size_t(key) * head_dim + e + v * PART_LANES);
                 for (int r = 0; r < ROWS; r++) sums[r][v] += splat(weights[r * stride + key]) * part;
             }
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < WIDTH; v++) store(out + r * head_dim + e + v * LANES, sums[r][v]);
+            for (int v = 0; v < WIDTH; v++) store(out + r * head_dim + e + v * PART_LANES, sums[r][v]);
     }
     for (int rest = e; rest < head_dim; rest++)
         for (int r = 0; r < ROWS; r++) {
@@ -146,26 +146,48 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
         narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));
 }
 
-// Attends; every thread of the team calls it, `meet` is their barrier.
-template <class Barrier>
-void attend_chunk(const Chunk& a, const Seen& seen, int thread, int threads, float* scratch, Barrier meet) {
-    const Range mine = share(seen.count * a.kv_heads, thread, threads);
-    for (int item = mine.begin; item < mine.end; item++) widen_entry(a, seen, item / seen.count, item % seen.count, scratch);
-    meet();
-    const int tiles = (a.tokens * (a.heads / a.kv_heads) + ROW_TILE - 1) / ROW_TILE;
-    for (int item = thread; item < tiles * a.kv_heads; item += threads) attend_tile(a, seen, item % a.kv_heads, item / a.kv_heads, scratch);
-    meet();
-    const int kept = std::min(a.tokens, a.slots), head_dim = a.head_dim;
-    const Range writes = share(a.kv_heads * kept, thread, threads);
-    for (int item = writes.begin; item < writes.end; item++) {
-        const int k = item / kept, t = a.tokens - kept + item % kept;
-        const size_t from = (size_t(t) * a.kv_heads + k) * head_dim * format_nbytes(a.format);
-        const size_t to = (size_t(k) * a.slots + size_t((a.start + t) % a.slots)) * head_dim * format_nbytes(a.cache_format);
-        widen_row(a.key + from, head_dim, a.format, scratch);
-        narrow_row(scratch, head_dim, a.cache_format, a.k_cache + to);
-        widen_row(a.value + from, head_dim, a.format, scratch);
-        narrow_row(scratch, head_dim, a.cache_format, a.v_cache + to);
+// The attention of a chunk as a job: widen what it sees, attend, write the ring.
+class ChunkJob final : public Job {
+  public:
+    // scratch: [threads, tile_floats]
+    ChunkJob(const Chunk& chunk, const Seen& seen, float* scratch, size_t stride) : a_(chunk), seen_(seen), scratch_(scratch), stride_(stride) {}
+
+    int phases() const override { return 3; }
+
+    Deal deal(int phase, int threads) const override {
+        if (phase == WIDEN) return Deal::even(seen_.count * a_.kv_heads, threads);
+        return phase == ATTEND ? Deal{tiles() * a_.kv_heads, 1} : Deal::even(a_.kv_heads * kept(), threads);
     }
-}
+
+    void carry_out(int phase, Range units, int thread) override {
+        float* scratch = scratch_ + thread * stride_;
+        for (int item = units.begin; item < units.end; item++) {
+            if (phase == WIDEN) widen_entry(a_, seen_, item / seen_.count, item % seen_.count, scratch);
+            if (phase == ATTEND) attend_tile(a_, seen_, item % a_.kv_heads, item / a_.kv_heads, scratch);
+            if (phase == WRITE) write_entry(item / kept(), a_.tokens - kept() + item % kept(), scratch);
+        }
+    }
+
+  private:
+    enum { WIDEN, ATTEND, WRITE };
+
+    int kept() const { return std::min(a_.tokens, a_.slots); }  // entries that are not overwritten by the chunk itself
+    int tiles() const { return (a_.tokens * (a_.heads / a_.kv_heads) + ROW_TILE - 1) / ROW_TILE; }
+
+    void write_entry(int kv_head, int token, float* row) const {
+        const size_t from = (size_t(token) * a_.kv_heads + kv_head) * a_.head_dim * format_nbytes(a_.format);
+        const size_t slot = size_t(kv_head) * a_.slots + size_t((a_.start + token) % a_.slots);
+        const size_t to = slot * a_.head_dim * format_nbytes(a_.cache_format);
+        widen_row(a_.key + from, a_.head_dim, a_.format, row);
+        narrow_row(row, a_.head_dim, a_.cache_format, a_.k_cache + to);
+        widen_row(a_.value + from, a_.head_dim, a_.format, row);
+        narrow_row(row, a_.head_dim, a_.cache_format, a_.v_cache + to);
+    }
+
+    const Chunk& a_;
+    const Seen& seen_;
+    float* scratch_;
+    size_t stride_;
+};
 
 }  // namespace graphcore

@@ -13,7 +13,8 @@
 //     2 bits   vector h (0..1): bits 2s, 2s+1 are quad 4h + s
 //     1 bit    one vector: bit j is quad j
 //
-// `pack` may be given the same part of every vector, V being narrower than 64 bytes: rows do not mix.
+// Rows do not mix: `quad` takes one quad of some rows, whose part of the first vector begins at `from`; `pack` may be given
+// the same part of every vector, V being narrower than 64 bytes.
 #pragma once
 
 #include "vec.h"
@@ -36,10 +37,7 @@ struct Codes;
 template <>
 struct Codes<1> {
     static constexpr int NBYTES = VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        const u8x64 bits = load<u8x64>(from);
-        for (int j = 0; j < QUADS; j++) quads[j] = bits_at(bits, j, 0, 1);
-    }
+    static inline BytePart quad(const uint8_t* from, int j) { return bits_at(load<BytePart>(from), j, 0, 1); }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
         V bits{};
@@ -51,11 +49,8 @@ struct Codes<1> {
 template <>
 struct Codes<2> {
     static constexpr int NBYTES = 2 * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        for (int h = 0; h < 2; h++) {
-            const u8x64 bits = load<u8x64>(from + h * VECTOR_NBYTES);
-            for (int s = 0; s < 4; s++) quads[4 * h + s] = bits_at(bits, 2 * s, 0, 3);
-        }
+    static inline BytePart quad(const uint8_t* from, int j) {
+        return bits_at(load<BytePart>(from + j / 4 * VECTOR_NBYTES), 2 * (j % 4), 0, 3);
     }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
@@ -70,10 +65,8 @@ struct Codes<2> {
 template <>
 struct Codes<3> {
     static constexpr int NBYTES = 3 * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        Codes<2>::expand(from, quads);
-        const u8x64 bits = load<u8x64>(from + Codes<2>::NBYTES);
-        for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 2, 4);
+    static inline BytePart quad(const uint8_t* from, int j) {
+        return Codes<2>::quad(from, j) | bits_at(load<BytePart>(from + Codes<2>::NBYTES), j, 2, 4);
     }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
@@ -87,12 +80,9 @@ struct Codes<3> {
 template <>
 struct Codes<4> {
     static constexpr int NBYTES = 4 * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        for (int v = 0; v < 4; v++) {
-            const u8x64 bits = load<u8x64>(from + v * VECTOR_NBYTES);
-            quads[v] = bits & splat_byte(15);
-            quads[v + 4] = shift_right(bits, 4, 15);
-        }
+    static inline BytePart quad(const uint8_t* from, int j) {
+        const BytePart both = load<BytePart>(from + j % 4 * VECTOR_NBYTES);
+        return j < 4 ? both & splat_byte(15) : shift_right(both, 4, 15);
     }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
@@ -103,10 +93,8 @@ struct Codes<4> {
 template <>
 struct Codes<5> {
     static constexpr int NBYTES = 5 * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        Codes<4>::expand(from, quads);
-        const u8x64 bits = load<u8x64>(from + Codes<4>::NBYTES);
-        for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(bits, j, 4, 16);
+    static inline BytePart quad(const uint8_t* from, int j) {
+        return Codes<4>::quad(from, j) | bits_at(load<BytePart>(from + Codes<4>::NBYTES), j, 4, 16);
     }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
@@ -120,12 +108,9 @@ struct Codes<5> {
 template <>
 struct Codes<6> {
     static constexpr int NBYTES = 6 * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        Codes<4>::expand(from, quads);
-        for (int p = 0; p < 2; p++) {
-            const u8x64 bits = load<u8x64>(from + Codes<4>::NBYTES + p * VECTOR_NBYTES);
-            for (int s = 0; s < 4; s++) quads[4 * p + s] |= bits_at(bits, 2 * s, 4, 0x30);
-        }
+    static inline BytePart quad(const uint8_t* from, int j) {
+        const BytePart upper = load<BytePart>(from + Codes<4>::NBYTES + j / 4 * VECTOR_NBYTES);
+        return Codes<4>::quad(from, j) | bits_at(upper, 2 * (j % 4), 4, 0x30);
     }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
@@ -139,9 +124,7 @@ struct Codes<6> {
 template <>
 struct Codes<8> {
     static constexpr int NBYTES = QUADS * VECTOR_NBYTES;
-    static inline void expand(const uint8_t* from, u8x64 quads[QUADS]) {
-        for (int j = 0; j < QUADS; j++) quads[j] = load<u8x64>(from + j * VECTOR_NBYTES);
-    }
+    static inline BytePart quad(const uint8_t* from, int j) { return load<BytePart>(from + j * VECTOR_NBYTES); }
     template <class V>
     static void pack(const V quads[QUADS], uint8_t* to) {
         for (int j = 0; j < QUADS; j++) store(to + j * VECTOR_NBYTES, quads[j]);

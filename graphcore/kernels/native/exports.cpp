@@ -1,10 +1,4 @@
 // What Python calls, by ctypes: plain functions on pointers and sizes.
-//
-// What runs between torch's own operations runs on OpenMP's threads, which are torch's: two teams would spin against
-// each other. A decode step calls no torch operation and runs on a team of its own.
-#include <omp.h>
-
-#include <algorithm>
 #include <memory>
 
 #include "chunk.h"
@@ -13,10 +7,44 @@ using namespace graphcore;
 
 namespace {
 
+constexpr int MOST_THREADS = 1024;
+constexpr int64_t BETWEEN_STEPS = 400000;  // nanoseconds in which the next decode step comes, if there is one
+
+// The process's team of that size: two would take the cores from each other. It lives as long as the process, because
+// threads cannot be joined while a process ends.
+Team& team_of(int threads) {
+    static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+    static Team* teams[MOST_THREADS];
+    threads = std::min(threads, MOST_THREADS);
+    const Lock one(opening);
+    Team*& team = teams[threads - 1];
+    if (!team) team = new (std::aligned_alloc(alignof(Team), sizeof(Team))) Team(threads);
+    return *team;
+}
+
+void carry_out(int threads, Job& job, int64_t linger = 0) {
+    if (threads == 1) return Team(1).run(job, 0);  // by whoever calls, any number of them at a time
+    team_of(threads).run(job, linger);
+}
+
+// A job of one phase.
 template <class Body>
-void on_threads(int threads, Body&& body) {
-#pragma omp parallel num_threads(threads)
-    body(omp_get_thread_num(), omp_get_num_threads());
+class Loop final : public Job {
+  public:
+    Loop(int units, const Body& body) : units_(units), body_(body) {}
+    int phases() const override { return 1; }
+    Deal deal(int, int threads) const override { return Deal::even(units_, threads); }
+    void carry_out(int, Range units, int) override { body_(units); }
+
+  private:
+    int units_;
+    const Body& body_;
+};
+
+template <class Body>
+void on_threads(int threads, int units, const Body& body) {
+    Loop<Body> job(units, body);
+    carry_out(threads, job);
 }
 
 struct FreeDeleter {
@@ -54,12 +82,87 @@ void load_dtype(const uint8_t* from, int count, int dtype, float* to) {
 
 int element_nbytes(int dtype) { return dtype == F32 ? 4 : 2; }
 
+// y = x @ matrix.T (+ bias)
+class Product final : public Job {
+  public:
+    Product(const Matrix& matrix, const uint8_t* x, int tokens, int dtype, const float* bias, uint8_t* y, Activations& activations)
+        : matrix_(matrix), x_(x), tokens_(tokens), dtype_(dtype), bias_(bias), y_(y), activations_(activations) {}
+
+    int phases() const override { return 2; }
+
+    Deal deal(int phase, int threads) const override { return Deal::even(phase == ROUND ? tokens_ : num_groups(matrix_.rows), threads); }
+
+    void carry_out(int phase, Range units, int) override {
+        for (int unit = units.begin; unit < units.end; unit++) phase == ROUND ? round(unit) : multiply(unit);
+    }
+
+  private:
+    enum { ROUND, MULTIPLY };
+
+    void round(int token) {
+        const int columns = matrix_.columns;
+        float* row = activations_.x + size_t(token) * activations_.columns;
+        std::memset(row + columns, 0, size_t(activations_.columns - columns) * 4);
+        load_dtype(x_ + size_t(token) * columns * element_nbytes(dtype_), columns, dtype_, row);
+        activations_.finish(token);
+    }
+
+    void multiply(int group) {
+        const int height = std::min(LANES, matrix_.rows - group * LANES);
+        for (int first = 0; first < tokens_; first += TOKEN_TILE) {
+            f32x16 totals[TOKEN_TILE];
+            const int count = std::min(TOKEN_TILE, tokens_ - first);
+            multiply_group(matrix_, group, activations_, first, count, totals);
+            for (int t = 0; t < count; t++) put(totals[t], group, height, first + t);
+        }
+    }
+
+    void put(f32x16 total, int group, int height, int token) {
+        float out[LANES];
+        store(out, total);
+        if (bias_) for (int lane = 0; lane < height; lane++) out[lane] += bias_[group * LANES + lane];
+        store_dtype(out, height, dtype_, y_ + (size_t(token) * matrix_.rows + size_t(group) * LANES) * element_nbytes(dtype_));
+    }
+
+    const Matrix& matrix_;
+    const uint8_t* x_;
+    int tokens_, dtype_;
+    const float* bias_;
+    uint8_t* y_;
+    Activations& activations_;
+};
+
+// Instructions in order, each a phase.
+class Step final : public Job {
+  public:
+    // memory: thread_nbytes for each thread, the first row_nbytes of them its row.
+    Step(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes)
+        : instructions_(instructions), count_(count), memory_(scratch(size_t(threads) * sizeof(Scratch))), scratch_((Scratch*)memory_.get()) {
+        for (int thread = 0; thread < threads; thread++) {
+            new (scratch_ + thread) Scratch;
+            scratch_[thread].row = (float*)(memory + thread * thread_nbytes);
+            scratch_[thread].activations.x = (float*)(memory + thread * thread_nbytes + row_nbytes);
+        }
+    }
+
+    int phases() const override { return count_; }
+    Deal deal(int phase, int threads) const override { return deal_of(instructions_[phase], threads); }
+    void enter(int phase, int thread) override { enter_instruction(instructions_[phase], scratch_[thread]); }
+    void carry_out(int phase, Range units, int thread) override { run_units(instructions_[phase], units, scratch_[thread]); }
+
+  private:
+    const Instruction* instructions_;
+    int count_;
+    std::unique_ptr<void, FreeDeleter> memory_;
+    Scratch* scratch_;  // of each thread
+};
+
 }  // namespace
 
 extern "C" {
 
-void* graphcore_team(int threads) { return new Team(threads); }
-void graphcore_team_free(void* team) { delete static_cast<Team*>(team); }
+// Seconds that callers have slept in jobs of a team of that size because another thread was late.
+double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(threads).seconds_late(); }
 
 size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matrix_nbytes(format, rows, columns); }
 
@@ -69,8 +172,7 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
     const FormatOps& ops = format_ops(format);
     const size_t row_nbytes = size_t(columns / ops.raw_columns) * ops.raw_nbytes, group_nbytes = ops.group_nbytes(columns);
     const std::unique_ptr<void, FreeDeleter> zeros(rows % LANES ? std::calloc(row_nbytes, 1) : nullptr);
-    on_threads(threads, [&](int thread, int size) {
-        const Range groups = share(num_groups(rows), thread, size);
+    on_threads(threads, num_groups(rows), [&](Range groups) {
         for (int group = groups.begin; group < groups.end; group++) {
             const uint8_t* lanes[LANES];
             for (int lane = 0; lane < LANES; lane++) {
@@ -86,8 +188,7 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
 void graphcore_unpack(int threads, const Matrix* matrix, int dtype, uint8_t* dense) {
     const FormatOps& ops = format_ops(matrix->format);
     const size_t row_nbytes = size_t(matrix->columns) * element_nbytes(dtype), group_nbytes = ops.group_nbytes(matrix->columns);
-    on_threads(threads, [&](int thread, int size) {
-        const Range groups = share(num_groups(matrix->rows), thread, size);
+    on_threads(threads, num_groups(matrix->rows), [&](Range groups) {
         for (int group = groups.begin; group < groups.end; group++)
             ops.unpack_group(matrix->bytes + group * group_nbytes, matrix->columns, matrix->scale,
                              std::min(LANES, matrix->rows - group * LANES), dtype, dense + size_t(group) * LANES * row_nbytes);
@@ -108,67 +209,29 @@ void graphcore_rows(const Matrix* matrix, const int64_t* ids, int count, int dty
 
 // y = x @ matrix.T (+ bias):  x [tokens, columns], y [tokens, rows], both of dtype; bias [rows] float32 or null.
 void graphcore_linear(int threads, const Matrix* matrix, const uint8_t* x, int tokens, int dtype, int rounding, const float* bias, uint8_t* y) {
-    const int columns = matrix->columns, rows = matrix->rows, width = element_nbytes(dtype);
     Activations activations;
     activations.rounding = Rounding(rounding);
-    const auto memory = scratch(Activations::nbytes(tokens, columns));
-    activations.place(memory.get(), tokens, columns);
-    on_threads(threads, [&](int thread, int size) {
-        const Range mine = share(tokens, thread, size);
-        for (int t = mine.begin; t < mine.end; t++) {
-            float* row = activations.x + size_t(t) * activations.columns;
-            std::memset(row + columns, 0, size_t(activations.columns - columns) * 4);
-            load_dtype(x + size_t(t) * columns * width, columns, dtype, row);
-            activations.finish(t);
-        }
-#pragma omp barrier
-        const Range groups = share(num_groups(rows), thread, size);
-        for (int group = groups.begin; group < groups.end; group++) {
-            const int height = std::min(LANES, rows - group * LANES);
-            for (int first = 0; first < tokens; first += TOKEN_TILE) {
-                f32x16 totals[TOKEN_TILE];
-                const int count = std::min(TOKEN_TILE, tokens - first);
-                multiply_group(*matrix, group, activations, first, count, totals);
-                for (int t = 0; t < count; t++) {
-                    float out[LANES];
-                    store(out, totals[t]);
-                    if (bias) for (int lane = 0; lane < height; lane++) out[lane] += bias[group * LANES + lane];
-                    store_dtype(out, height, dtype, y + (size_t(first + t) * rows + size_t(group) * LANES) * width);
-                }
-            }
-        }
-    });
+    const auto memory = scratch(Activations::nbytes(tokens, matrix->columns));
+    activations.place(memory.get(), tokens, matrix->columns);
+    Product job(*matrix, x, tokens, dtype, bias, y, activations);
+    carry_out(threads, job);
 }
 
 // Attention of a chunk of one sequence, and its keys and values into the cache.
 void graphcore_attend_chunk(int threads, const Chunk* chunk) {
-    const Chunk& a = *chunk;
-    Seen seen(a);
-    const auto seen_memory = scratch(seen.nbytes(a));
-    seen.place(a, seen_memory.get());
-    const size_t floats = (tile_floats(a, seen) + LANES - 1) / LANES * LANES;
+    Seen seen(*chunk);
+    const auto seen_memory = scratch(seen.nbytes(*chunk));
+    seen.place(*chunk, seen_memory.get());
+    const size_t floats = (tile_floats(*chunk, seen) + LANES - 1) / LANES * LANES;
     const auto work = scratch(threads * floats * 4);
-    on_threads(threads, [&](int thread, int size) {
-        attend_chunk(a, seen, thread, size, (float*)work.get() + thread * floats, [] {
-#pragma omp barrier
-        });
-    });
+    ChunkJob job(*chunk, seen, (float*)work.get(), floats);
+    carry_out(threads, job);
 }
 
-// Runs a list of instructions once; scratch: see graphcore_scratch_nbytes.
-void graphcore_run(void* team, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
-    auto body = [&](int thread, Team& all) {
-        uint8_t* mine = memory + thread * thread_nbytes;
-        Scratch own;
-        own.row = (float*)mine;
-        own.activations.x = (float*)(mine + row_nbytes);
-        for (int i = 0; i < count; i++) {
-            run_instruction(instructions[i], thread, all.size(), own);
-            if (i + 1 < count) all.barrier();
-        }
-    };
-    static_cast<Team*>(team)->run(
-        [](void* argument, int thread, Team& all) { (*static_cast<decltype(body)*>(argument))(thread, all); }, &body);
+// Runs a list of instructions once.
+void graphcore_run(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
+    Step job(threads, instructions, count, memory, thread_nbytes, row_nbytes);
+    carry_out(threads, job, BETWEEN_STEPS);
 }
 
 // Bytes that the activations of an instruction take in each thread's scratch, after its row.
@@ -176,14 +239,15 @@ size_t graphcore_activations_nbytes(int rows, int columns) { return Activations:
 
 // Sums a buffer of 64-byte lines, so that every byte is read and nothing else is done: what memory gives at best.
 uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
-    const size_t lines = nbytes / 64;
-    uint64_t total = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    {
-        const size_t size = size_t(omp_get_num_threads()), thread = size_t(omp_get_thread_num());
-        const size_t begin = lines * thread / size * 8, end = lines * (thread + 1) / size * 8;
-        for (size_t i = begin; i < end; i++) total += words[i];
-    }
+    constexpr size_t PIECE_WORDS = 1 << 16;
+    const size_t count = nbytes / 8;
+    std::atomic<uint64_t> total{0};
+    on_threads(threads, int((count + PIECE_WORDS - 1) / PIECE_WORDS), [&](Range pieces) {
+        const size_t end = std::min(count, size_t(pieces.end) * PIECE_WORDS);
+        uint64_t sum = 0;
+        for (size_t i = size_t(pieces.begin) * PIECE_WORDS; i < end; i++) sum += words[i];
+        total += sum;
+    });
     return total;
 }
 

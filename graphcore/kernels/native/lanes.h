@@ -5,20 +5,20 @@
 
 namespace graphcore {
 
-inline f32x16 activate(Activation activation, f32x16 x) {
+inline FloatPart activate_part(Activation activation, FloatPart x) {
     switch (activation) {
         case Activation::NONE: return x;
         case Activation::SILU: return x / (splat(1.0f) + exponential(-x));
         case Activation::GELU:
-            for (int lane = 0; lane < LANES; lane++) x[lane] = 0.5f * x[lane] * (1.0f + std::erf(x[lane] * 0.70710678118654752f));
+            for (int lane = 0; lane < PART_LANES; lane++) x[lane] = 0.5f * x[lane] * (1.0f + std::erf(x[lane] * 0.70710678118654752f));
             return x;
         case Activation::GELU_TANH: {
-            const f32x16 inner = splat(0.79788456080286536f) * (x + splat(0.044715f) * x * x * x);
+            const FloatPart inner = splat(0.79788456080286536f) * (x + splat(0.044715f) * x * x * x);
             return splat(0.5f) * x * (splat(1.0f) + hyperbolic_tangent(inner));
         }
-        case Activation::RELU: return larger(x, f32x16{});
+        case Activation::RELU: return larger(x, FloatPart{});
         case Activation::RELU2: {
-            const f32x16 kept = larger(x, f32x16{});
+            const FloatPart kept = larger(x, FloatPart{});
             return kept * kept;
         }
         case Activation::CLAMPED_SWIGLU: break;
@@ -26,31 +26,43 @@ inline f32x16 activate(Activation activation, f32x16 x) {
     return x;
 }
 
+inline f32x16 activate(Activation activation, f32x16 x) {
+    return by_parts([&](int lane) { return activate_part(activation, load<FloatPart>((const float*)&x + lane)); });
+}
+
 // (min(gate, limit) * sigmoid(alpha * gate)) * (clamp(up) + 1): gpt-oss
-inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float limit, float alpha) {
-    const f32x16 most = splat(limit), least = splat(-limit);
+inline FloatPart clamped_swiglu_part(FloatPart gate, FloatPart up, float limit, float alpha) {
+    const FloatPart most = splat(limit), least = splat(-limit);
     gate = gate > most ? most : gate;
     up = up > most ? most : up;
     up = up < least ? least : up;
     return (up + splat(1.0f)) * gate / (splat(1.0f) + exponential(splat(-alpha) * gate));
 }
 
+inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float limit, float alpha) {
+    return by_parts([&](int lane) {
+        return clamped_swiglu_part(load<FloatPart>((const float*)&gate + lane), load<FloatPart>((const float*)&up + lane), limit, alpha);
+    });
+}
+
 inline float sum_of_squares(const float* x, int count, float mean) {
-    f32x16 total{};
+    FloatPart total[PARTS] = {};
     int i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const f32x16 part = load<f32x16>(x + i) - splat(mean);
-        total += part * part;
-    }
+    for (; i + LANES <= count; i += LANES)
+        for (int p = 0; p < PARTS; p++) {
+            const FloatPart part = load<FloatPart>(x + i + p * PART_LANES) - splat(mean);
+            total[p] += part * part;
+        }
     float rest = sum(total);
     for (; i < count; i++) rest += (x[i] - mean) * (x[i] - mean);
     return rest;
 }
 
 inline float sum_of(const float* x, int count) {
-    f32x16 total{};
+    FloatPart total[PARTS] = {};
     int i = 0;
-    for (; i + LANES <= count; i += LANES) total += load<f32x16>(x + i);
+    for (; i + LANES <= count; i += LANES)
+        for (int p = 0; p < PARTS; p++) total[p] += load<FloatPart>(x + i + p * PART_LANES);
     float rest = sum(total);
     for (; i < count; i++) rest += x[i];
     return rest;

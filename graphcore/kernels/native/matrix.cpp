@@ -5,9 +5,33 @@
 namespace graphcore {
 namespace {
 
-// Row r's four columns of each quad stand in lane r of eight vectors; side by side in the result: rows[i] holds the 32
-// codes of row i, then those of row i + 8.
-inline void gather_rows(const u8x64 quads[QUADS], u8x64 rows[QUADS]) {
+typedef uint8_t RowCodes[BLOCK_COLUMNS];
+
+// Row r's four columns of each quad stand in lane r of eight vectors; then side by side in row r.
+#if GRAPHCORE_AVX2
+inline IntPart interleave_low(IntPart a, IntPart b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+inline IntPart interleave_high(IntPart a, IntPart b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+
+inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
+    IntPart pairs[QUADS], fours[QUADS];
+    for (int j = 0; j < 4; j++) {  // lanes 0 1 4 5 and 2 3 6 7, of quads j and j + 4, interleaved
+        pairs[2 * j] = interleave_low((IntPart)quads[j], (IntPart)quads[j + 4]);
+        pairs[2 * j + 1] = interleave_high((IntPart)quads[j], (IntPart)quads[j + 4]);
+    }
+    for (int part = 0; part < 2; part++)
+        for (int j = 0; j < 2; j++) {  // quads j, j + 2, j + 4, j + 6 of a row together
+            fours[4 * part + 2 * j] = interleave_low(pairs[2 * j + part], pairs[2 * (j + 2) + part]);
+            fours[4 * part + 2 * j + 1] = interleave_high(pairs[2 * j + part], pairs[2 * (j + 2) + part]);
+        }
+    for (int i = 0; i < 4; i++) {
+        const IntPart a = fours[i / 2 * 4 + i % 2], b = fours[i / 2 * 4 + i % 2 + 2];
+        const IntPart first = interleave_low(a, b), second = interleave_high(a, b);  // sixteen columns of rows i and i + 4
+        store(rows[i], __builtin_shufflevector(first, second, 0, 1, 2, 3, 8, 9, 10, 11));
+        store(rows[i + 4], __builtin_shufflevector(first, second, 4, 5, 6, 7, 12, 13, 14, 15));
+    }
+}
+#else
+inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
     i32x16 pairs[QUADS], fours[QUADS];
     for (int j = 0; j < 4; j++) {  // lanes 0 1 4 5 8 9 12 13 and the others, of quads j and j + 4, interleaved
         const i32x16 a = (i32x16)quads[j], b = (i32x16)quads[j + 4];
@@ -23,45 +47,58 @@ inline void gather_rows(const u8x64 quads[QUADS], u8x64 rows[QUADS]) {
     for (int part = 0; part < 2; part++)
         for (int half = 0; half < 2; half++) {
             const i32x16 a = fours[4 * part + half], b = fours[4 * part + 2 + half];
-            rows[4 * part + 2 * half] = (u8x64)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
-            rows[4 * part + 2 * half + 1] = (u8x64)__builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
+            const int row = 4 * part + 2 * half;  // and row + 8, whose codes follow
+            const auto put = [&](int row, i32x16 both) {
+                std::memcpy(rows[row], &both, BLOCK_COLUMNS);
+                std::memcpy(rows[row + 8], (const uint8_t*)&both + BLOCK_COLUMNS, BLOCK_COLUMNS);
+            };
+            put(row, __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27));
+            put(row + 1, __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31));
         }
 }
+#endif
 
 // One block of the group, row by row: 32 codes each, and the rows' scales.
 template <class F>
 struct Block {
-    alignas(64) uint8_t codes[LANES][BLOCK_COLUMNS];
+    alignas(64) RowCodes codes[LANES];
     alignas(64) float scales[2][LANES], minimums[2][LANES];
 
     Block(const uint8_t* group, int columns, int block) {
         const Stretch<F> here(group, columns, block / CHUNK_BLOCKS);
         const int within = block % CHUNK_BLOCKS, part = here.part_of(within);
-        u8x64 quads[QUADS], rows[QUADS];
-        expand_values<F>(here.codes_of(within), quads);
-        gather_rows(quads, rows);
-        for (int i = 0; i < QUADS; i++) {
-            std::memcpy(codes[i], &rows[i], BLOCK_COLUMNS);
-            std::memcpy(codes[i + 8], (const uint8_t*)&rows[i] + BLOCK_COLUMNS, BLOCK_COLUMNS);
+        for (int lane = 0; lane < LANES; lane += PART_LANES) {
+            BytePart quads[QUADS];
+            expand_values<F>(here.codes_of(within) + 4 * lane, quads);
+            gather_rows(quads, codes + lane);
         }
         const uint8_t* meta = here.meta_of(within);
-        for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
-            store(scales[half], F::scale(meta, part + half));
-            if constexpr (F::HAS_MINIMUM) store(minimums[half], F::minimum(meta, part + half));
-        }
+        for (int half = 0; half < (F::HALVES ? 2 : 1); half++)
+            for (int lane = 0; lane < LANES; lane += PART_LANES) {
+                store(scales[half] + lane, F::scale(meta, part + half, lane));
+                if constexpr (F::HAS_MINIMUM) store(minimums[half] + lane, F::minimum(meta, part + half, lane));
+            }
     }
 
-    // Columns 16 * half .. + 15 of a row.
-    f32x16 weights(int lane, int half, float scale) const {
-        const i32x16 values = widen_bytes(codes[lane] + LANES * half) - F::OFFSET;
-        const int part = F::HALVES ? half : 0;
-        f32x16 result = to_float(values) * splat(F::ONE_SCALE ? scale : scales[part][lane]);
+    // Columns `column` .. + PART_LANES - 1 of a row.
+    FloatPart weights(int lane, int column, float scale) const {
+        const IntPart values = widen_bytes(codes[lane] + column) - F::OFFSET;
+        const int part = F::HALVES ? column / 16 : 0;
+        FloatPart result = to_float(values) * splat(F::ONE_SCALE ? scale : scales[part][lane]);
         if constexpr (F::HAS_MINIMUM) result += splat(minimums[part][lane]);
         return result;
     }
 };
 
-inline void store_narrow(int target, f32x16 values, uint8_t* row, int column) {
+#if defined(__AVX512F__)
+inline void store_halves(uint8_t* to, WordPart bits) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)bits)); }
+#elif GRAPHCORE_AVX2
+inline void store_halves(uint8_t* to, WordPart bits) {
+    _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
+}
+#endif
+
+inline void store_narrow(int target, FloatPart values, uint8_t* row, int column) {
     if (target == F32) return store(row + 4 * column, values);
 #if defined(__AVX512BF16__)
     constexpr int SUBNORMAL = 0x20;  // the instruction takes them for zero: MXFP4's smallest scales are some
@@ -70,16 +107,18 @@ inline void store_narrow(int target, f32x16 values, uint8_t* row, int column) {
         return;
     }
 #endif
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || GRAPHCORE_AVX2
     if (target == BF16) {
-        const u32x16 bits = (u32x16)values, high = bits >> 16;
-        const u32x16 rounded = (bits + 0x7fffu + (high & 1)) >> 16;
-        const u32x16 kept = (bits & 0x7fffffffu) > 0x7f800000u ? high | 0x40u : rounded;  // NaN stays NaN
-        _mm256_storeu_si256((__m256i*)(row + 2 * column), _mm512_cvtepi32_epi16((__m512i)kept));
-        return;
+        const WordPart bits = (WordPart)values, high = bits >> 16;
+        const WordPart rounded = (bits + 0x7fffu + (high & 1)) >> 16;
+        const WordPart kept = (bits & 0x7fffffffu) > 0x7f800000u ? high | 0x40u : rounded;  // NaN stays NaN
+        return store_halves(row + 2 * column, kept);
     }
 #endif
-    for (int lane = 0; lane < LANES; lane++) {
+#if GRAPHCORE_AVX2 && defined(__F16C__)
+    return store(row + 2 * column, _mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (int lane = 0; lane < PART_LANES; lane++) {
         const uint16_t bits = target == BF16 ? float_to_bf16(values[lane]) : float_to_half(values[lane]);
         std::memcpy(row + 2 * (column + lane), &bits, 2);
     }
@@ -91,8 +130,8 @@ void unpack_group_as(const uint8_t* group, int columns, float scale, int rows, u
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
         const Block<F> one(group, columns, block);
         for (int lane = 0; lane < rows; lane++)
-            for (int half = 0; half < 2; half++)
-                store_narrow(TARGET, one.weights(lane, half, scale), to + lane * row_nbytes, BLOCK_COLUMNS * block + LANES * half);
+            for (int column = 0; column < BLOCK_COLUMNS; column += PART_LANES)
+                store_narrow(TARGET, one.weights(lane, column, scale), to + lane * row_nbytes, BLOCK_COLUMNS * block + column);
     }
 }
 
@@ -109,7 +148,8 @@ template <class F>
 void unpack_row(const uint8_t* group, int columns, float scale, int lane, float* to) {
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++) {
         const Block<F> one(group, columns, block);
-        for (int half = 0; half < 2; half++) store(to + BLOCK_COLUMNS * block + LANES * half, one.weights(lane, half, scale));
+        for (int column = 0; column < BLOCK_COLUMNS; column += PART_LANES)
+            store(to + BLOCK_COLUMNS * block + column, one.weights(lane, column, scale));
     }
 }
 

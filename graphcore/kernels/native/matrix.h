@@ -78,7 +78,7 @@ inline void multiply_group(const Matrix& matrix, int group, const Activations& x
     const FormatOps& ops = format_ops(matrix.format);
     ops.multiply(matrix.bytes + size_t(group) * ops.group_nbytes(matrix.columns), matrix.columns, x, first, tokens, totals);
     if (matrix.format == FORMAT_I2_S)
-        for (int t = 0; t < tokens; t++) totals[t] *= splat(matrix.scale);
+        for (int t = 0; t < tokens; t++) totals[t] *= splat<f32x16>(matrix.scale);
 }
 
 }  // namespace graphcore

@@ -20,8 +20,7 @@ void read_row(const Matrix& table, int64_t row, float* to) {
                                        : widen_one((const Fp16*)table.bytes + offset + c);
 }
 
-void run_embed(const Embed& a, int thread, Scratch& scratch) {
-    if (thread) return;
+void run_embed(const Embed& a, Scratch& scratch) {
     read_row(a.table, *a.token_id, a.x);
     for (int c = 0; c < a.table.columns; c++) a.x[c] *= a.scale;
     if (!a.positions.bytes) return;
@@ -60,14 +59,22 @@ inline f32x16 product(const Matrix& matrix, int group, const float* bias, int he
     return bias ? total + load_some(bias + group * LANES, height) : total;
 }
 
-void run_linear(const Linear& a, int thread, int threads, Scratch& scratch) {
+void enter_linear(const Linear& a, Scratch& scratch) {
     prepare(scratch, a.rounding, 1, a.matrices[0].columns);
     take_in(a.x, a.norm, a.matrices[0].columns, 0, scratch);
-    const int stacked = a.store == Store::GATED ? 1 : a.num_matrices;
+}
+
+// Matrices whose outputs lie one after another; the second of a gated pair goes with the first.
+int num_stacked(const Linear& a) { return a.store == Store::GATED ? 1 : a.num_matrices; }
+
+int groups_of(const Linear& a) {
     int total = 0;
-    for (int i = 0; i < stacked; i++) total += num_groups(a.matrices[i].rows);
-    const Range mine = share(total, thread, threads);
-    for (int i = 0, before = 0; i < stacked; i++) {
+    for (int i = 0; i < num_stacked(a); i++) total += num_groups(a.matrices[i].rows);
+    return total;
+}
+
+void run_linear(const Linear& a, Range mine, Scratch& scratch) {
+    for (int i = 0, before = 0; i < num_stacked(a); i++) {
         const int here = num_groups(a.matrices[i].rows);
         const int begin = std::max(mine.begin - before, 0), end = std::min(mine.end - before, here);
         before += here;
@@ -86,55 +93,46 @@ void run_linear(const Linear& a, int thread, int threads, Scratch& scratch) {
     }
 }
 
-void run_attend(const Attend& a, int thread, int threads, Scratch& scratch) {
-    const int group = a.heads / a.kv_heads;
-    const Range mine = share(a.heads, thread, threads);
-    for (int first = mine.begin; first < mine.end;) {
-        const int last = std::min(mine.end, (first / group + 1) * group);
-        switch (a.cache_format) {
-            case F32: attend_heads<float>(a, first, last, scratch.row); break;
-            case F16: attend_heads<Fp16>(a, first, last, scratch.row); break;
-            default: attend_heads<Bf16>(a, first, last, scratch.row);
-        }
-        first = last;
+// Heads of one kv head: they share its keys.
+void run_attend(const Attend& a, Range heads, Scratch& scratch) {
+    switch (a.cache_format) {
+        case F32: return attend_heads<float>(a, heads.begin, heads.end, scratch.row);
+        case F16: return attend_heads<Fp16>(a, heads.begin, heads.end, scratch.row);
+        default: return attend_heads<Bf16>(a, heads.begin, heads.end, scratch.row);
     }
 }
 
-void run_add_norm(const AddNorm& a, int thread, Scratch& scratch) {
-    if (thread) return;
+void run_add_norm(const AddNorm& a, Scratch& scratch) {
     normalise(a.norm, a.y, a.dim, scratch.row);
     for (int i = 0; i < a.dim; i++) a.x[i] += scratch.row[i];
 }
 
-void run_choose(const Choose& a, int thread, int threads) {
-    const Range mine = share(a.vocab, thread, threads);
+void choose_part(const Choose& a, int part) {
+    const Range mine = share(a.vocab, part, CHOICE_PARTS);
     float best = -INFINITY;
     int64_t index = mine.begin;
     int i = mine.begin;
-    for (; i + LANES <= mine.end; i += LANES) {
-        const f32x16 values = load<f32x16>(a.logits + i);
-        const float most = largest(values);
+    for (; i + PART_LANES <= mine.end; i += PART_LANES) {
+        const float most = largest(load<FloatPart>(a.logits + i));
         if (!(most > best)) continue;
         best = most;
         for (index = i; a.logits[index] != most;) index++;
     }
     for (; i < mine.end; i++)
         if (a.logits[i] > best) best = a.logits[i], index = i;
-    a.best[thread] = best;
-    a.best_index[thread] = index;
+    a.best[part] = best;
+    a.best_index[part] = index;
 }
 
-void run_advance(const Advance& a, int thread, int threads) {
-    if (thread) return;
+void run_advance(const Advance& a) {
     int winner = 0;
-    for (int other = 1; other < threads; other++)
+    for (int other = 1; other < CHOICE_PARTS; other++)
         if (a.best[other] > a.best[winner]) winner = other;
     *a.chosen = *a.token_id = a.best_index[winner];
     ++*a.position;
 }
 
-void run_route(const Route& a, int thread, Scratch& scratch) {
-    if (thread) return;
+void run_route(const Route& a, Scratch& scratch) {
     float* left = scratch.row;
     std::memcpy(left, a.logits, size_t(a.experts) * 4);
     for (int k = 0; k < a.used; k++) {
@@ -153,11 +151,13 @@ Matrix matrix_at(const Matrix& first, int place) {
     return matrix;
 }
 
-void run_experts_up(const ExpertsUp& a, int thread, int threads, Scratch& scratch) {
+void enter_experts_up(const ExpertsUp& a, Scratch& scratch) {
     prepare(scratch, a.rounding, 1, a.gate.columns);
     take_in(a.x, a.norm, a.gate.columns, 0, scratch);
+}
+
+void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
     const int rows = a.gate.rows, groups = num_groups(rows);
-    const Range mine = share(groups * a.used, thread, threads);
     for (int item = mine.begin; item < mine.end; item++) {
         const int k = item / groups, group = item % groups, expert = a.chosen[k], place = a.places[k];
         const int height = std::min(LANES, rows - group * LANES);
@@ -169,12 +169,15 @@ void run_experts_up(const ExpertsUp& a, int thread, int threads, Scratch& scratc
     }
 }
 
-void run_experts_down(const ExpertsDown& a, int thread, int threads, Scratch& scratch) {
-    const int rows = a.down.rows, columns = a.down.columns;
+void enter_experts_down(const ExpertsDown& a, Scratch& scratch) {
+    const int columns = a.down.columns;
     prepare(scratch, a.rounding, a.used, columns);
     const Norm none{NormKind::NONE, 0, nullptr, nullptr};
     for (int k = 0; k < a.used; k++) take_in(a.hidden + size_t(k) * columns, none, columns, k, scratch);
-    const Range mine = share(num_groups(rows), thread, threads);
+}
+
+void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
+    const int rows = a.down.rows;
     for (int group = mine.begin; group < mine.end; group++) {
         const int height = std::min(LANES, rows - group * LANES);
         f32x16 total{};
@@ -182,7 +185,7 @@ void run_experts_down(const ExpertsDown& a, int thread, int threads, Scratch& sc
             f32x16 y;
             multiply_group(matrix_at(a.down, a.places[k]), group, scratch.activations, k, 1, &y);
             if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * LANES, height);
-            total += splat(a.weights[k]) * y;
+            total += splat<f32x16>(a.weights[k]) * y;
         }
         float* out = a.x + group * LANES;
         store_some(load_some(out, height) + total, height, out);
@@ -191,18 +194,45 @@ void run_experts_down(const ExpertsDown& a, int thread, int threads, Scratch& sc
 
 }  // namespace
 
-void run_instruction(const Instruction& instruction, int thread, int threads, Scratch& scratch) {
+Deal deal_of(const Instruction& instruction, int threads) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
-        case Kind::EMBED: return run_embed(*(const Embed*)a, thread, scratch);
-        case Kind::LINEAR: return run_linear(*(const Linear*)a, thread, threads, scratch);
-        case Kind::ATTEND: return run_attend(*(const Attend*)a, thread, threads, scratch);
-        case Kind::ADD_NORM: return run_add_norm(*(const AddNorm*)a, thread, scratch);
-        case Kind::CHOOSE: return run_choose(*(const Choose*)a, thread, threads);
-        case Kind::ADVANCE: return run_advance(*(const Advance*)a, thread, threads);
-        case Kind::ROUTE: return run_route(*(const Route*)a, thread, scratch);
-        case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, thread, threads, scratch);
-        case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, thread, threads, scratch);
+        case Kind::LINEAR: return Deal::even(groups_of(*(const Linear*)a), threads);
+        case Kind::ATTEND: {
+            const auto& attend = *(const Attend*)a;
+            return {attend.heads, attend.heads / attend.kv_heads};
+        }
+        case Kind::CHOOSE: return {CHOICE_PARTS, CHOICE_PARTS / PORTIONS};
+        case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * ((const ExpertsUp*)a)->used, threads);
+        case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
+        default: return {};
+    }
+}
+
+void enter_instruction(const Instruction& instruction, Scratch& scratch) {
+    const void* a = instruction.arguments;
+    switch (instruction.kind) {
+        case Kind::LINEAR: return enter_linear(*(const Linear*)a, scratch);
+        case Kind::EXPERTS_UP: return enter_experts_up(*(const ExpertsUp*)a, scratch);
+        case Kind::EXPERTS_DOWN: return enter_experts_down(*(const ExpertsDown*)a, scratch);
+        default: return;
+    }
+}
+
+void run_units(const Instruction& instruction, Range units, Scratch& scratch) {
+    const void* a = instruction.arguments;
+    switch (instruction.kind) {
+        case Kind::EMBED: return run_embed(*(const Embed*)a, scratch);
+        case Kind::LINEAR: return run_linear(*(const Linear*)a, units, scratch);
+        case Kind::ATTEND: return run_attend(*(const Attend*)a, units, scratch);
+        case Kind::ADD_NORM: return run_add_norm(*(const AddNorm*)a, scratch);
+        case Kind::CHOOSE:
+            for (int part = units.begin; part < units.end; part++) choose_part(*(const Choose*)a, part);
+            return;
+        case Kind::ADVANCE: return run_advance(*(const Advance*)a);
+        case Kind::ROUTE: return run_route(*(const Route*)a, scratch);
+        case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, units, scratch);
+        case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, units, scratch);
     }
 }
 

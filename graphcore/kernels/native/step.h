@@ -2,9 +2,9 @@
 //
 //     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
 //
-// The whole team walks the list together, with a barrier after each instruction. What every thread needs of an
-// instruction's input (the norm, the rounding to eight bits) each thread computes for itself: that is cheaper than another
-// barrier. Activations are float32 throughout. The structs are mirrored in graphcore/kernels/instructions.py.
+// An instruction is a phase of the team's job. What every thread needs of its input (the norm, the rounding to eight bits)
+// each thread computes for itself: that is cheaper than a phase of its own. Activations are float32 throughout. The structs
+// are mirrored in graphcore/kernels/instructions.py.
 #pragma once
 
 #include "matrix.h"
@@ -66,12 +66,14 @@ struct AddNorm {
     int32_t dim;
 };
 
-// The index of the largest logit; the first of equal ones.
+constexpr int CHOICE_PARTS = 64;  // that the vocabulary is cut into for the choice of a token
+
+// The index of each part's largest logit; the first of equal ones.
 struct Choose {
     const float* logits;
     int32_t vocab;
-    float* best;         // [threads]
-    int64_t* best_index; // [threads]
+    float* best;         // [CHOICE_PARTS]
+    int64_t* best_index; // [CHOICE_PARTS]
 };
 
 struct Advance {
@@ -119,11 +121,16 @@ struct Instruction {
     const void* arguments;
 };
 
+// A thread's own memory.
 struct Scratch {
     Activations activations;
     float* row;  // as long as the longest row, or the scores of all heads that share keys
 };
 
-void run_instruction(const Instruction& instruction, int thread, int threads, Scratch& scratch);
+// What of an instruction can be done side by side.
+Deal deal_of(const Instruction& instruction, int threads);
+// What a thread computes for itself before its first units.
+void enter_instruction(const Instruction& instruction, Scratch& scratch);
+void run_units(const Instruction& instruction, Range units, Scratch& scratch);
 
 }  // namespace graphcore

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from graphcore.kernels.bandwidth import measure_read_bandwidth, native_sum
-from graphcore.kernels.library import build_library
+from graphcore.kernels.bandwidth import LEAST_NBYTES, measure_read_bandwidth, native_sum, read_buffer
+from graphcore.kernels.library import find_library
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
     """The kernels' library, from the cache that runs use."""
-    path = build_library(Path("~/.cache/graphcore/kernels").expanduser())
+    path = find_library(Path("~/.cache/graphcore/kernels").expanduser())
     if path is None:
         pytest.skip("no C++ compiler")
     return path
@@ -38,7 +38,7 @@ def test_a_buffer_that_is_no_whole_number_of_lines_is_our_mistake(library: Path)
 
 
 def test_the_better_reader_counts(library: Path) -> None:
-    found = measure_read_bandwidth(torch.device("cpu"), library, nbytes=64 * 10**5, repeats=2)
+    found = read_buffer(64 * 10**5, library, repeats=2)
     assert found.native is not None
     assert found.best == max(found.torch, found.native)
     assert 1e8 < found.best < 1e13
@@ -46,6 +46,22 @@ def test_the_better_reader_counts(library: Path) -> None:
 
 
 def test_without_kernels_torch_alone_reads() -> None:
-    found = measure_read_bandwidth(torch.device("cpu"), None, nbytes=6400, repeats=1)
+    found = read_buffer(6400, None, repeats=1)
     assert found.native is None
     assert found.best == found.torch
+
+
+@pytest.mark.parametrize(
+    ("free", "nbytes"), [(8 * LEAST_NBYTES, 3 * LEAST_NBYTES), (4 * LEAST_NBYTES, 2 * LEAST_NBYTES)]
+)
+def test_the_buffer_takes_half_of_what_is_free_at_most(monkeypatch: pytest.MonkeyPatch, free: int, nbytes: int) -> None:
+    monkeypatch.setattr("graphcore.memory_limit.free_nbytes", lambda root: free)
+    found = measure_read_bandwidth(torch.device("cpu"), None, nbytes=3 * LEAST_NBYTES, repeats=1)
+    assert found is not None
+    assert found.nbytes == nbytes
+
+
+def test_where_a_buffer_would_lie_in_caches_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphcore.memory_limit.free_nbytes", lambda root: 2 * LEAST_NBYTES - 1)
+    monkeypatch.setattr(torch, "ones", lambda *given: pytest.fail("memory was taken"))
+    assert measure_read_bandwidth(torch.device("cpu"), None) is None

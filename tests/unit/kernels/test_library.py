@@ -1,12 +1,15 @@
 """Building the kernels: once, under a key of all that matters, errors in one line; structures as C++ has them."""
 
 import ctypes
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from graphcore.compiler import TARGETS, find_compiler, prebuilt_name
 from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
 from graphcore.kernels import instructions as native_instructions
@@ -45,10 +48,20 @@ def test_what_is_built_can_be_called_and_nothing_else_is_left(built: Path) -> No
 
 
 @pytest.mark.usefixtures("write_source")
+def test_building_tells_how_many_sources_are_compiled_and_finding_tells_nothing(built: Path) -> None:
+    (library.SOURCES / "two.cpp").write_text('extern "C" int question() { return 6 * 9; }\n', encoding="utf-8")
+    told: list[tuple[str, int | None, int, int]] = []
+    path = build(built, on_progress=lambda *event: told.append(event))
+    assert told == [("build kernels", None, done, 2) for done in range(3)]
+    assert build(built, on_progress=lambda *event: told.append(event)) == path
+    assert len(told) == 3
+
+
+@pytest.mark.usefixtures("write_source")
 def test_a_library_that_is_there_is_not_built_again(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(built)
     compiled: list[object] = []
-    monkeypatch.setattr(library, "_compile", lambda *arguments: compiled.append(arguments))
+    monkeypatch.setattr(library, "build_libraries", lambda *arguments: compiled.append(arguments))
     assert build(built) == path
     assert compiled == []
 
@@ -77,12 +90,82 @@ def test_a_compiler_error_is_one_line_that_says_who_and_what(built: Path, write_
 
 
 @pytest.mark.usefixtures("write_source")
-@pytest.mark.usefixtures("write_source")
 def test_a_library_that_was_cut_short_is_built_again(built: Path) -> None:
     path = build(built)
     path.write_bytes(path.read_bytes()[:1000])
     assert build(built) == path
     assert ctypes.CDLL(str(path)).answer() == 42
+
+
+@pytest.mark.usefixtures("write_source")
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe no digest", b"0" * 64])
+def test_a_damaged_digest_has_the_library_built_again(built: Path, damage: bytes) -> None:
+    path = build(built)
+    digest = path.with_suffix(".sha256")
+    right = digest.read_bytes()
+    digest.write_bytes(damage)
+    assert build(built) == path
+    assert digest.read_bytes() == right
+
+
+def test_a_full_disk_is_no_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's own words for a disk without room, from a compiler that is there."""
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'g++: fatal error: write: No space left on device' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    find_compiler.cache_clear()
+    with pytest.raises(GraphError, match=r"cannot be kept in .*: No space left on device"):
+        build(tmp_path / "kernels")
+
+
+def prebuilt(folder: Path, *names: str) -> dict[str, Path]:
+    """Put an empty library of these very sources there for each target."""
+    folder.mkdir()
+    places = {one.name: folder / prebuilt_name(SOURCES, one) for one in TARGETS["x86_64"] if one.name in names}
+    for place in places.values():
+        place.touch()
+    return places
+
+
+V3 = "popcnt cx16 lahf_lm pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", "x86-64"),
+        (V3.replace("fma ", ""), "x86-64"),
+        (V3, "x86-64-v3"),
+        (V4.replace(" avx512_vnni", ""), "x86-64-v3"),
+        (V4, "x86-64-v4-vnni"),
+    ],
+)
+def test_the_best_library_that_the_processor_runs_is_chosen(
+    flags: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = prebuilt(tmp_path / "built", "x86-64", "x86-64-v3", "x86-64-v4-vnni")
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "built")
+    monkeypatch.setattr(library, "targets_here", lambda: TARGETS["x86_64"])
+    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(library, "open_library", lambda path: None)
+    assert library.prebuilt_library.__wrapped__() == places[expected]
+
+
+def test_a_library_built_ahead_counts_for_its_own_sources_and_only_if_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_source: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "built")
+    monkeypatch.setattr(library, "targets_here", lambda: TARGETS["x86_64"])
+    monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(V3.split()))
+    monkeypatch.setattr(library, "SOURCES", SOURCES)
+    prebuilt(tmp_path / "built", "x86-64")
+    assert library.prebuilt_library.__wrapped__() is None  # an empty file is no library
+    monkeypatch.setattr(library, "open_library", lambda path: None)
+    assert library.prebuilt_library.__wrapped__() is not None
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "sources")
+    assert library.prebuilt_library.__wrapped__() is None
 
 
 @pytest.mark.usefixtures("write_source", "built")
@@ -92,8 +175,19 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
         build(tmp_path / "file" / "kernels")
 
 
+def test_the_kernels_need_no_cpp_runtime(tmp_path: Path) -> None:
+    """Python is a C program: with every symbol looked up at once, what only libstdc++ defines would be missing."""
+    path = library.find_library(tmp_path)
+    if path is None:
+        pytest.skip("no kernels are here, and no C++ compiler works")
+    script = f"import ctypes; ctypes.CDLL({str(path)!r}, mode={os.RTLD_NOW})"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"libstdc++" not in path.read_bytes()
+
+
 def test_without_a_compiler_there_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_cpp_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_own_compiler", lambda: None)
     assert build(tmp_path / "kernels") is None
     assert not (tmp_path / "kernels").exists()
 

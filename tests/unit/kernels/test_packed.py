@@ -129,6 +129,33 @@ def test_rounded_products_are_those_of_the_rounded_activations(library: str, nam
             assert relative_error(y, expected(matrix, rounded(x, rounding))) < 2e-4
 
 
+@pytest.mark.parametrize("rounding", ["wide", "block", "token"])
+@pytest.mark.parametrize("byte", [0xFF, 0x7F, 0x77])  # the largest codes of most formats, of q8_0 and of E2M1
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_no_sum_overflows(library: str, name: str, byte: int, rounding: str) -> None:
+    """Activations of one size are rounded to the largest whole numbers exactly, so the products are float32's."""
+    matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
+    for tokens in (1, 8):
+        for x in (torch.full((tokens, matrix.dense.shape[1]), 3.0), torch.full((tokens, matrix.dense.shape[1]), -3.0)):
+            size = x.double().abs() @ matrix.dense.double().abs().T  # the products', which may cancel each other
+            assert ((product(matrix, library, x, rounding) - expected(matrix, x)) / size).abs().max() < 1e-5
+
+
+def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is float32's, rounded once; of one slice of rows and of several."""
+    monkeypatch.setattr("graphcore.kernels.packed.product_dtype", lambda _: torch.float32)
+    library = native_kernels()
+    for elements in (1 << 20, 1):
+        monkeypatch.setattr("graphcore.kernels.packed.SLICE_ELEMENTS", elements)
+        matrix, bias = stored_matrix("q4_k", 53, 512), torch.arange(53.0)
+        for dtype in (torch.bfloat16, torch.float16):
+            x = random_x(DENSE_TOKENS, 512, dtype)
+            y = product(matrix, library, x, "wide", bias.to(dtype))
+            assert y.dtype == dtype
+            assert relative_error(y, expected(matrix, x, bias)) < torch.finfo(dtype).eps / 4
+            assert torch.equal(y, product(matrix, library, x.float(), "wide", bias).to(dtype))
+
+
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
 def test_every_row_count_is_multiplied_to_its_last_row(library: str, name: str) -> None:
     for rows in ROWS:

@@ -1,0 +1,52 @@
+"""The control groups that this process is in: where the kernel shows what they allow.
+
+A container's limits are in no answer of the system's own (psutil, /proc/meminfo, os.cpu_count). Source: cgroups(7), the
+kernel's cgroup-v2.rst and the v1 documents of each controller.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def group_folders(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder of each group of a controller that this process is in, from its own up.
+
+    Args:
+        controller: "memory" or "cpu".
+        root: of the file system, for tests.
+
+    Yields:
+        The folder, and whether its files are version 2's.
+    """
+    for line in lines_of(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        is_v2 = number == "0" and not controllers
+        if not is_v2 and controller not in controllers.split(","):
+            continue
+        for mount, inside in _mounts(root, controller, is_v2):
+            is_inside = Path(path).is_relative_to(inside)
+            folder = mount / Path(path).relative_to(inside) if is_inside else mount
+            for group in (folder, *folder.parents):
+                if not group.is_relative_to(mount):
+                    break
+                yield group, is_v2
+
+
+def _mounts(root: Path, controller: str, is_v2: bool) -> Iterator[tuple[Path, str]]:
+    """Yield where the groups are mounted, and which of them is the mount's top. Source: proc(5), mountinfo."""
+    for line in lines_of(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind == ("cgroup2" if is_v2 else "cgroup") and (is_v2 or controller in options.split(",")):
+            _, _, _, inside, mount = before.split(" ")[:5]
+            yield root / mount.lstrip("/"), inside
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return a small file's lines; none if it is not there or not for us."""
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

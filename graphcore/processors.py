@@ -1,0 +1,98 @@
+"""The processors that this process may use, how its threads wait for each other, and what neighbours took of them."""
+
+import functools
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from graphcore.control_groups import ROOT, group_folders, lines_of
+from graphcore.errors import GraphError
+
+# What libgomp, torch's pool of threads, does while it waits for the next operation: by default it spins for
+# milliseconds, for which a busy machine has no core. So many rounds take about 0.2 ms: longer than between operations.
+SPIN_ROUNDS = "10000"
+SPIN_VARIABLE, SPIN_VARIABLES = "GOMP_SPINCOUNT", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+WAS_TORCH_LOADED = "torch" in sys.modules  # when graphcore was first imported
+
+
+def usable_processors(root: Path = ROOT) -> int:
+    """Return how many processors this process can keep busy: those it may run on, fewer under a control group's quota.
+
+    A quota of one and a half processors counts as two. Source: sched_setaffinity(2), cgroup-v2.rst (cpu.max),
+    scheduler/sched-bwc.rst.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota(folder, is_v2) for folder, is_v2 in group_folders("cpu", root)]
+    return max(1, min([allowed, *(quota for quota in quotas if quota is not None)]))
+
+
+def _quota(folder: Path, is_v2: bool) -> int | None:
+    """Return a group's quota in whole processors, rounded up; None if it has none."""
+    if is_v2:
+        words = " ".join(lines_of(folder / "cpu.max")).split()
+    else:
+        words = [*lines_of(folder / "cpu.cfs_quota_us"), *lines_of(folder / "cpu.cfs_period_us")]
+    if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():  # "max", and version 1's -1, are none
+        return None
+    return -(-int(words[0]) // int(words[1]))
+
+
+def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch's threads spin briefly while they wait, unless the user has said how they should.
+
+    It has no effect after torch was loaded (`spinning_note`).
+    """
+    if not WAS_TORCH_LOADED and not any(name in environment for name in SPIN_VARIABLES):
+        environment[SPIN_VARIABLE] = SPIN_ROUNDS
+
+
+def spinning_note() -> str:
+    """Return a line if torch was loaded before anybody could say how long its threads spin; else nothing."""
+    if WAS_TORCH_LOADED and not any(name in os.environ for name in SPIN_VARIABLES):
+        return (
+            "torch was imported before graphcore, so its threads spin while they wait, which is slow on a busy "
+            f"machine; import graphcore first, or set {SPIN_VARIABLE}={SPIN_ROUNDS}"
+        )
+    return ""
+
+
+def seconds_queued() -> float | None:
+    """Return the seconds that this process's threads were ready to run and had no processor; None if not counted.
+
+    Source: the kernel's scheduler/sched-stats.rst, /proc/<pid>/schedstat, second field, in nanoseconds.
+    """
+    total = 0
+    found = False
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        words = " ".join(lines_of(thread)).split()
+        if len(words) == 3:
+            total, found = total + int(words[1]), True
+    return total * 1e-9 if found else None
+
+
+def refuse_forked(num_threads: int) -> None:
+    """Return if this process may compute with several threads: a fork has copied none of those that there were.
+
+    The kernels' team and torch's pool would wait for them for ever.
+
+    Args:
+        num_threads: that will compute.
+
+    Raises:
+        GraphError: another process computed first, and this one was forked from it.
+    """
+    if num_threads > 1 and _first_process() != os.getpid():
+        raise GraphError(
+            f"this process was forked from process {_first_process()} after that had loaded a model, so it lacks the "
+            "threads that compute; load models after forking, use multiprocessing's 'spawn', or set threads=1"
+        )
+
+
+@functools.cache
+def _first_process() -> int:
+    """Return the process that first asked, a parent where this one was forked later."""
+    return os.getpid()

@@ -1,0 +1,67 @@
+"""What a start brings in: each package here costs more time than the rest of the start may take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphcore.device import find_cpp_compiler
+
+TINY = Path(__file__).parents[1] / "golden" / "tiny"
+COMPILER = ("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "triton", "networkx")
+RARE = ("transformers", "matplotlib", "gguf", "huggingface_hub", "pandas", "scipy", "graphcore.export")
+PROGRAM = """
+import json, sys
+from graphcore.tasks.main import main
+names = json.loads(sys.argv.pop(1))
+try:
+    main()
+finally:
+    print(json.dumps([name for name in names if name in sys.modules]))
+"""
+
+
+def run(tmp_path: Path, names: tuple[str, ...], *arguments: str) -> tuple[int, list[str]]:
+    """Run the command line in a process of its own: its exit status, and which of the modules it has imported."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(names), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def generate(tmp_path: Path, names: tuple[str, ...], *overrides: str) -> list[str]:
+    status, found = run(
+        tmp_path, names, "prompt_ids=[1,2,3]", f"model.checkpoint={TINY / 'qwen3'}", "max_new_tokens=3", *overrides
+    )
+    assert status == 0
+    (record,) = tmp_path.glob("outputs/*/*/result.json")
+    assert len(json.loads(record.read_text("utf-8"))["token_ids"]) == 3
+    return found
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param("auto", marks=pytest.mark.skipif(not find_cpp_compiler(), reason="needs built kernels")),
+        "eager",
+    ],
+)
+def test_one_sequence_brings_no_compiler_and_nothing_rare(graph: str, tmp_path: Path) -> None:
+    assert generate(tmp_path, (*COMPILER, *RARE), f"graph={graph}", "device=cpu") == []
+
+
+@pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
+def test_what_is_compiled_brings_the_compiler(tmp_path: Path) -> None:
+    """What the absence of the others is worth: these are the modules that compiling imports."""
+    found = generate(tmp_path, COMPILER[:2], "graph=compiled", "device=cpu", "model.num_hidden_layers=1")
+    assert found == [*COMPILER[:2]]
+
+
+@pytest.mark.parametrize(
+    ("argument", "status"),
+    [("--help", 0), ("--version", 0), ("caht", 2), ("promt=Hello", 2), ("model.checkpoint=/nowhere/model.gguf", 1)],
+)
+def test_help_and_mistakes_are_answered_without_torch(argument: str, status: int, tmp_path: Path) -> None:
+    names = ("torch", "numpy", "rich", "jinja2", "tokenizers", "psutil")
+    assert run(tmp_path, names, argument) == (status, [])
