@@ -46,7 +46,7 @@ def build_running(
     layer_groups = split_layers(len(model.spec.blocks), settings.streaming.layer_group_size)
     movement = movement_of(decoder, plan, layer_groups)
     compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
-    with compile_cache(compiled_dir), compiler_loading(is_needed=choices.graph != "eager"):
+    with compile_cache(compiled_dir), compiler_loading(is_needed=choices.prefill == "compiled"):
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None
     builder = _builder(model, parts, layer_groups, movement, compiled_dir, on_progress)
@@ -100,6 +100,7 @@ def _builder(
         choices.packing.library,
         head_parts=movement.heads,
         streamed=frozenset(movement.plan.streamed),
+        compiles=choices.prefill == "compiled",
         decode_kernels=_decode_kernels(choices, caches),
     )
 

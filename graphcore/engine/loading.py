@@ -1,23 +1,27 @@
 """From settings to everything that an engine has: model, parts, what runs and moves it, and its plan."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import Settings
-from graphcore.device import return_freed_memory
+from graphcore.device import return_freed_memory, use_threads
 from graphcore.engine.assembly import Assembly, prepare
 from graphcore.engine.building import Running, build_running
 from graphcore.engine.model import Model, open_model
 from graphcore.engine.planning import plan_run
-from graphcore.engine.transformers_model import TransformersModel, TransformersParts, load_transformers
 from graphcore.errors import PlanError
+from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.weights.plan import Plan
 
-AnyModel = Model | TransformersModel
-AnyParts = Assembly | TransformersParts
+if TYPE_CHECKING:
+    from graphcore.engine.transformers_model import TransformersModel, TransformersParts
+
+AnyModel: TypeAlias = "Model | TransformersModel"
+AnyParts: TypeAlias = "Assembly | TransformersParts"
 
 
 def load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts, Running, Plan]:
@@ -26,11 +30,10 @@ def load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts,
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
     """
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    loaded = load_own if settings.model.fallback is None else load_transformers
+    use_threads(settings.threads)
+    refuse_forked(torch.get_num_threads())
     try:
-        model, parts, running, plan = loaded(settings, on_progress)
+        model, parts, running, plan = _load(settings, on_progress)
     except torch.OutOfMemoryError as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
@@ -41,10 +44,20 @@ def load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts,
     return model, parts, running, plan
 
 
+def _load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts, Running, Plan]:
+    if settings.model.fallback is None:
+        return load_own(settings, on_progress)
+    from graphcore.engine.transformers_model import load_transformers  # optional, a dozen modules
+
+    return load_transformers(settings, on_progress)
+
+
 def load_own(settings: Settings, on_progress: Progress) -> tuple[Model, Assembly, Running, Plan]:
     """Return the same of a model of one of graphcore's own architectures."""
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
-    parts = prepare(settings, model)
+    if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
+        model.tokenizer.prepare_chat()
+    parts = prepare(settings, model, on_progress=on_progress)
     with torch.inference_mode():
         parts, plan, tier = plan_run(settings, model, parts)
         running = build_running(settings, model, parts, plan, tier, on_progress)

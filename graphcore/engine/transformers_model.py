@@ -159,6 +159,7 @@ def choose(settings: Settings, model: TransformersModel, config: "PreTrainedConf
         dtype=dtype,
         kv_dtype=dtype,
         graph="eager",
+        prefill="eager",
         context=context,
         batch_size=1 if runs_whole else settings.batch_size,
         prefill_chunk=context if runs_whole else min(settings.prefill_chunk, context),

@@ -2,20 +2,20 @@
 
 from dataclasses import replace
 
-import torch
-
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.checkpoint.page_cache import cached_share
-from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.byte_sizes import in_words, parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.assembly import Choices
 from graphcore.engine.group_jobs import THREADS
-from graphcore.engine.planning import CACHED, CPU, Tier, host_nbytes
+from graphcore.engine.machine import Machine
+from graphcore.engine.planning import CACHED, Tier, host_nbytes
 from graphcore.errors import PlanError
 from graphcore.streaming.jobs import BUFFER_NBYTES
 from graphcore.weights.device_costs import LIBRARIES
-from graphcore.weights.plan import Plan, free_nbytes, in_words, physical_nbytes
-from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
+from graphcore.weights.making import making_nbytes
+from graphcore.weights.plan import Plan
+from graphcore.weights.plan_streaming import Costs, Wishes, plan_streaming
 from graphcore.weights.skeleton_groups import SkeletonWeights
 
 
@@ -27,7 +27,7 @@ def plan_transformers(
     Raises:
         PlanError: it does not fit, on the device or in RAM; the message has the smallest budget that works.
     """
-    streaming = settings.streaming
+    streaming, machine = settings.streaming, Machine.here(choices.device)
     tier = choose_tier(settings, choices, weights)
     plan = plan_streaming(
         weights.sizes(),
@@ -42,18 +42,28 @@ def plan_transformers(
         ),
         Costs(
             kv_nbytes=lambda tokens: kv_nbytes(config, choices, tokens),
-            workspace_nbytes=workspace_nbytes(config, choices, attention) if streaming.policy != "off" else 0,
+            workspace_nbytes=workspace_nbytes(config, choices, attention),
             buffer_nbytes=buffer_nbytes(weights, tier) if choices.device.type == "cpu" else 0,
             overhead_nbytes=LIBRARIES if choices.device.type == "cuda" else 0,
+            loading_nbytes=loading_nbytes(weights, is_on_cpu=choices.device.type == "cpu"),
         ),
-        Memory(str(choices.device), free_nbytes(choices.device), physical_nbytes(choices.device)),
+        machine.memory,
     )
     if tier.kind == "host" and plan.is_streaming:
-        check_host(settings, choices.device, plan)
+        check_host(settings, machine, plan)
     context = plan.context or choices.context
     notes = (*choices.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
     chunk = min(choices.prefill_chunk, context)
     return replace(choices, context=context, prefill_chunk=chunk, notes=notes), plan, tier
+
+
+def loading_nbytes(weights: SkeletonWeights, is_on_cpu: bool) -> int:
+    """Return the bytes of RAM that making the largest weight takes, besides its place there."""
+    own = ((name, tensor) for name, tensor in weights.weights.items() if name not in weights.shared)
+    return max(
+        making_nbytes(weights.loader, name, None, tensor.dtype) + (0 if is_on_cpu else tensor.nbytes)
+        for name, tensor in own
+    )
 
 
 def kv_nbytes(config: ModelConfig, choices: Choices, tokens: int) -> int:
@@ -99,14 +109,14 @@ def choose_tier(settings: Settings, choices: Choices, weights: SkeletonWeights) 
     return Tier("disk", is_direct=True)
 
 
-def check_host(settings: Settings, device: torch.device, plan: Plan) -> None:
+def check_host(settings: Settings, machine: Machine, plan: Plan) -> None:
     """Return if the weights that wait in RAM fit there.
 
     Raises:
         PlanError: they do not; the message has what they need.
     """
     budget = parse_nbytes("streaming.host_memory_budget", settings.streaming.host_memory_budget)
-    free = free_nbytes(CPU) - (plan.total_nbytes if device.type == "cpu" else 0)
+    free = machine.ram_nbytes - (plan.peak_nbytes if machine.device.type == "cpu" else 0)
     needed, most = host_nbytes(plan), free if budget is None else min(budget, free)
     if needed > most:
         raise PlanError(

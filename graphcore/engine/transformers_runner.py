@@ -163,7 +163,7 @@ class TransformersRunner(TokenRunner):
         return torch.cat(parts, dim=1)
 
     def _begin(self, rows: Sequence[Sequence[int]]) -> None:
-        self.claim()
+        self.forget()
         lengths = list(map(len, rows))
         self.check_context(max(lengths))
         self.cached.restart(lengths)

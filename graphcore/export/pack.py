@@ -15,6 +15,9 @@ import torch
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.checkpoint.file_bytes import read_span
+from graphcore.checkpoint.span import Span
+from graphcore.config.byte_sizes import in_words
 from graphcore.engine.assembly import match_model
 from graphcore.engine.model import ROPE_FREQS, Model
 from graphcore.errors import CheckpointError, PlanError
@@ -25,8 +28,11 @@ from graphcore.export.model_fields import rope_divisors
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
-from graphcore.quant.packing_error import packing_error
-from graphcore.weights.plan import gib
+from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.weights.loader import PACKED_WEIGHTS, Loader
+from graphcore.weights.making import FLOAT32_NBYTES, packing_nbytes
+from graphcore.weights.pieces import first_row
+from graphcore.weights.plan import check_free, free_nbytes
 
 WRITTEN_DENSE = ("f32", "f16", "bf16")
 
@@ -57,8 +63,12 @@ class Packer:
     asked: str
 
     @cached_property
+    def _loader(self) -> Loader:
+        return match_model(self.model, torch.float32)[1]
+
+    @property
     def _sources(self) -> Mapping[str, TensorSource]:
-        return match_model(self.model, torch.float32)[1].sources
+        return self._loader.sources
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -134,10 +144,12 @@ class Packer:
 
         Raises:
             CheckpointError: a tensor cannot be packed.
-            PlanError: the disk is too small.
+            PlanError: the memory or the disk is too small.
             OSError: the disk is full after all, or the folder cannot be written to.
         """
         metadata = self.metadata()
+        instead = "a checkpoint whose tensors are stored row by row (not random:, not folded) takes less"
+        check_free("packing the largest tensor", self.peak_nbytes, free_nbytes(torch.device("cpu")), instead)
         with replaced_when_whole(path) as beside:
             self._check_room(path)
             with GGUFFile(beside, metadata.architecture, metadata.fields, self.entries) as file:
@@ -150,7 +162,7 @@ class Packer:
     def _check_room(self, path: Path) -> None:
         nbytes, free = sum(entry.nbytes for entry in self.entries), disk_usage(path.parent).free
         if nbytes > free:
-            raise PlanError(f"{path}: the packed model takes {gib(nbytes)}, the disk has {gib(free)} free")
+            raise PlanError(f"{path}: the packed model takes {in_words(nbytes)}, the disk has {in_words(free)} free")
 
     def _packed(self, entry: TensorEntry) -> tuple[torch.Tensor, float]:
         """Return a tensor's bytes, [nbytes] uint8, and its relative error."""
@@ -162,12 +174,76 @@ class Packer:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
         if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
             return self._moved_rows(self._members[entry.name][0].name), 0.0
+        one, raw, error, at = FORMATS[entry.encoding], torch.empty(entry.nbytes, dtype=torch.uint8), SquaredError(), 0
         try:
-            dense = self._dense(entry.name)
-            raw = FORMATS[entry.encoding].quantize(dense)
-        except CheckpointError as error:
-            raise type(error)(f"{checkpoint.source}: tensor '{entry.name}': {error}") from error
-        return raw, packing_error(dense, raw, FORMATS[entry.encoding], entry.shape)
+            for dense in self._dense_parts(entry):
+                part = one.quantize(dense)
+                raw[at : at + len(part)] = part
+                error, at = error + packing_error(dense, part, one, dense.shape), at + len(part)
+        except CheckpointError as refusal:
+            raise type(refusal)(f"{checkpoint.source}: tensor '{entry.name}': {refusal}") from refusal
+        return raw, error.relative
+
+    def _dense_parts(self, entry: TensorEntry) -> Iterator[torch.Tensor]:
+        """Yield the dense tensor in GGUF's form, some rows at a time where the file has rows one after another."""
+        plain = self._plain_rows(entry)
+        if plain is None:
+            yield self._dense(entry.name)
+            return
+        checkpoint, (stored, first) = self.model.checkpoint, plain
+        info, (span,) = checkpoint.tensors[stored], checkpoint.spans(stored)
+        row_nbytes = span.nbytes // info.shape[0]
+        for begin in range(0, entry.shape[0], self._rows_at_once(entry)):
+            count = min(self._rows_at_once(entry), entry.shape[0] - begin)
+            part = Span(span.file, span.offset + (first + begin) * row_nbytes, count * row_nbytes)
+            raw, shape = read_span(part, checkpoint.files[span.file], stored), (count, info.shape[1])
+            if info.encoding in DENSE_DTYPES:
+                yield raw.view(DENSE_DTYPES[info.encoding]).view(shape)
+            else:
+                yield FORMATS[info.encoding].dequantize(raw, shape)
+
+    def _rows_at_once(self, entry: TensorEntry) -> int:
+        return max(1, PACKED_WEIGHTS // entry.shape[-1])
+
+    def _plain_rows(self, entry: TensorEntry) -> tuple[str, int] | None:
+        """Return the stored tensor whose rows are the entry's, and the first of them; None if none is."""
+        if self.is_gguf:
+            source = TensorSource(entry.name)
+        else:
+            (member, *more) = self._members[entry.name]
+            source = self._sources[member.name]
+            if more or member.folds:
+                return None
+        info = self.model.checkpoint.tensors[source.name]
+        first = first_row(self._loader, source, info, None)
+        return None if first is None or len(entry.shape) != 2 else (source.name, first)
+
+    @cached_property
+    def peak_nbytes(self) -> int:
+        """Most bytes that packing takes at once: a tensor as it is written, and what it is made of."""
+        return max(map(self._packing_nbytes, self.entries))
+
+    def _packing_nbytes(self, entry: TensorEntry) -> int:
+        if entry.name == ROPE_FREQS:
+            return entry.nbytes
+        if self._plain_rows(entry) is not None:
+            return entry.nbytes + packing_nbytes(entry.num_elements)
+        names = [entry.name] if self.is_gguf else [self._sources[one.name].name for one in self._members[entry.name]]
+        stored = [self.model.checkpoint.tensors[name] for name in names]
+        read = sum(info.nbytes for info in stored)
+        is_dense = all(info.encoding in DENSE_DTYPES for info in stored)
+        dense = read if is_dense else FLOAT32_NBYTES * entry.num_elements
+        is_folded = not self.is_gguf and any(self._folds_of(one) for one in self._members[entry.name])
+        return (
+            entry.nbytes
+            + packing_nbytes(entry.num_elements)
+            + read
+            + (0 if is_dense else dense)
+            + (2 * dense if is_folded else 0)
+        )
+
+    def _folds_of(self, member: Member) -> bool:
+        return bool(member.folds or self._sources[member.name].folds)
 
     def _moved_rows(self, name: str) -> torch.Tensor:
         """Return the bytes of a packed tensor, its rows in the decoder's order: [nbytes] uint8."""

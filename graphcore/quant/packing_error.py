@@ -1,6 +1,7 @@
 """How far packed weights are from the dense ones they were made of."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -8,16 +9,39 @@ from graphcore.quant.format import Format
 from graphcore.quant.slices import slices_of_blocks
 
 
-def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, shape: Sequence[int]) -> float:
-    """Return the relative error: root of the summed squared differences over root of the summed squares.
+@dataclass(frozen=True)
+class SquaredError:
+    """Sums over some of a tensor's weights; those of its parts add up to those of the whole.
+
+    Attributes:
+        difference: of the squared differences.
+        size: of the squared weights.
+    """
+
+    difference: float = 0.0
+    size: float = 0.0
+
+    def __add__(self, other: "SquaredError") -> "SquaredError":
+        return SquaredError(self.difference + other.difference, self.size + other.size)
+
+    @property
+    def relative(self) -> float:
+        """Root of the summed squared differences over root of the summed squares.
+
+        0 for equal tensors, all zeros included; infinite if zeros became anything else.
+        """
+        if self.difference == 0.0:
+            return 0.0
+        return float("inf") if self.size == 0.0 else (self.difference / self.size) ** 0.5
+
+
+def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, shape: Sequence[int]) -> SquaredError:
+    """Return the error of a tensor, or of some of its rows.
 
     Args:
         dense: `shape`, any float dtype.
         raw: [nbytes] uint8, what `packed_as.quantize(dense)` gave; unpacked in slices.
         shape: torch order.
-
-    Returns:
-        0 for equal tensors, all zeros included; infinite if zeros became anything else.
     """
     packed_as.check_raw(raw, shape)
     blocks, decode = packed_as.decoder(raw)
@@ -27,6 +51,4 @@ def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, sha
         weights = weights_of[some].to(torch.float32)
         difference += decode(blocks[some]).sub_(weights).square_().sum(dtype=torch.float64).item()
         size += weights.square().sum(dtype=torch.float64).item()
-    if difference == 0.0:
-        return 0.0
-    return float("inf") if size == 0.0 else (difference / size) ** 0.5
+    return SquaredError(difference, size)

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.tasks.task import Record
-from graphcore.weights.plan import Plan, in_words
+from graphcore.weights.plan import Plan
 from graphcore.weights.prediction import Prediction
 
 Row = tuple[str, int, str]
@@ -84,14 +85,21 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     if plan.overhead_nbytes:
         yield "CUDA's libraries and graphs", plan.overhead_nbytes, "an estimate"
     yield "total", plan.total_nbytes, ""
+    yield "RAM while loading", plan.load_peak_nbytes, f"{in_words(plan.loading_nbytes)} of it to make weights"
     if plan.budget is not None:
-        yield "budget", plan.budget, f"{in_words(plan.budget - plan.total_nbytes)} unused" if plan_fits(plan) else ""
+        yield "budget", plan.budget, f"{in_words(plan.budget - plan.peak_nbytes)} unused" if plan_fits(plan) else ""
+    yield "free", free, ""
+
+
+def ram_rows(nbytes: int, free: int) -> Iterator[Row]:
+    """Yield what RAM holds besides the device, and what it has."""
+    yield "weights and their way", nbytes, "waiting for the device, or passing"
     yield "free", free, ""
 
 
 def plan_fits(plan: Plan) -> bool:
     """Return whether the plan keeps to its budget."""
-    return plan.budget is None or plan.total_nbytes <= plan.budget
+    return plan.budget is None or plan.peak_nbytes <= plan.budget
 
 
 def movement_line(plan: Plan, source: str, predicted: Prediction | None) -> str:
@@ -125,6 +133,7 @@ def memory_record(plan: Plan) -> Record:
         "buffer_bytes": plan.buffer_nbytes,
         "overhead_bytes": plan.overhead_nbytes,
         "total_bytes": plan.total_nbytes,
+        "load_peak_bytes": plan.load_peak_nbytes,
     }
 
 

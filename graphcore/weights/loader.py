@@ -9,11 +9,14 @@ from torch import Tensor
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.errors import CheckpointError
+from graphcore.kernels.packed import GROUP_ROWS
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
-from graphcore.quant.packing_error import packing_error
+from graphcore.quant.packing_error import SquaredError, packing_error
 from graphcore.weights.matching import SCALE
 from graphcore.weights.packed_weights import TERNARY, is_tied
+
+PACKED_WEIGHTS = 1 << 20  # of a matrix that are packed at a time, at load
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,17 @@ class Loader:
 
     Attributes:
         sources: stored tensor and folds of each of the decoder's weights.
-        errors: relative RMS error of each weight that was packed at load.
+        squared_errors: of each weight that was packed at load, as far as it has been.
     """
 
     checkpoint: Checkpoint
     sources: Mapping[str, TensorSource]
-    errors: dict[str, float] = field(default_factory=dict)
+    squared_errors: dict[str, SquaredError] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative RMS error of each weight that was packed at load."""
+        return {name: error.relative for name, error in self.squared_errors.items()}
 
     @property
     def is_tied(self) -> bool:
@@ -50,6 +58,10 @@ class Loader:
 
     def dense_of(self, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the weight `name` as `dense` does; `stored` is what the checkpoint's `read` gives."""
+        return self.folded(name, stored, dtype).to(dtype)
+
+    def folded(self, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight `name` dense and folded, in the stored dtype, or in `dtype` if it is stored packed."""
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
         if name.endswith(SCALE) and info.encoding == TERNARY:
@@ -64,7 +76,7 @@ class Loader:
             )
         for fold in source.folds:
             stored = fold.apply(stored)
-        return stored.to(dtype)
+        return stored
 
     def packed(self, name: str, packing: Packing) -> Tensor:
         """Return the weight `name` packed: [nbytes] uint8 on the CPU, [X, nbytes] where it is one for each expert.
@@ -72,22 +84,60 @@ class Loader:
         Raises:
             CheckpointError: the file changed under us, or has values that the format cannot hold.
         """
-        return self.packed_of(name, self.checkpoint.read(self.sources[name].name), packing)
+        source = self.sources[name]
+        shape = self.checkpoint.tensors[source.name].shape
+        out = torch.empty((*shape[:-2], packing.nbytes), dtype=torch.uint8)
+        self.pack_into(name, self.checkpoint.read(source.name), packing, out)
+        return out
 
-    def packed_of(self, name: str, stored: Tensor, packing: Packing) -> Tensor:
-        """Return the weight `name` as `packed` does; `stored` is what the checkpoint's `read` gives."""
+    def pack_into(self, name: str, stored: Tensor, packing: Packing, out: Tensor) -> None:
+        """Write the weight `name`, as `packed` returns it, to its place.
+
+        Args:
+            stored: what the checkpoint's `read` gives.
+        """
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
+        if info.encoding != packing.format:
+            dense = self.folded(name, stored, torch.float32)
+            for matrix, place in zip(_matrices(dense), _matrices(out, 1), strict=True):
+                self.pack_rows(name, matrix, packing, 0, place)
+            return
+        rows, scale = FORMATS[packing.format].split_rows(stored, info.shape)
+        for fold in source.folds:
+            rows, scale = fold.apply_packed(rows, scale)
+        for matrix, place in zip(_matrices(rows), _matrices(out, 1), strict=True):
+            packing.pack_rows(matrix.contiguous(), 0, place)
+            packing.write_scale(place, scale)
+
+    def pack_rows(
+        self, name: str, dense: Tensor, packing: Packing, begin: int, out: Tensor, threads: int | None = None
+    ) -> None:
+        """Pack dense rows of the weight `name` to their place, some at a time, and count their error.
+
+        Args:
+            dense: [R, I] any float dtype: rows begin .. begin + R - 1, folded.
+            begin: a multiple of GROUP_ROWS.
+            out: [nbytes] uint8, the whole matrix's.
+            threads: as for `Packing.pack_rows`.
+
+        Raises:
+            CheckpointError: weights that the format cannot hold.
+        """
         one = FORMATS[packing.format]
-        if info.encoding == packing.format:
-            rows, scale = one.split_rows(stored, info.shape)
-            for fold in source.folds:
-                rows, scale = fold.apply_packed(rows, scale)
-        else:
-            dense = self.dense_of(name, stored, torch.float32)
-            raw = one.quantize(dense)
-            self.errors[name] = packing_error(dense, raw, one, dense.shape)
-            rows, scale = one.split_rows(raw, dense.shape)
-        if rows.dim() == 2:
-            return packing.pack(rows, scale)
-        return torch.stack([packing.pack(expert, scale) for expert in rows])
+        step = max(GROUP_ROWS, PACKED_WEIGHTS // dense.shape[1] // GROUP_ROWS * GROUP_ROWS)
+        if not packing.can_split:  # one scale for all of it
+            step = len(dense)
+        for at in range(0, len(dense), step):
+            some = dense[at : at + step].to(torch.float32).contiguous()
+            raw = one.quantize(some)
+            before = self.squared_errors.get(name, SquaredError())
+            self.squared_errors[name] = before + packing_error(some, raw, one, some.shape)
+            rows, scale = one.split_rows(raw, some.shape)
+            packing.pack_rows(rows, begin + at, out, threads=threads)
+            packing.write_scale(out, scale)
+
+
+def _matrices(tensor: Tensor, dims: int = 2) -> list[Tensor]:
+    """Return the matrices that a tensor of one more dimension has, or the tensor alone."""
+    return [tensor] if tensor.dim() == dims else list(tensor)

@@ -30,12 +30,14 @@ class PackingPolicy:
         rounding: of activations before packed matrices, as in kernels/packed.py: "float", "wide" or "block".
         format: that dense matrices are packed as; "stored" leaves them dense.
         on_gpu: a GPU multiplies.
+        dense_nbytes: bytes that all weights may take unpacked where there are no kernels to multiply them packed.
     """
 
     library: Path | None
     rounding: str
     format: str = STORED
     on_gpu: bool = False
+    dense_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class WeightPacker:
 
     def pack(self, decoder: Decoder) -> None:
         """Have every matrix be packed whose stored tensor is, or for which the policy names a format."""
+        if self.unpacks_once(decoder):
+            return
         for prefix, group in decoder.groups():
             for path, module in group.named_modules():
                 name = prefix + (f"{path}." if path else "") + "weight"
@@ -64,6 +68,20 @@ class WeightPacker:
                         self._pack_experts(module, name.removesuffix("weight"))
         if is_tied(self.sources) and decoder.embed_tokens.packing is not None:
             decoder.head.lm_head.pack(decoder.embed_tokens.packing, self.policy.rounding)
+
+    def unpacks_once(self, decoder: Decoder) -> bool:
+        """Return whether matrices are unpacked at load, instead of for each product: without kernels, if they fit.
+
+        Blocks that round to int8 stay packed: unpacking a block's scale would change their arithmetic.
+        """
+        if self.policy.library is not None or self.policy.on_gpu or self.policy.format != STORED:
+            return False
+        if any(isinstance(one, Linear) and one.int8_order is not None for one in decoder.modules()):
+            return False
+        dense = sum(tensor.nbytes for _, group in decoder.groups() for tensor in group.buffers())
+        if is_tied(self.sources):
+            dense -= decoder.embed_tokens.weight.nbytes  # counted twice
+        return dense <= self.policy.dense_nbytes
 
     def _pack_embedding(self, embedding: Embedding, name: str) -> None:
         packing = self._packing(name, tuple(embedding.weight.shape))

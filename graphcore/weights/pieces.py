@@ -1,6 +1,7 @@
 """The one way from a checkpoint's bytes to a weight's place, for weights that stay and for weights that move.
 
-    RowsPiece     some rows of a stored tensor, copied, cast, unpacked or packed row by row     megabytes at a time
+    RowsPiece     some rows of a stored tensor, copied, cast, unpacked or repacked row by row   megabytes at a time
+    DenseRowsPiece   some dense rows, packed as quant= says                                     megabytes at a time
     TensorPiece   a whole stored tensor, where a fold or its form needs all of it at once
 
 Who reads the bytes, how many at a time and into what memory is the reader's business; a piece only says which bytes it
@@ -100,6 +101,37 @@ class RowsPiece:
 
 
 @dataclass(frozen=True)
+class DenseRowsPiece:
+    """Dense rows begin .. end - 1 of a weight that is packed at load.
+
+    Attributes:
+        info: of the stored tensor.
+        out: [nbytes] uint8, where the whole weight goes.
+    """
+
+    weight: str
+    spans: tuple[Span, ...]
+    loader: Loader
+    info: TensorInfo
+    packing: Packing
+    out: Tensor
+    begin: int
+    end: int
+
+    @property
+    def plain_place(self) -> None:
+        """Nowhere: the rows have to be packed."""
+
+    def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
+        """Pack the rows to their place."""
+        (raw,) = parts
+        dtype = DENSE_DTYPES[self.info.encoding]
+        aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
+        rows = aligned.view(dtype).view(self.end - self.begin, self.info.shape[1])
+        self.loader.pack_rows(self.weight, rows, self.packing, self.begin, self.out, threads)
+
+
+@dataclass(frozen=True)
 class TensorPiece:
     """A whole weight, by way of its whole stored tensor."""
 
@@ -116,12 +148,10 @@ class TensorPiece:
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Put the weight in its place; `threads` has no effect."""
         stored = self.loader.checkpoint.assemble(self.loader.sources[self.weight].name, parts)
-        made = (
-            self.loader.dense_of(self.weight, stored, self.out.dtype)
-            if self.packing is None
-            else self.loader.packed_of(self.weight, stored, self.packing)
-        )
-        self.out.copy_(made)
+        if self.packing is None:
+            self.out.copy_(self.loader.dense_of(self.weight, stored, self.out.dtype))
+        else:
+            self.loader.pack_into(self.weight, stored, self.packing, self.out)
 
 
 def pieces_of(
@@ -137,7 +167,8 @@ def pieces_of(
     """
     source = loader.sources[weight]
     info = loader.checkpoint.tensors[source.name]
-    first = first_row(loader, source, info, packing)
+    is_packed_here = packing is not None and info.encoding in DENSE_DTYPES and packing.can_split
+    first = first_row(loader, source, info, None if is_packed_here else packing)
     if first is None:
         is_whole = rows is None or len(rows) == info.shape[0]
         assert is_whole, f"{weight} has no rows of its own in the file"
@@ -147,24 +178,15 @@ def pieces_of(
     count = len(rows) if rows is not None else _num_rows(source, info)
     first += rows.start if rows is not None else 0
     step = max(ROWS, PIECE_NBYTES // row_nbytes // ROWS * ROWS)
-    return [
-        RowsPiece(
-            weight,
-            (
-                Span(
-                    span.file,
-                    span.offset + (first + begin) * row_nbytes,
-                    (min(begin + step, count) - begin) * row_nbytes,
-                ),
-            ),
-            info,
-            packing,
-            out,
-            begin,
-            min(begin + step, count),
-        )
-        for begin in range(0, count, step)
-    ]
+    pieces: list[Piece] = []
+    for begin in range(0, count, step):
+        end = min(begin + step, count)
+        spans = (Span(span.file, span.offset + (first + begin) * row_nbytes, (end - begin) * row_nbytes),)
+        if is_packed_here and packing is not None:
+            pieces.append(DenseRowsPiece(weight, spans, loader, info, packing, out, begin, end))
+        else:
+            pieces.append(RowsPiece(weight, spans, info, packing, out, begin, end))
+    return pieces
 
 
 def first_row(loader: Loader, source: TensorSource, info: TensorInfo, packing: Packing | None) -> int | None:

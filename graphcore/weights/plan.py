@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from graphcore import memory_limit
+from graphcore.config.byte_sizes import in_words
 from graphcore.errors import PlanError
 
 GIB = 1 << 30
@@ -74,6 +75,7 @@ class Plan:
         workspace_nbytes: what a step needs besides.
         buffer_nbytes: what reads land in on their way to a slot.
         overhead_nbytes: what a GPU's libraries, kernels and captured graphs take, as `device_costs` estimates it.
+        loading_nbytes: of RAM that making weights takes at once while they are loaded, besides their places.
         experts: those that do not stay; None where the model has none, or all stay.
         resident_expert_nbytes: of experts that stay.
         read_nbytes: weights that one decode step of one sequence reads.
@@ -96,6 +98,7 @@ class Plan:
     workspace_nbytes: int = 0
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
+    loading_nbytes: int = 0
     experts: ExpertPlan | None = None
     resident_expert_nbytes: int = 0
     read_nbytes: int = 0
@@ -147,8 +150,22 @@ class Plan:
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes that must fit."""
+        """Bytes that must fit when everything is there."""
         return self.weight_nbytes + self.kv_nbytes + self.workspace_nbytes + self.buffer_nbytes + self.overhead_nbytes
+
+    @property
+    def load_peak_nbytes(self) -> int:
+        """Most bytes of RAM while weights are loaded, those aside that wait there for the device.
+
+        Slots, caches and buffers are taken afterwards.
+        """
+        held = self.resident_nbytes + self.always_nbytes + self.resident_expert_nbytes
+        return self.loading_nbytes + (held if self.device == "cpu" else 0)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Most bytes on the device, now or while weights are loaded."""
+        return max(self.total_nbytes, self.load_peak_nbytes) if self.device == "cpu" else self.total_nbytes
 
     @property
     def streamed_nbytes(self) -> int:
@@ -174,7 +191,7 @@ class Plan:
         Raises:
             PlanError: it does not; the message has both figures and what to change.
         """
-        if self.total_nbytes > free_nbytes:
+        if self.peak_nbytes > free_nbytes:
             raise PlanError(f"{self.needs()}, {in_words(free_nbytes)} are free; {ADVICE}")
 
     def needs(self) -> str:
@@ -188,7 +205,11 @@ class Plan:
             ("CUDA's libraries and graphs", self.overhead_nbytes),
         )
         listed = ", ".join(f"{name} {in_words(nbytes)}" for name, nbytes in parts if nbytes)
-        return f"streaming={self.policy} needs {in_words(self.total_nbytes)} on {self.device} ({listed})"
+        needed = f"streaming={self.policy} needs {in_words(self.peak_nbytes)} on {self.device}"
+        if self.peak_nbytes > self.total_nbytes:
+            held, made = in_words(self.peak_nbytes - self.loading_nbytes), in_words(self.loading_nbytes)
+            return f"{needed} while loading (weights {held}, making them {made})"
+        return f"{needed} ({listed})"
 
 
 ADVICE = "use streaming=auto, or a smaller model, dtype or context_length"
@@ -201,20 +222,22 @@ def free_nbytes(device: torch.device) -> int:
     return memory_limit.free_nbytes()
 
 
+def check_free(purpose: str, needed: int, free: int, instead: str) -> None:
+    """Return if that many bytes can be taken.
+
+    Args:
+        purpose: who takes them, and where.
+        instead: what to do otherwise.
+
+    Raises:
+        PlanError: fewer are free.
+    """
+    if needed > free:
+        raise PlanError(f"{purpose} takes {in_words(needed)}, {in_words(free)} are free; {instead}")
+
+
 def physical_nbytes(device: torch.device) -> int:
     """Return the memory that a device has, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return memory_limit.physical_nbytes()
-
-
-def gib(nbytes: float) -> str:
-    """Return the size in GiB, for people."""
-    return f"{nbytes / GIB:.2f} GiB"
-
-
-def in_words(nbytes: float) -> str:
-    """Return the size for people who may have little of it: in GiB, MiB or bytes."""
-    if nbytes >= GIB // 10:
-        return gib(nbytes)
-    return f"{nbytes / (1 << 20):.2f} MiB" if nbytes >= 1 << 17 else f"{nbytes:.0f} bytes"

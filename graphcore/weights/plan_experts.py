@@ -50,7 +50,7 @@ def with_experts(plan: Plan, experts: ExpertSizes | None, wishes: ExpertWishes, 
 def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, budget: int) -> Plan:
     """Return the plan with as many experts on the device as its budget allows."""
     assert plan.experts is not None, "there is nothing to grow"
-    room = budget - plan.total_nbytes
+    room = budget - plan.peak_nbytes
     if not plan.experts.are_mapped:
         if wishes.cap is not None:
             return plan

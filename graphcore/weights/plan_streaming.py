@@ -10,13 +10,15 @@ head first, then experts, then the table, of which a token reads a row only.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.errors import PlanError
 from graphcore.weights.arrangement import arrangements
-from graphcore.weights.plan import ADVICE, Plan, in_words
+from graphcore.weights.plan import ADVICE, Plan
 from graphcore.weights.plan_experts import ExpertWishes, with_experts, with_more_experts
 from graphcore.weights.weight_sizes import WeightSizes
 
 LEAST_CONTEXT = 512  # tokens that a context is halved down to, where none was asked for
+GRAIN = 10**6  # bytes, to which the largest budget is rounded down: what is free differs a little from start to start
 AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # of free memory: a CPU's is shared with the rest of the system
 
 
@@ -74,12 +76,14 @@ class Costs:
         workspace_nbytes: activations and scratch of the largest step.
         buffer_nbytes: of reads on their way to a slot, if anything streams.
         overhead_nbytes: what a GPU's libraries and graphs take; 0 elsewhere.
+        loading_nbytes: of RAM that making weights takes at once, besides their places.
     """
 
     kv_nbytes: Callable[[int], int]
     workspace_nbytes: int = 0
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
+    loading_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,31 +116,33 @@ def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Mem
     tried: list[Plan] = []
     for context, prefetch in tries:
         plans = list(_plans(sizes, wishes, costs, memory.device, context, prefetch))
-        fitting = [plan for plan in plans if plan.total_nbytes <= budget]
+        fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
         if fitting:
             grown = _grown(min(fitting, key=_badness), sizes, wishes, budget)
-            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes, memory)))
+            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes)))
         tried += plans
-    smallest = min(tried, key=lambda plan: plan.total_nbytes)
-    raise PlanError(_refusal(smallest, wishes, budget, memory), replace(smallest, budget=budget))
+    smallest = min(tried, key=lambda plan: plan.peak_nbytes)
+    raise PlanError(_refusal(smallest, wishes, budget), replace(smallest, budget=budget))
 
 
 def budget_of(wishes: Wishes, memory: Memory) -> int:
-    """Return the bytes that the plan has to keep to: what was asked for, at most what is free.
+    """Return the bytes that the plan has to keep to: what was asked for, or a share of what is free.
 
     Raises:
-        PlanError: more was asked for than the device has.
+        PlanError: more was asked for than can be taken.
     """
     if wishes.budget is None:
         # Without streaming nothing grows to fill what is there, so nothing has to be left.
         share = 1.0 if wishes.policy == "off" else AUTO_SHARE[memory.device.partition(":")[0]]
         return int(memory.free_nbytes * share)
-    if wishes.budget > memory.physical_nbytes:
+    if wishes.budget > memory.free_nbytes:
+        most = memory.free_nbytes // GRAIN * GRAIN
         raise PlanError(
-            f"streaming.memory_budget is {in_words(wishes.budget)}, but {memory.device} has "
-            f"{in_words(memory.physical_nbytes)} in all; ask for less, or leave it at auto"
+            f"streaming.memory_budget is {in_words(wishes.budget)}, but {in_words(memory.free_nbytes)} can be taken on "
+            f"{memory.device}, which has {in_words(memory.physical_nbytes)} in all; the largest that works now is "
+            f"{most} bytes; ask for no more, or leave it at auto"
         )
-    return min(wishes.budget, memory.free_nbytes)
+    return wishes.budget
 
 
 def _plans(
@@ -154,6 +160,7 @@ def _plans(
         always_nbytes=sizes.always,
         workspace_nbytes=costs.workspace_nbytes,
         overhead_nbytes=costs.overhead_nbytes,
+        loading_nbytes=costs.loading_nbytes,
         read_nbytes=sizes.read_nbytes,
     )
     for arrangement in arrangements(wishes.policy, sizes):
@@ -183,19 +190,13 @@ def _grown(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
         return plan
     plan = with_more_experts(plan, sizes.experts, wishes.experts, budget)
     may_keep_table = wishes.policy == "auto" and not sizes.is_tied
-    if may_keep_table and not plan.is_embedding_resident and plan.total_nbytes + sizes.embedding <= budget:
-        return replace(plan, is_embedding_resident=True)
-    return plan
+    with_table = replace(plan, is_embedding_resident=True)
+    return with_table if may_keep_table and with_table.peak_nbytes <= budget else plan
 
 
-def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes, memory: Memory) -> Iterator[str]:
+def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes) -> Iterator[str]:
     if plan.context != wishes.context:
         yield f"context_length={plan.context}, because {wishes.context} tokens of KV cache do not fit in the budget"
-    if wishes.budget is not None and wishes.budget > memory.free_nbytes:
-        yield (
-            f"streaming.memory_budget is {in_words(wishes.budget)}, but {in_words(memory.free_nbytes)} are free on "
-            f"{memory.device}, which is what the plan keeps to"
-        )
     if wishes.policy == "auto" and not plan.is_streaming:
         yield "streaming=auto: everything fits, so nothing streams"
     if plan.streamed and plan.num_slots == 1 and wishes.prefetch is None and wishes.mode == "async":
@@ -204,14 +205,13 @@ def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes, memory: Memory) -> It
         yield "streaming.expert_cache has no effect: the model has no experts"
 
 
-def _refusal(smallest: Plan, wishes: Wishes, budget: int, memory: Memory) -> str:
+def _refusal(smallest: Plan, wishes: Wishes, budget: int) -> str:
     """Return why no plan keeps to the budget, and what would."""
-    is_asked = wishes.budget is not None and wishes.budget <= memory.free_nbytes
-    has = f"the budget is {in_words(budget)}" if is_asked else f"{in_words(budget)} are free"
+    has = f"{in_words(budget)} are free" if wishes.budget is None else f"the budget is {in_words(budget)}"
     context = f"at context_length={smallest.context} "
     if wishes.policy == "off":
-        return f"{smallest.needs()}, {has}; {ADVICE}; {smallest.total_nbytes} bytes would do {context}".rstrip()
+        return f"{smallest.needs()}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
     return (
         f"{smallest.needs()} at least, {has}; the smallest streaming.memory_budget that works {context}is "
-        f"{smallest.total_nbytes} bytes; a smaller layer_group_size, prefetch, context_length or batch_size needs less"
+        f"{smallest.peak_nbytes} bytes; a smaller layer_group_size, prefetch, context_length or batch_size needs less"
     )

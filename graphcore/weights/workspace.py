@@ -11,16 +11,20 @@ from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec
 ROPE_BYTES = 4
 
 
-def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtype) -> int:
+def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtype, *, is_eager: bool = False) -> int:
     """Return an upper bound of the bytes that one prefill chunk of all sequences takes at once, and the logits.
 
     Args:
         tokens: T, of the longest chunk.
         dtype: compute dtype.
+        is_eager: whether the chunk's operations run one by one, each with an answer of its own.
     """
     rows = batch * tokens
     block = max(_block_nbytes(one, dtype.itemsize) for one in spec.blocks)
     residual = 3 * spec.dim * RESIDUAL_DTYPE.itemsize  # before, after attention, after the MLP
+    if is_eager:  # a norm's four steps and an activation; the C library keeps what they free
+        residual += 4 * spec.dim * RESIDUAL_DTYPE.itemsize
+        block += max(one.mlp.hidden for one in spec.blocks) * dtype.itemsize
     ropes = len(spec.ropes) * spec.blocks[0].attention.head_dim * ROPE_BYTES * 2
     logits = 2 * batch * spec.vocab * 4
     return rows * (residual + block + ropes) + logits

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from graphcore.config.byte_sizes import in_words
+from graphcore.device import use_threads
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.tasks.output import OutputError
 from graphcore.tasks.running import group_note, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
-from graphcore.weights.plan import gib
 
 WITHOUT_EFFECT = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "context_length")
 
@@ -40,22 +41,24 @@ def run(context: Context, task: PackSettings) -> Record:
             "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"
         )
     path = output_path(task)
+    use_threads(settings.threads)
     began = time.perf_counter()
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
     if model.path is not None and model.path.exists() and path.exists() and path.samefile(model.path):
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
-    notes = group_note(settings, model.config.model_type)
+    notes = group_note(context, model.config.model_type)
     for note in notes:
         console.note(note)
+    packer = Packer(model, settings.quant.format)
     try:
-        tensors = list(Packer(model, settings.quant.format).pack(path, console.progress))
+        tensors = list(packer.pack(path, console.progress))
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written ({error.strerror or error}); free space or choose task.output=..."
         ) from error
     nbytes = path.stat().st_size
     console.table(
-        f"{path}: {gib(nbytes)}", ("format", "tensors", "bytes", "largest relative error"), table_rows(tensors)
+        f"{path}: {in_words(nbytes)}", ("format", "tensors", "bytes", "largest relative error"), table_rows(tensors)
     )
     return {
         "model": {
@@ -66,6 +69,7 @@ def run(context: Context, task: PackSettings) -> Record:
         "notes": list(notes),
         "output": {"path": str(path.resolve()), "bytes": nbytes},
         "format": settings.quant.format,
+        "memory": {"packing_bytes": packer.peak_nbytes},
         "pack_seconds": time.perf_counter() - began,
         "tensors": [tensor_record(tensor) for tensor in tensors],
         "total": total_record(tensors),

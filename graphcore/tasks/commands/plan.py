@@ -2,33 +2,38 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import MISSING
 
 from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
-from graphcore.device import find_cpp_compiler, resolve_device
-from graphcore.engine.assembly import Choices, choose_graph, prepare
+from graphcore.device import use_threads
+from graphcore.engine.assembly import Assembly, Choices, prepare
+from graphcore.engine.machine import Machine, Speeds
 from graphcore.engine.model import open_model
-from graphcore.engine.planning import plan_run
-from graphcore.engine.rates import measure_rates
+from graphcore.engine.planning import Tier, plan_run, ram_nbytes
+from graphcore.engine.rates import measure_rates, moves_weights
 from graphcore.engine.transformers_model import open_transformers
 from graphcore.engine.weight_stream import way_to
-from graphcore.errors import ConfigError, PlanError
+from graphcore.errors import PlanError
 from graphcore.progress import Progress
+from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
 from graphcore.tasks.plan_report import (
     group_rows,
     memory_record,
     movement_line,
     planned_groups,
     prediction_record,
+    ram_rows,
     streaming_record,
     tier_rows,
 )
 from graphcore.tasks.running import group_note, name_of, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
-from graphcore.weights.plan import Plan, free_nbytes, in_words
+from graphcore.weights.plan import Plan
 from graphcore.weights.prediction import Rates, predict
 from graphcore.weights.weight_sizes import sizes_of
 
@@ -38,8 +43,11 @@ class PlanSettings:
     """conf/task/plan.yaml."""
 
     name: str = MISSING
-    link_gb_per_second: float | None = MISSING
-    memory_gb_per_second: float | None = MISSING
+    device_memory: Any = MISSING  # a size as `byte_sizes.parse_nbytes` reads it, or None; and so are the others
+    ram: Any = MISSING
+    link: Any = MISSING
+    disk: Any = MISSING
+    bandwidth: Any = MISSING
 
 
 @dataclass(frozen=True)
@@ -48,38 +56,45 @@ class Outcome:
 
     Attributes:
         source: where streamed weights wait, "disk" or "host"; empty if the plan does not fit.
+        ram_nbytes: of weights in RAM, besides what the device holds.
         expert_nbytes: of all experts.
         rates: given or measured; None where they are not known.
         error: why it does not fit, or None.
+        note: why there are no rates; empty if there are.
     """
 
     config: ModelConfig
     choices: Choices
     plan: Plan
     source: str
+    ram_nbytes: int = 0
     expert_nbytes: int = 0
     rates: Rates | None = None
     error: PlanError | None = None
+    note: str = ""
 
 
 def run(context: Context, task: PlanSettings) -> Record:
     """Print the plan; what cannot fit is a failure."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
-    rates = rates_of(task)
-    device = resolve_device(settings.device)
-    choose_graph(settings.graph.kind, device, find_cpp_compiler() is not None)
-    free = free_nbytes(device)  # before rates are measured, which takes some
-    outcome = planned(settings, rates, console.progress)
+    use_threads(settings.threads)
+    speeds = speeds_of(task.link, task.disk, task.bandwidth)
+    machine = machine_of(settings, task.device_memory, task.ram)
+    outcome = planned(settings, machine, speeds, console.progress)
     config, choices, plan = outcome.config, outcome.choices, outcome.plan
     predicted = predict(plan, outcome.rates) if outcome.rates and outcome.error is None else None
-    for note in (*choices.notes, *group_note(settings, config.model_type)):
+    for note in (*choices.notes, *group_note(context, config.model_type), *([outcome.note] if outcome.note else [])):
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
+    free = machine.memory.free_nbytes
     title = f"{name_of(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
-    for heading, rows in ((f"{title}: weights", group_rows(groups)), (f"{title}: device", tier_rows(plan, free))):
+    tiers = [("weights", group_rows(groups)), ("device", tier_rows(plan, free))]
+    if outcome.ram_nbytes:
+        tiers.append(("RAM", ram_rows(outcome.ram_nbytes, machine.ram_nbytes)))
+    for name, rows in tiers:
         cells = [[name, f"{nbytes:,}", in_words(nbytes), where] for name, nbytes, where in rows]
-        console.table(heading, ("", "bytes", "", "where"), cells)
+        console.table(f"{title}: {name}", ("", "bytes", "", "where"), cells)
     if outcome.error is None:
         console.line(movement_line(plan, outcome.source, predicted))
     return {
@@ -87,57 +102,62 @@ def run(context: Context, task: PlanSettings) -> Record:
         **_ran(settings, config, choices),
         "streaming": streaming_record(plan, outcome.source),
         "groups": [{"name": one.name, "bytes": one.nbytes, "place": one.place} for one in groups],
-        "memory": memory_record(plan),
+        "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
+        "planned_for": machine_record(machine, speeds),
         "predicted": prediction_record(predicted),
         "budget_bytes": plan.budget,
         "free_bytes": free,
     }
 
 
-def rates_of(task: PlanSettings) -> Rates | None:
-    """Return the rates that were given, or None.
-
-    Raises:
-        ConfigError: one is not positive, or given without the other.
-    """
-    given = {"link_gb_per_second": task.link_gb_per_second, "memory_gb_per_second": task.memory_gb_per_second}
-    for key, value in given.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"task.{key}={value} must be more than 0")
-    if task.link_gb_per_second is None and task.memory_gb_per_second is None:
-        return None
-    if task.link_gb_per_second is None or task.memory_gb_per_second is None:
-        raise ConfigError("task.link_gb_per_second and task.memory_gb_per_second are needed both; give the other, too")
-    return Rates(task.link_gb_per_second * 1e9, task.memory_gb_per_second * 1e9)
-
-
-def planned(settings: Settings, rates: Rates | None, on_progress: Progress) -> Outcome:
+def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress) -> Outcome:
     """Return the plan, or the smallest one where none fits.
 
     Args:
-        rates: as given; None measures them, for graphcore's own models.
+        speeds: as given; what is left out is measured on this machine, for graphcore's own models.
 
     Raises:
         GraphcoreError: as for a load.
     """
     if settings.model.fallback is not None:
         model, parts, plan, tier = open_transformers(settings, on_progress)
+        rates = speeds.rates(machine, tier.kind, plan.is_streaming)
         return Outcome(model.config, parts.choices, plan, tier.kind, rates=rates)
     own = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
-    assembly = prepare(settings, own)
+    assembly = prepare(settings, own, choices_for(machine, settings, own))
     experts = sizes_of(assembly.decoder, assembly.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
-        assembly, plan, tier = plan_run(settings, own, assembly)
+        assembly, plan, tier = plan_run(settings, own, assembly, machine)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(own.config, assembly.choices, error.smallest, "", expert_nbytes, rates, error)
-    if rates is None:
-        on_progress("measure", None, 0, 0)
-        link_to = way_to(assembly.choices.device, settings.streaming.pinned_memory)
-        rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size, link_to)
-    return Outcome(own.config, assembly.choices, plan, tier.kind, expert_nbytes, rates)
+        return Outcome(own.config, assembly.choices, error.smallest, "", 0, expert_nbytes, error=error)
+    rates, note = known_rates(settings, assembly, plan, tier, machine, speeds, on_progress)
+    held = ram_nbytes(assembly, plan, tier)
+    return Outcome(own.config, assembly.choices, plan, tier.kind, held, expert_nbytes, rates, note=note)
+
+
+def known_rates(
+    settings: Settings,
+    assembly: Assembly,
+    plan: Plan,
+    tier: Tier,
+    machine: Machine,
+    speeds: Speeds,
+    on_progress: Progress,
+) -> tuple[Rates | None, str]:
+    """Return the rates, given or measured, or None and why there are none."""
+    moves = moves_weights(plan, tier)
+    rates, missing = speeds.rates(machine, tier.kind, moves), speeds.missing(machine, tier.kind, moves)
+    if rates is not None or not machine.is_here:
+        keys = " and ".join(f"task.{name}" for name in missing)
+        return rates, f"tokens/s are left out: give {keys}" if missing else ""
+    on_progress("measure", None, 0, 0)
+    link_to = way_to(assembly.choices.device, settings.streaming.pinned_memory)
+    rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size, speeds, link_to)
+    low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
+    return rates, "" if rates else low
 
 
 def _fit(outcome: Outcome) -> Record:
@@ -157,10 +177,22 @@ def _ran(settings: Settings, config: ModelConfig, choices: Choices) -> Record:
         "device": str(choices.device),
         "dtype": str(choices.dtype).removeprefix("torch."),
         "kv_dtype": str(choices.kv_dtype).removeprefix("torch."),
-        "graph": {"kind": choices.graph},
+        "graph": {"kind": choices.graph, "prefill": choices.prefill},
         "context_length": choices.context,
         "threads": torch.get_num_threads(),
         "notes": list(choices.notes),
+    }
+
+
+def machine_record(machine: Machine, speeds: Speeds) -> Record:
+    """Return the machine that was planned for, and the rates that were given for it."""
+    return {
+        "this_machine": machine.is_here,
+        "device_memory_bytes": None if machine.device.type == "cpu" else machine.memory.free_nbytes,
+        "ram_bytes": machine.ram_nbytes,
+        "link_bytes_per_second": speeds.link,
+        "disk_bytes_per_second": speeds.disk,
+        "bandwidth_bytes_per_second": speeds.bandwidth,
     }
 
 

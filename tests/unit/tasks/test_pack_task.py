@@ -96,6 +96,25 @@ def test_an_interrupted_run_leaves_no_file(run_task: RunTask, tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("source", [TINY / "llama3", TINY / "qwen3.gguf", TINY / "gpt2"])
+def test_memory_that_is_too_small_is_noticed_first(
+    run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    asked = (f"model.checkpoint={source}", "quant=q8_0")
+    needed = run_pack(run_task, path, *asked).record["memory"]["packing_bytes"]
+    largest = max(info.nbytes for info in GGUFCheckpoint(path).tensors.values())
+    assert largest < needed < largest + (64 << 20)
+    path.unlink()
+    monkeypatch.setattr("graphcore.export.pack.free_nbytes", lambda device: needed - 1)
+    run = run_pack(run_task, path, *asked)
+    assert run.status == 1
+    assert "packing the largest tensor takes" in str(run.error)
+    assert not path.exists()
+    monkeypatch.setattr("graphcore.export.pack.free_nbytes", lambda device: needed)
+    assert run_pack(run_task, path, *asked).status == 0
+
+
 def test_a_disk_that_is_too_small_is_noticed_first(
     run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +122,7 @@ def test_a_disk_that_is_too_small_is_noticed_first(
         free = 1000
 
     monkeypatch.setattr("graphcore.export.pack.disk_usage", lambda _: Usage)
-    assert "the disk has 0.00 GiB free" in str(run_pack(run_task, tmp_path / "model.gguf").error)
+    assert "the disk has 1000 bytes free" in str(run_pack(run_task, tmp_path / "model.gguf").error)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

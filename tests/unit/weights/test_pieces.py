@@ -23,7 +23,7 @@ from graphcore.errors import CheckpointError
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 from graphcore.weights import pieces
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import Piece, RowsPiece, TensorPiece, copy_bytes, pieces_of, row_span
+from graphcore.weights.pieces import DenseRowsPiece, Piece, RowsPiece, TensorPiece, copy_bytes, pieces_of, row_span
 
 OURS = "ours"
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -72,8 +72,8 @@ def put_together(loader: Loader, made: Sequence[Piece], shift: int = 1) -> None:
 
 def covers(made: Sequence[Piece], rows: int) -> bool:
     """Return whether the pieces are consecutive rows, all of them, each once."""
-    assert all(isinstance(piece, RowsPiece) for piece in made)
-    bounds = [(piece.begin, piece.end) for piece in made if isinstance(piece, RowsPiece)]
+    assert all(isinstance(piece, RowsPiece | DenseRowsPiece) for piece in made)
+    bounds = [(piece.begin, piece.end) for piece in made if isinstance(piece, RowsPiece | DenseRowsPiece)]
     return [begin for begin, _ in bounds] == [0, *(end for _, end in bounds[:-1])] and bounds[-1][1] == rows
 
 
@@ -162,14 +162,31 @@ def test_packed_rows_are_packed_piece_by_piece_as_they_are_whole(
         assert torch.equal(out, loader.packed(OURS, packing))
 
 
-def test_a_tensor_that_is_packed_at_load_is_one_piece(tmp_path: Path) -> None:
-    tensor = torch.randn(48, 64)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_that_is_packed_at_load_is_packed_a_few_rows_at_a_time(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.randn(1990, 1024).to(dtype)
     loader = saved(tmp_path, tensor)
+    packing = StoredPacking("q8_0", 1990, 1024)
+    out = torch.zeros(packing.nbytes, dtype=torch.uint8)
+    made = pieces_of(loader, OURS, packing, out)
+    assert len(made) > 1
+    assert covers(made, 1990)
+    put_together(loader, made)
+    quantized = gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType.Q8_0)
+    assert torch.equal(out, torch.from_numpy(quantized).view(-1))
+    theirs = torch.from_numpy(gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0))
+    error = (theirs.double() - tensor.double()).norm() / tensor.double().norm()
+    assert loader.errors == {OURS: pytest.approx(error.item(), rel=1e-6)}
+
+
+def test_a_tensor_that_is_folded_and_packed_at_load_is_one_piece(tmp_path: Path) -> None:
+    tensor = torch.randn(64, 48)
+    loader = saved(tmp_path, tensor, Transpose())
     packing = StoredPacking("q8_0", 48, 64)
     out = torch.zeros(packing.nbytes, dtype=torch.uint8)
     (one,) = pieces_of(loader, OURS, packing, out)
     put_together(loader, [one])
-    quantized = gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    quantized = gguf.quants.quantize(tensor.T.contiguous().numpy(), gguf.GGMLQuantizationType.Q8_0)
     assert torch.equal(out, torch.from_numpy(quantized).view(-1))
 
 

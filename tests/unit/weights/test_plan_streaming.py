@@ -194,23 +194,36 @@ def test_an_expert_cache_without_experts_is_said_to_have_no_effect() -> None:
     assert plan.notes == ("streaming.expert_cache has no effect: the model has no experts",)
 
 
-def test_a_budget_above_physical_memory_is_refused() -> None:
+@pytest.mark.parametrize("asked", [10 * GIB + 1, 17 * GIB])
+def test_a_budget_above_what_can_be_taken_is_refused_and_the_largest_that_is_named_works(asked: int) -> None:
     memory = Memory("cuda:0", free_nbytes=10 * GIB, physical_nbytes=16 * GIB)
-    assert plan_of(SIZES, wishes("on", 16 * GIB), memory=memory).budget == 10 * GIB
-    with pytest.raises(PlanError, match=r"memory_budget is 17.00 GiB, but cuda:0 has 16.00 GiB in all"):
-        plan_of(SIZES, wishes("on", 17 * GIB), memory=memory)
+    with pytest.raises(PlanError) as caught:
+        plan_of(SIZES, wishes("on", asked), memory=memory)
+    said = f"is {asked / GIB:.2f} GiB, but 10.00 GiB can be taken on cuda:0, which has 16.00 GiB in all"
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    largest = int(str(caught.value).partition("the largest that works now is ")[2].split()[0])
+    assert 10 * GIB - 10**6 < largest <= 10 * GIB
+    assert plan_of(SIZES, wishes("on", largest), memory=memory).budget == largest
+
+
+def test_a_load_that_takes_more_than_what_stays_is_counted() -> None:
+    costs = replace(COSTS, loading_nbytes=50_000)
+    whole = 6000 + 3000 + 3000 + 11  # all weights, before the cache and the workspace are there
+    plan = plan_of(SIZES, wishes("off", 100_000), costs)
+    assert (plan.load_peak_nbytes, plan.peak_nbytes) == (whole + 50_000, whole + 50_000)
+    with pytest.raises(PlanError, match=f"while loading .*{whole + 50_000} bytes would do"):
+        plan_of(SIZES, wishes("off", whole + 49_999), costs)
+    streamed = plan_of(SIZES, wishes("on", 60_000), costs)
+    assert streamed.load_peak_nbytes == 50_000 + 11
+    on_gpu = plan_of(SIZES, wishes("off", 60_000), costs, replace(PLENTY, device="cuda:0"))
+    assert (on_gpu.load_peak_nbytes, on_gpu.peak_nbytes) == (50_000, on_gpu.total_nbytes)
 
 
 def test_an_auto_budget_is_a_share_of_what_is_free() -> None:
     assert budget_of(wishes("on"), Memory("cpu", 1000, 2000)) == 900
     assert budget_of(wishes("auto"), Memory("cuda:1", 1000, 2000)) == 950
     assert budget_of(wishes("off"), Memory("cpu", 1000, 2000)) == 1000
-
-
-def test_a_budget_above_what_is_free_is_cut_to_it_and_said() -> None:
-    plan = plan_of(SIZES, wishes("on", GIB), memory=Memory("cpu", GIB // 2, 2 * GIB))
-    assert plan.budget == GIB // 2
-    assert "memory_budget is 1.00 GiB, but 0.50 GiB are free on cpu" in plan.notes[0]
 
 
 def test_refusals_say_what_is_needed_and_what_there_is() -> None:
@@ -221,8 +234,8 @@ def test_refusals_say_what_is_needed_and_what_there_is() -> None:
     assert ", the budget is 4.00 GiB; use streaming=auto, or a smaller model" in str(caught.value)
     with pytest.raises(PlanError) as caught:
         plan_of(big, wishes("on"), memory=Memory("cpu", GIB, 16 * GIB))
-    assert "streaming=on needs 1.25 GiB on cpu (weights 0.25 GiB, slots 1.00 GiB, " in str(caught.value)
-    assert ", 0.90 GiB are free; the smallest streaming.memory_budget that works at context_length=100 is " in str(
+    assert "streaming=on needs 1.25 GiB on cpu (weights 256.0 MiB, slots 1.00 GiB, " in str(caught.value)
+    assert ", 921.6 MiB are free; the smallest streaming.memory_budget that works at context_length=100 is " in str(
         caught.value
     )
     assert "\n" not in str(caught.value)

@@ -1,0 +1,110 @@
+"""task=plan for a machine that is not this one, against arithmetic by hand: no GPU, no weights, no file is there."""
+
+from typing import Any
+
+import pytest
+from chat_folder import TINY
+from task_runs import RunTask
+
+from graphcore.engine.machine import RESERVE_NBYTES
+
+GIB = 1 << 30
+SEVENTY = ("task=plan", "model=llama3_70b", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")
+ANYWHERE = ("device=auto", "graph=auto")
+GPU = ("task.device_memory=14GiB", "task.ram=64GiB", "task.link=25GB", "task.bandwidth=1000GB")
+# Llama 3 70B: dim 8192, 28672 hidden, 80 layers, 64 heads and 8 kv heads of 128, 128256 tokens. 256 weights take 148
+# bytes as kernels hold q4_k (144 in a file), and 210 in q6_k, which is what the head has.
+Q4, Q6 = 148 / 256, 210 / 256
+LAYER = int((2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 28672 * 8192) * Q4)
+TABLE, HEAD = int(128256 * 8192 * Q4), int(128256 * 8192 * Q6)
+
+
+def plan_of_70b(run_task: RunTask, *overrides: str) -> dict[str, Any]:
+    return run_task(*SEVENTY, *ANYWHERE, *overrides).record
+
+
+def test_a_70b_under_14_gib_of_device_memory_is_planned_without_a_gpu(run_task: RunTask) -> None:
+    record = plan_of_70b(run_task, "streaming=auto", *GPU)
+    assert (record["device"], record["fits"]) == ("cuda:0", True)
+    places = {group["name"]: (group["bytes"], group["place"]) for group in record["groups"]}
+    assert places["layers.40"][0] == LAYER == 494_665_728
+    assert places["embed_tokens"] == (TABLE, "gathered")
+    assert places["head"] == (HEAD, "streamed")
+    # A key or value tensor has 8 heads x 4096 tokens x 128 x 2 bytes, 8 MiB: two share one of torch's 20 MiB segments.
+    assert record["memory"]["kv_bytes"] == 80 * 20 * (1 << 20)
+    kept = sum(place == "resident" for name, (_, place) in places.items() if name.startswith("layers."))
+    assert record["memory"]["total_bytes"] <= record["budget_bytes"] == int(14 * GIB * 0.95)
+    assert record["budget_bytes"] - record["memory"]["total_bytes"] < LAYER  # one more would not fit
+    moved = (80 - kept) * LAYER + HEAD
+    assert record["streaming"]["bytes_per_token"] == moved
+    assert record["streaming"]["source"] == "host"
+    predicted = record["predicted"]
+    assert predicted["copy_seconds"] == pytest.approx(moved / 25e9)
+    assert predicted["compute_seconds"] == pytest.approx((80 * LAYER + HEAD) / (0.8 * 1000e9), rel=1e-3)  # norms
+    assert predicted["tokens_per_second"] == pytest.approx(25e9 / moved)
+    # What streams waits in RAM, with the table; memory that cannot be locked takes two slots and read buffers more.
+    assert moved + TABLE <= record["memory"]["ram_bytes"] < moved + TABLE + 2 * HEAD + (64 << 20)
+
+
+def test_files_feed_a_gpu_no_faster_than_the_disk(run_task: RunTask) -> None:
+    record = plan_of_70b(run_task, "streaming=on", "streaming.source=disk", "task.disk=2GB", *GPU)
+    moved = 80 * LAYER + HEAD
+    assert record["streaming"]["source"] == "disk"
+    assert record["predicted"]["copy_seconds"] == pytest.approx(moved / 2e9)
+    assert record["memory"]["ram_bytes"] < 3 * HEAD
+
+
+def test_ram_that_is_too_small_is_refused_with_what_it_takes(run_task: RunTask) -> None:
+    run = run_task(*SEVENTY, *ANYWHERE, "streaming=auto", "task.device_memory=14GiB", "task.ram=16GiB")
+    assert run.status == 1
+    assert "streaming.source=host needs" in str(run.error)
+    assert "use streaming.source=disk" in str(run.error)
+
+
+def test_a_machine_without_a_gpu_streams_from_its_disk(run_task: RunTask) -> None:
+    asked = ("streaming=on", "task.ram=8GiB", "task.disk=3GB", "task.bandwidth=50GB/s")
+    record = plan_of_70b(run_task, *asked)
+    assert (record["device"], record["streaming"]["source"]) == ("cpu", "disk")
+    assert record["memory"]["overhead_bytes"] == 0
+    assert record["memory"]["kv_bytes"] == 80 * 2 * 8 * 4096 * 128 * 2
+    assert record["free_bytes"] == 8 * GIB - RESERVE_NBYTES
+    moved = record["streaming"]["bytes_per_token"]
+    assert moved == pytest.approx(80 * LAYER + HEAD, rel=1e-3)  # the kernels' form pads rows
+    assert record["predicted"]["tokens_per_second"] == pytest.approx(3e9 / moved)
+
+
+def test_without_rates_the_plan_is_made_and_the_speed_left_out(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = plan_of_70b(run_task, "streaming=auto", "task.device_memory=14GiB", "task.ram=64GiB")
+    assert record["fits"] is True
+    assert record["predicted"]["tokens_per_second"] is None
+    assert "tokens/s are left out: give task.bandwidth and task.link" in capsys.readouterr().err
+    assert record["planned_for"] == {
+        "this_machine": False,
+        "device_memory_bytes": 14 * GIB,
+        "ram_bytes": 64 * GIB - RESERVE_NBYTES,
+        "link_bytes_per_second": None,
+        "disk_bytes_per_second": None,
+        "bandwidth_bytes_per_second": None,
+    }
+
+
+def test_what_fits_streams_nothing_and_needs_the_bandwidth_alone(run_task: RunTask) -> None:
+    record = plan_of_70b(run_task, "streaming=off", "task.device_memory=80GiB", "task.bandwidth=2000GB")
+    assert record["streaming"]["bytes_per_token"] == 0
+    read = 80 * LAYER + HEAD
+    assert record["predicted"]["tokens_per_second"] == pytest.approx(0.8 * 2000e9 / read, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["device=cpu", "task.device_memory=14GiB"], "device=cpu contradicts the machine that task=plan describes"),
+        (["device=cuda", "task.ram=14GiB"], "give task.device_memory, too"),
+        (["device=auto", "task.device_memory=0"], "task.device_memory=0 must be more than 0 bytes"),
+        (["task.ram=8GiB", "streaming=on", "streaming.memory_budget=9GiB"], "8.00 GiB in all"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(run_task: RunTask, overrides: list[str], said: str) -> None:
+    assert said in str(run_task("task=plan", f"model.checkpoint={TINY / 'llama3'}", *overrides).error)
