@@ -8,7 +8,6 @@ from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS, NESTED_TYPES, C
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.registry import nearest
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration ties by the outer flag
 OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
@@ -62,7 +61,7 @@ def _defaults_of(model_type: str, source: str) -> ClassDefaults:
 
 def _unsupported(model_type: str, source: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{source}: model_type {quoted(model_type)} is not supported{nearest(model_type, CLASS_DEFAULTS)}; "
+        f"{source}: model_type {quoted(model_type)} is not supported; "
         f"known: {_known()}; choose a checkpoint of one of these, or run it through transformers with "
         "model.fallback=transformers"
     )

@@ -7,7 +7,6 @@ from graphcore.checkpoint.config_defaults import BITNET, GEMMA3_TEXT, GPT2, GPT_
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.registry import nearest
 
 ARCHITECTURES: Mapping[str, ClassDefaults] = {
     "llama": LLAMA,  # also Mistral, SmolLM2 and TinyLlama
@@ -123,8 +122,8 @@ def gguf_keys(fields: Fields) -> GGUFKeys:
         raise CheckpointError(f"{fields.source}: lacks general.architecture; fetch the file again or convert it anew")
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(
-            f"{fields.source}: architecture {quoted(architecture)} is not supported"
-            f"{nearest(architecture, ARCHITECTURES)}; known: {', '.join(sorted(ARCHITECTURES))}; "
+            f"{fields.source}: architecture {quoted(architecture)} is not supported; "
+            f"known: {', '.join(sorted(ARCHITECTURES))}; "
             "choose a checkpoint of one of these"
         )
     return GGUFKeys(fields, architecture, ARCHITECTURES[architecture])

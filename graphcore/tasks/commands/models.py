@@ -1,0 +1,178 @@
+"""task=models: say which models are in the cache and which model=... stands for, or remove one; torch is not needed."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
+from graphcore.checkpoint.sources.source import PackageSource, parse_source
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.published import PublishedModel, published_models
+from graphcore.errors import ConfigError
+from graphcore.registry import nearest
+from graphcore.tasks.columns import columns
+from graphcore.tasks.task import Context, Record, Task
+
+UNKNOWN = "not recorded"
+
+
+@dataclass
+class ModelsSettings:
+    """conf/task/models.yaml."""
+
+    name: str = MISSING
+    remove: str | None = MISSING
+    confirmed: bool = MISSING
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A cached model, and what is known of it.
+
+    Attributes:
+        name: str, to remove it by: the model group's that stands for it, else its file's or its repository's.
+        licence: str, of the weights, where a model group states it.
+    """
+
+    name: str
+    licence: str
+    cached: StoredModel
+
+
+def run(context: Context, task: ModelsSettings) -> Record:
+    """Remove what is to be removed, then print what there is."""
+    folder = Path(context.settings.cache_dir).expanduser()
+    published = published_models()
+    listed = list_cached(folder, published)
+    removed: list[StoredModel] = []
+    if task.remove is not None:
+        going = find(listed, task.remove)
+        if not confirm(going, task.confirmed):
+            context.console.line("nothing was removed")
+        else:
+            remove(going.cached)
+            context.console.line(f"removed {going.name}: {in_words(going.cached.nbytes)}, {going.cached.path}")
+            removed.append(going.cached)
+        listed = list_cached(folder, published)
+    rest = nbytes_of(folder) - sum(one.cached.nbytes for one in listed)
+    for line in report(folder, listed, published, rest):
+        context.console.line(line)
+    return {
+        "cache_dir": str(folder),
+        "cached": [record_of(one) for one in listed],
+        "other_bytes": rest,
+        "removed": [one.source for one in removed],
+        "removed_bytes": sum(one.nbytes for one in removed),
+        "models": [
+            {"name": one.name, "source": one.source, "licence": one.licence, "bytes": one.nbytes} for one in published
+        ],
+    }
+
+
+def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Listed]:
+    """Return what the cache holds, each under the name of the model group that stands for it, if one does."""
+    groups = {model.source: model for model in published}
+    listed = []
+    for cached in cached_models(folder):
+        group = groups.get(cached.source)
+        listed.append(Listed(group.name if group else cached.file, group.licence if group else UNKNOWN, cached))
+    return listed
+
+
+def find(listed: Sequence[Listed], name: str) -> Listed:
+    """Return the cached model of that name; its source is a name, too.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    found = [one for one in listed if name in (one.name, one.cached.source)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        sources = ", ".join(one.cached.source for one in found)
+        raise ConfigError(f"task.remove={name} names {len(found)} models; give the source of one: {sources}")
+    names = [one.name for one in listed]
+    known = f"it holds {', '.join(names)}" if names else "it holds no model"
+    raise ConfigError(f"task.remove={name} is not in the cache{nearest(name, names)}; {known}")
+
+
+def confirm(going: Listed, is_confirmed: bool) -> bool:
+    """Return whether a model is to go, asking at the terminal.
+
+    Raises:
+        ConfigError: there is no terminal to ask at.
+    """
+    what = f"{in_words(going.cached.nbytes)} in {going.cached.path}"
+    if is_confirmed:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigError(f"task.remove={going.name} deletes {what}; add task.confirmed=true where nobody can be asked")
+    print(f"remove {going.name}: {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def report(folder: Path, listed: Sequence[Listed], published: Sequence[PublishedModel], rest: int) -> list[str]:
+    """Return the lines to print, folded for a terminal and whole for a pipe."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    cached = [
+        [
+            one.name if one.cached.is_whole else f"{one.name} (unfinished)",
+            in_words(one.cached.nbytes),
+            one.licence,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one.cached.last_used)),
+            short_source(one.cached.source),
+        ]
+        for one in listed
+    ]
+    there = {one.cached.source for one in listed}
+    known = [
+        [
+            model.name,
+            in_words(model.nbytes),
+            model.licence,
+            "yes" if model.source in there else "no",
+            short_source(model.source),
+        ]
+        for model in published
+    ]
+    held = in_words(sum(one.cached.nbytes for one in listed))
+    return [
+        f"In {folder}: {held} in {len(listed)} model{'' if len(listed) == 1 else 's'}; {in_words(rest)} besides",
+        "",
+        *(columns(("NAME", "SIZE", "LICENCE", "LAST USED", "FROM"), cached, width) if cached else ()),
+        *([""] if cached else []),
+        "What model=NAME stands for:",
+        "",
+        *columns(("NAME", "SIZE", "LICENCE", "CACHED", "FROM"), known, width),
+    ]
+
+
+def short_source(source: str) -> str:
+    """Return a source without the paths inside its packages."""
+    parsed = parse_source(source) if source != "pypi:" else None
+    if not isinstance(parsed, PackageSource):
+        return source
+    first, *more = parsed.parts
+    return f"pypi:{first.package}@{first.version}{f' and {len(more)} more' if more else ''}"
+
+
+def record_of(listed: Listed) -> Record:
+    """Return what result.json has of a cached model."""
+    cached = listed.cached
+    return {
+        "name": listed.name,
+        "source": cached.source,
+        "licence": None if listed.licence == UNKNOWN else listed.licence,
+        "path": str(cached.path),
+        "bytes": cached.nbytes,
+        "whole": cached.is_whole,
+        "last_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(cached.last_used)),
+    }
+
+
+MODELS = Task("models", ModelsSettings, run, needs_torch=False)
