@@ -1,7 +1,7 @@
 """Builds the parts of a `Tokenizer` from a GGUF file's metadata, and keeps what it built.
 
 Building Gemma's 262,144 tokens takes seconds and loading them from a file a fraction of one, so the result is kept as
-`<cache_dir>/tokenizers/<sha256 of the vocabulary>.json`.
+`<cache_dir>/tokenizers/<sha256 of the vocabulary>.json`, with its own hash beside it (`graphcore.checked_file`).
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import tokenizers
 
-from graphcore.errors import TokenizerError
+from graphcore.checked_file import read_checked, write_checked
 from graphcore.tokenizer.gguf_bpe import build_bpe
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import SENTENCEPIECE, GGUFVocab, TokenType, read_token_id, read_vocab
 from graphcore.tokenizer.parts import TokenizerParts
 from graphcore.tokenizer.splitters import SPLITTERS
-from graphcore.tokenizer.tokenizer_json import read_tokenizer_json, write_tokenizer_json
+from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json
 
 END_OF_TURN = (
     "<|im_end|>",  # Qwen, SmolLM
@@ -66,20 +66,15 @@ def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | Non
 
 
 def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
-    """Return the kept tokenizer, or build and keep it; a kept file that is damaged is built again."""
+    """Return the kept tokenizer, or build and keep it; a kept file that is not as it was written is built again."""
     built_from = repr((_BUILD, tokenizers.__version__, SPLITTERS, vocab.digest()))
     path = folder / f"{hashlib.sha256(built_from.encode()).hexdigest()}.json"
-    if path.is_file():
-        try:
-            kept = read_tokenizer_json(path)
-        except TokenizerError as error:
-            _log.warning("%s; building it again", error)
-        else:
-            if kept.get_vocab_size() == len(vocab.tokens):
-                return kept
+    kept = read_checked(path)
+    if kept is not None:
+        return parse_tokenizer_json(kept, str(path))
     backend = _build(vocab)
     try:
-        write_tokenizer_json(backend, path)
+        write_checked(path, backend.to_str().encode())
     except OSError as error:
         _log.warning("%s: the built tokenizer cannot be kept (%s); the next start builds it again", path, error)
     return backend

@@ -172,9 +172,9 @@ class _Reader:
 
 def _distinct(tokens: tuple[str, ...], source: str) -> tuple[str, ...]:
     """Return the tokens with empty ones named, as llama.cpp names them; refuse a spelling that has two ids."""
-    named = tuple(token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens))
+    named = tuple([token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)])
+    if len(set(named)) == len(named):
+        return named
     ids = {token: token_id for token_id, token in enumerate(named)}
-    twice = next((token for token_id, token in enumerate(named) if ids[token] != token_id), None)
-    if twice is not None:
-        raise TokenizerError(f"{source}: tokenizer.ggml.tokens has '{twice}' twice; the file is damaged")
-    return named
+    twice = next(token for token_id, token in enumerate(named) if ids[token] != token_id)
+    raise TokenizerError(f"{source}: tokenizer.ggml.tokens has '{twice}' twice; the file is damaged")

@@ -113,6 +113,8 @@ def _read_json(path: Path) -> dict[str, object]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
         raise TokenizerError(f"{path}: not JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):
@@ -130,7 +132,10 @@ def _token_texts(config: Mapping[str, object]) -> dict[str, str]:
 def _token_id(backend: tokenizers.Tokenizer, texts: Mapping[str, str], name: str, folder: Path) -> int | None:
     if name not in texts:
         return None
-    token_id = backend.token_to_id(texts[name])
+    try:
+        token_id = backend.token_to_id(texts[name])
+    except UnicodeEncodeError:  # half a surrogate pair, which no vocabulary holds
+        token_id = None
     if token_id is None:
         raise TokenizerError(f"{folder}: {name} '{texts[name]}' is not in tokenizer.json; the files do not match")
     return token_id
@@ -164,6 +169,9 @@ def _vocab_size(model: Mapping[str, object]) -> int | None:
 def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{jinja}: is not UTF-8 (byte {error.start}); fetch the file again") from error
     processor = _read_json(folder / "chat_template.json")
     return default_template(processor.get("chat_template", config.get("chat_template")), str(folder))

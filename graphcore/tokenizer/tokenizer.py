@@ -6,18 +6,23 @@ from pathlib import Path
 from typing import Self
 
 from graphcore.errors import TokenizerError
+from graphcore.tokenizer.chat_encoding import encode_apart
 from graphcore.tokenizer.chat_template import ChatTemplate, Message
+from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
+from graphcore.tokenizer.marking import TemplateWords
 from graphcore.tokenizer.parts import TokenizerParts
+from graphcore.tokenizer.tokenizer_json import without_panics
 
 
 class Tokenizer:
     """Encodes and decodes as the model's own tokenizer does.
 
-    Special tokens that are spelt out in a text ("<|im_end|>") become their ids, as in transformers: clean a text from
-    strangers before it gets here. Spaces before punctuation are kept when decoding (transformers' and llama.cpp's
-    "clean up" is not done), so that decoding what was encoded gives the text back.
+    Control tokens that are spelt out in a text ("<|im_end|>") become their ids, as in transformers, unless it is to be
+    encoded as plain text; those that a conversation's messages spell are plain text, unless they are to be parsed.
+    Spaces before punctuation are kept when decoding (transformers' and llama.cpp's "clean up" is not done), so that
+    decoding what was encoded gives the text back.
 
     Args:
         model_path: a Hugging Face folder.
@@ -57,19 +62,24 @@ class Tokenizer:
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
         """Ids that `decode` leaves out unless told otherwise."""
+        self._controls = ControlTokens(parts.backend, parts.eos_ids, parts.chat_template or "")
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, is_plain: bool = False) -> list[int]:
         """Return the ids of a text, with BOS and EOS around it where the checkpoint asks for them.
+
+        Args:
+            is_plain: encode control tokens that the text spells as text, not as their ids.
 
         Raises:
             TokenizerError: the text is not valid Unicode, or holds a token that the model has no embedding for.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            message = f"the text is not valid Unicode at character {error.start}; give it as UTF-8"
-            raise TokenizerError(message) from error
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        _check_unicode(text)
+        encode = self._controls.plain if is_plain else self._controls.parsed
+        with without_panics(self._parts.source):
+            ids = encode(text, add_special_tokens).ids
+        return self._checked(ids)
+
+    def _checked(self, ids: list[int]) -> list[int]:
         limit = self._parts.id_limit
         if limit is not None and ids and max(ids) >= limit:
             raise TokenizerError(
@@ -86,7 +96,8 @@ class Tokenizer:
         """
         if ids and min(ids) < 0:
             raise TokenizerError(f"token id {min(ids)} is negative")
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with without_panics(self._parts.source):
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def id_to_piece(self, token_id: int) -> str:
         """Return the vocabulary's own spelling of an id; empty for rows that only pad the embedding."""
@@ -126,19 +137,60 @@ class Tokenizer:
             add_generation_prompt: end with what opens the model's turn.
 
         Raises:
-            TokenizerError: there is no chat template, or it refuses the messages.
+            TokenizerError: there is no chat template, or no messages of plain data.
+            TemplateError: the template gives no text for them; see `ChatTemplate.render`.
         """
         return self._chat_template.render(messages, self._parts.template_variables, add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Return the ids of a conversation; the template writes BOS itself, so none is added."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+    def prepare_chat(self) -> None:
+        """Have the chat template's process, if there is a template, start beside what the caller does next."""
+        if self.has_chat_template:
+            self._chat_template.start()
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, parses_messages: bool = False
+    ) -> list[int]:
+        """Return the ids of a conversation; the template writes BOS itself, so none is added.
+
+        Args:
+            messages: "role" and "content" of each turn, oldest first.
+            add_generation_prompt: end with what opens the model's turn.
+            parses_messages: control tokens that a message spells become their ids, too. Otherwise they are text: only
+                the template's own count.
+
+        Raises:
+            TokenizerError: as of `render_chat` and `encode`; or the template's control tokens cannot be told from those
+                that a message spells.
+        """
+        if parses_messages:
+            return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+        def render(given: Sequence[Message]) -> str:
+            text = self.render_chat(given, add_generation_prompt)
+            _check_unicode(text)
+            return text
+
+        with without_panics(self._parts.source):
+            ids = encode_apart(render, messages, self._template_words, self._parts.source)
+        return self._checked(ids)
+
+    @cached_property
+    def _template_words(self) -> TemplateWords:
+        return TemplateWords(self._parts.chat_template or "", self._controls)
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self._parts.chat_template is None:
             raise TokenizerError(f"{self._parts.source}: has no chat template; give the prompt as plain text")
         return ChatTemplate(self._parts.chat_template, self._parts.source)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"the text is not valid Unicode at character {error.start}; give it as UTF-8"
+        raise TokenizerError(message) from error
 
 
 def _existing_folder(path: Path) -> Path:

@@ -1,7 +1,7 @@
-"""Reads and writes `tokenizer.json`, the file format of the `tokenizers` library."""
+"""Reads `tokenizer.json`, the file format of the `tokenizers` library, and meets the library's panics."""
 
-import os
-import tempfile
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
@@ -13,31 +13,49 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     """Return the tokenizer that the file describes, without truncation or padding.
 
     Raises:
-        TokenizerError: the file is missing, cut short, or not a tokenizer.
+        TokenizerError: the file cannot be read, is cut short, or is no tokenizer.
     """
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises the bare class, so nothing narrower catches it
-        if type(error) is not Exception:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read ({error.strerror}); check the folder") from error
+    return parse_tokenizer_json(content, str(path))
+
+
+def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
+    """Return the tokenizer that these bytes describe, as `read_tokenizer_json` does.
+
+    Args:
+        where: they come from, for messages.
+
+    Raises:
+        TokenizerError: they describe none.
+    """
+    try:
+        with without_panics(where):
+            backend = tokenizers.Tokenizer.from_buffer(content)
+    except ValueError as error:
+        if isinstance(error, TokenizerError):
             raise
-        raise TokenizerError(f"{path}: not a readable tokenizer.json ({error}); fetch the file again") from error
+        raise TokenizerError(f"{where}: not a readable tokenizer.json ({error}); fetch the file again") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
-def write_tokenizer_json(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """Write the file so that no reader ever sees half of it.
+@contextlib.contextmanager
+def without_panics(where: str) -> Iterator[None]:
+    """Turn a panic of the library, which is written in Rust, into an error: some damage shows only when text comes.
+
+    Args:
+        where: the tokenizer comes from, for messages.
 
     Raises:
-        OSError: the folder cannot be written.
+        TokenizerError: the library panicked, which is no `Exception` of Python's.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(backend.to_str())
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise TokenizerError(f"{where}: the tokenizer is damaged ({error}); fetch the file again") from error

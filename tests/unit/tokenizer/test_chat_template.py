@@ -149,8 +149,8 @@ def test_a_template_that_fails_is_named(fault: str) -> None:
 
 
 def test_a_template_that_is_no_template_is_named_with_its_line() -> None:
-    with pytest.raises(TokenizerError, match=r"^m: chat template, line 2: "):
-        ChatTemplate("\n{% if %}", "m")
+    with pytest.raises(TokenizerError, match=r"^m: the chat template cannot be read: line 2: "):
+        ChatTemplate("\n{% if %}", "m").render(CHATS[0], {})
 
 
 def test_of_named_templates_the_default_counts() -> None:

@@ -8,7 +8,7 @@ from golden_vocab import golden_tokenizer, golden_vocab
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from graphcore.errors import TokenizerError
+from graphcore.errors import LONGEST, TokenizerError
 from graphcore.tokenizer.hf_folder import has_tokenizer
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -177,3 +177,51 @@ def test_a_damaged_file_is_named(name: str, text: str, message: str, folder: Pat
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="not a folder"):
         Tokenizer(str(tmp_path / "model.gguf"))
+
+
+def test_json_nested_too_deep_is_one_line(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("[" * 10**5 + "]" * 10**5, encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: is nested too deep; fetch the file again$"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_template_that_is_not_utf_8_is_one_line(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"Hi \xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: is not UTF-8 \(byte 3\); fetch the file again$"):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("name", [[], {"a": 1}, None, 3])
+def test_templates_with_names_that_are_no_text_are_refused(folder: Path, name: object) -> None:
+    write(folder, "tokenizer_config.json", {"chat_template": [{"name": name, "template": "t"}]})
+    with pytest.raises(TokenizerError, match="chat_template has no 'default' among"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_token_that_a_terminal_would_obey_is_printed_as_its_escapes(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"eos_token": "\x1b[31m\u202e" + "x" * 9999})
+    with pytest.raises(TokenizerError, match=r"eos_token '\\x1b\[31m\\u202exxx") as raised:
+        Tokenizer.from_folder(folder)
+    assert str(raised.value).endswith("is not in tokenizer.json; the files do not match")
+    assert len(str(raised.value)) <= LONGEST
+
+
+def test_a_tokenizer_over_which_the_library_panics_is_refused(folder: Path) -> None:
+    """Its post-processor adds a token that it does not list: the library finds out when a text comes."""
+    path = folder / "tokenizer.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    described["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|lost|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {},
+    }
+    write(folder, "tokenizer.json", described)
+    with pytest.raises(TokenizerError, match=r"the tokenizer is damaged \(.+\); fetch the file again"):
+        Tokenizer.from_folder(folder).encode("text")
+
+
+def test_a_special_token_that_is_no_unicode_is_refused(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"bos_token": "\ud800"})
+    with pytest.raises(TokenizerError, match=r"bos_token '\\ud800' is not in tokenizer\.json"):
+        Tokenizer.from_folder(folder)

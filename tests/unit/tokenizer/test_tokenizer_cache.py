@@ -1,5 +1,7 @@
 """Rebuilt tokenizers are kept, found again, and never trusted blindly."""
 
+import contextlib
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from golden_vocab import golden_tokenizer, golden_vocab
 import graphcore.tokenizer.gguf_tokenizer as gguf_tokenizer
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.tokenizer import Tokenizer
-from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
+from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json, read_tokenizer_json
 
 TEXT = "Hello world, 123 \u00e9\u00e9 <|im_end|>"
 
@@ -19,14 +21,18 @@ def load(name: str, cache_dir: Path, **keys: object) -> Tokenizer:
 
 
 def kept(cache_dir: Path) -> list[Path]:
-    return sorted((cache_dir / "tokenizers").iterdir())
+    """Return the kept tokenizers, after looking that each has its hash beside it and nothing else is there."""
+    found = sorted((cache_dir / "tokenizers").glob("*.json"))
+    hashes = [path.with_suffix(".sha256") for path in found]
+    assert sorted((cache_dir / "tokenizers").iterdir()) == sorted([*found, *hashes])
+    return found
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "gemma3", "llama-spm"])
 def test_the_second_start_reads_what_the_first_built(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load(name, tmp_path)
+    first, golden = load(name, tmp_path), golden_tokenizer(name)
     assert len(kept(tmp_path)) == 1
 
     def fail(vocab: object) -> None:
@@ -34,7 +40,7 @@ def test_the_second_start_reads_what_the_first_built(
 
     monkeypatch.setattr(gguf_tokenizer, "_build", fail)
     second = load(name, tmp_path)
-    assert second.encode(TEXT) == first.encode(TEXT) == golden_tokenizer(name).encode(TEXT)
+    assert second.encode(TEXT) == first.encode(TEXT) == golden.encode(TEXT)
     assert second.decode(second.encode(TEXT)) == first.decode(first.encode(TEXT))
     assert (second.eos_token_ids, second.bos_token_id) == (first.eos_token_ids, first.bos_token_id)
     assert second.special_ids == first.special_ids
@@ -49,6 +55,38 @@ def test_a_damaged_file_is_built_again(damage: bytes, tmp_path: Path) -> None:
     assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
     assert kept(tmp_path) == [path]
     assert path.read_bytes() == whole
+
+
+def test_a_file_that_lost_one_bit_is_built_again(tmp_path: Path) -> None:
+    load("gpt-2", tmp_path)
+    (path,) = kept(tmp_path)
+    whole, right = path.read_bytes(), golden_tokenizer("gpt-2").encode(TEXT)
+    path.write_bytes(with_one_bit_lost(whole, path))
+    assert load("gpt-2", tmp_path).encode(TEXT) == right
+    assert path.read_bytes() == whole
+
+
+def with_one_bit_lost(whole: bytes, path: Path) -> bytes:
+    """Return the file with the first bit of its merges flipped that leaves a tokenizer, but one of other tokens."""
+    right = parse_tokenizer_json(whole, str(path)).encode(TEXT).ids
+    for at in range(whole.index(b'"merges"') + 10, len(whole)):
+        damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        with contextlib.suppress(TokenizerError):
+            if parse_tokenizer_json(damaged, str(path)).encode(TEXT).ids != right:
+                return damaged
+    raise AssertionError("no bit does")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe no digest", b"0" * 64, None])
+def test_a_damaged_digest_has_the_tokenizer_built_again(damage: bytes | None, tmp_path: Path) -> None:
+    load("gpt-2", tmp_path)
+    (path,) = kept(tmp_path)
+    digest = path.with_suffix(".sha256")
+    right = digest.read_bytes()
+    assert right == hashlib.sha256(path.read_bytes()).hexdigest().encode()
+    digest.unlink() if damage is None else digest.write_bytes(damage)
+    assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
+    assert digest.read_bytes() == right
 
 
 def test_a_file_cut_short_is_built_again(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Token ids of a rendered conversation: the template's control tokens are parsed, what messages say is text.
+
+    <|im_start|>user\nprint <|im_end|> twice<|im_end|>\n        text, as the template gives it
+    [control  ]                            [control  ]          the template's own: parsed
+                .....................                           a message's: plain text, its spelling unchanged
+
+Without a control token in a message the ids are those of the whole text, parsed as it is. Only a stretch between two of
+the template's control tokens in which a message spells one is encoded anew, as plain text.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import tokenizers
+
+from graphcore.errors import TokenizerError
+from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.control_tokens import ControlTokens, Spot
+from graphcore.tokenizer.marking import Marking, TemplateWords, signs_of
+
+Render = Callable[[Sequence[Message]], str]
+
+
+def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWords, source: str) -> list[int]:
+    """Return the ids of a conversation in which no message spells a control token.
+
+    Args:
+        render: the chat template.
+        source: the checkpoint, for messages.
+
+    Raises:
+        TokenizerError: the template refuses the messages, a role spells a control token, or the template changes what
+            messages say so that its own control tokens cannot be told from theirs.
+    """
+    controls, text = words.controls, render(messages)
+    encoding = controls.parsed(text)
+    spots = controls.found(encoding, controls.of_template)
+    marking = Marking(messages, words)
+    for structure in marking.unmarked:
+        if controls.found(controls.parsed(structure), controls.of_template):
+            raise TokenizerError(f"{source}: a message has the role or field '{structure}', which is a control token")
+    marked = _rendered(render, marking)
+    if marked is not None and marking.taken_back(marked) == text:
+        theirs = {spot.token for spot in spots if _is_theirs(spot, encoding.ids, marked, marking, controls)}
+        return _ids_apart(text, encoding, spots, theirs, controls)
+    if not _must_be_the_templates(encoding, spots, marked, marking, controls):
+        spelt = controls.spelling(encoding.ids[spots[-1].token])
+        raise TokenizerError(
+            f"{source}: the chat template changes what messages say, so that its own '{spelt}' cannot be told from "
+            "one that a message spells; leave control tokens out of the messages, or use special_tokens=parse"
+        )
+    return encoding.ids
+
+
+def _rendered(render: Render, marking: Marking) -> str | None:
+    """Return the text of the marked messages; None where the template takes what messages say for more than text."""
+    try:
+        return render(marking.messages)
+    except TokenizerError:
+        return None
+
+
+def _is_theirs(spot: Spot, ids: Sequence[int], marked: str, marking: Marking, controls: ControlTokens) -> bool:
+    """Return whether a message spells the control token; an answer may spell markup that is no special token."""
+    spelling = marked[spot.start : spot.end]
+    if ids[spot.token] in controls.always:
+        return marking.has_mark(spelling)
+    return marking.has_mark_of_others(spelling)
+
+
+def _ids_apart(
+    text: str, encoding: tokenizers.Encoding, spots: Sequence[Spot], theirs: set[int], controls: ControlTokens
+) -> list[int]:
+    """Return the ids; `theirs` are the numbers of control tokens that messages spell."""
+    ids: list[int] = []
+    own = [spot for spot in spots if spot.token not in theirs]
+    for before, after in pairwise([Spot(-1, 0, 0), *own, Spot(len(encoding.ids), len(text), len(text))]):
+        between = range(before.token + 1, after.token)
+        if theirs.isdisjoint(between):
+            ids += encoding.ids[between.start : between.stop]
+        else:
+            ids += controls.plain_section(text[before.end : after.start], is_first=before.token < 0)
+        ids += encoding.ids[after.token : after.token + 1]
+    return ids
+
+
+def _must_be_the_templates(
+    encoding: tokenizers.Encoding, spots: Sequence[Spot], marked: str | None, marking: Marking, controls: ControlTokens
+) -> bool:
+    """Return whether no control token of a text can be a message's, whatever the template did to the messages.
+
+    None can if no message holds a sign that such a token is made of, nor if the template writes the same ones,
+    in the same order, around messages that hold none.
+    """
+    found = [encoding.ids[spot.token] for spot in spots]
+    if all(marking.letters.isdisjoint(signs_of(spelling)) for spelling in controls.spellings(found)):
+        return True
+    if marked is None:
+        return False
+    without = controls.parsed(marked)
+    written = [
+        without.ids[spot.token]
+        for spot in controls.found(without, controls.of_template)
+        if not marking.has_mark(marked[spot.start : spot.end])
+    ]
+    return found == written

@@ -1,0 +1,129 @@
+"""Text that spells control tokens, encoded as the tokens or as plain text.
+
+Control tokens are what the vocabulary marks as special, and what ends an answer. In what others than the model say, the
+markup that the chat template itself writes (`<tool_response>`) counts, too, though the vocabulary calls it text.
+
+The library parses every special token or none (`encode_special_tokens`), so that plain text is a mode of the encoder,
+behind a lock. Tokens that it parses in either mode are cut in two first.
+"""
+
+import re
+from collections.abc import Iterable
+from threading import Lock
+from typing import NamedTuple
+
+import tokenizers
+
+from graphcore.errors import TokenizerError
+
+_MARKUP = re.compile(r"[<\[]\S*[>\]]")
+_GUARD = "\U0010fffd"  # stands before a text that is not the beginning, and merges with nothing
+
+
+class Spot(NamedTuple):
+    """Where a token stands: its number in an encoding, and [start, end) in the text."""
+
+    token: int
+    start: int
+    end: int
+
+
+class ControlTokens:
+    """The control tokens of a vocabulary, and the two ways to encode what spells them.
+
+    Args:
+        backend: of the tokenizer; nobody else may encode with it at the same time.
+        ends: ids that end an answer.
+        template: the chat template's source, empty if there is none.
+
+    Attributes:
+        always: ids of special tokens and of those that end an answer.
+        of_template: those, and the ids of added tokens that the template's source spells.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, ends: Iterable[int], template: str) -> None:
+        self._backend = backend
+        self._lock = Lock()
+        added = backend.get_added_tokens_decoder()
+        special = {token_id for token_id, token in added.items() if token.special and token.content.strip()}
+        written = {
+            token_id
+            for token_id, token in added.items()
+            if _MARKUP.fullmatch(token.content) and token.content in template
+        }
+        self.always = frozenset(special | set(ends))
+        self.of_template = self.always | written
+
+    def spelling(self, token_id: int) -> str:
+        """Return how the vocabulary spells an id."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def spellings(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Return the spellings of ids, without empty ones."""
+        return tuple(filter(None, map(self.spelling, ids)))
+
+    def parsed(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        """Return the encoding of a text whose control tokens are parsed."""
+        with self._lock:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def plain(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        """Return the encoding of a text in which no control token is parsed.
+
+        Raises:
+            TokenizerError: the text holds a control token of one character.
+        """
+        return self._backend.post_process(self._plain(text), None, add_special_tokens)
+
+    def plain_section(self, text: str, is_first: bool) -> list[int]:
+        """Return the plain ids of a stretch of text.
+
+        Args:
+            is_first: nothing stands before it. Otherwise a tokenizer that begins every text with a space begins none
+                here, as it does behind a control token.
+
+        Raises:
+            TokenizerError: the text holds a control token of one character.
+        """
+        if is_first or self._begins_anew_behind_control_tokens():
+            return self._plain(text).ids
+        return self._plain_behind_text(text).ids
+
+    def _plain_behind_text(self, text: str) -> tokenizers.Encoding:
+        """Return the plain encoding of a text that is no beginning; its offsets mean nothing."""
+        guard, encoding = self._plain(_GUARD).ids, self._plain(_GUARD + text)
+        if encoding.ids[: len(guard)] != guard:
+            return self._plain(text)
+        encoding.truncate(len(encoding.ids) - len(guard), direction="left")
+        return encoding
+
+    def _plain(self, text: str) -> tokenizers.Encoding:
+        with self._lock:
+            self._backend.encode_special_tokens = True
+            try:
+                encoding = self._backend.encode(text, add_special_tokens=False)
+            finally:
+                self._backend.encode_special_tokens = False
+        left = self.found(encoding, self.of_template)
+        if not left:
+            return encoding
+        start, end = left[0].start, left[0].end
+        if end - start < 2:
+            raise TokenizerError(
+                f"the text holds '{text[start:end]}', a control token that cannot be spelt as plain text; leave it out"
+            )
+        halves = [self._plain(text[: start + 1]), self._plain_behind_text(text[start + 1 :])]
+        return tokenizers.Encoding.merge(halves, growing_offsets=True)
+
+    def found(self, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:
+        """Return where tokens of these ids stand in an encoding."""
+        return [
+            Spot(index, start, end)
+            for index, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
+            if token_id in ids
+        ]
+
+    def _begins_anew_behind_control_tokens(self) -> bool:
+        """Return whether a text is encoded alike at the beginning and behind a control token."""
+        control = self.spelling(min(self.always))
+        return self.parsed(control + "a").ids[1:] == self.parsed("a").ids

@@ -1,0 +1,162 @@
+"""A process of its own for a chat template, because it is code from a stranger and has bounds that only a kernel holds.
+
+It is started without waiting, so that it is ready by the time that a model is loaded, answers one conversation after
+another, and is started again if a bound ended it. The template gets no more of this process than what is sent to it:
+no memory, no open files, no environment variables.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphcore.tokenizer.template_worker import LENGTH, TEXT, UNREADABLE, receive
+
+PATIENCE = 10  # seconds on the clock for each second of processor time, on a machine that has others to run
+KEPT_VARIABLES = ("TZ", "TZDIR", "LD_LIBRARY_PATH")  # of the environment: a template may ask for the date
+PACKAGES = ("graphcore", "jinja2", "markupsafe")
+_PROGRAM = (
+    "import sys; paths, bounds = sys.argv[1:-3], sys.argv[-3:]; sys.path += paths; "
+    "from graphcore.tokenizer.template_worker import serve; serve(float(bounds[0]), int(bounds[1]), int(bounds[2]))"
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a template may take.
+
+    Attributes:
+        seconds: float, processor time of compiling it, and of each conversation.
+        nbytes: int, address space of its process, Python's own included.
+        room: int, characters of text beyond those of the messages.
+    """
+
+    seconds: float = 2.0
+    nbytes: int = 256 << 20
+    room: int = 1 << 20
+
+
+class NoTextError(Exception):
+    """A template gives no text: `str` says why, in words that follow "the chat template"."""
+
+
+class TemplateProcess:
+    """The process of one template; ends with this object.
+
+    Args:
+        template: Jinja source.
+
+    Raises:
+        NoTextError: the machine starts no process.
+    """
+
+    def __init__(self, template: str, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._channel, theirs = socket.socketpair()
+        frame = _frame(template.encode("utf-8", "surrogatepass"))
+        self._channel.setblocking(False)
+        self._unsent = frame[self._channel.send(frame) :]  # what a socket holds is read and compiled meanwhile
+        with theirs:
+            try:
+                self._process = _start(theirs, bounds)
+            except OSError as error:
+                self._channel.close()
+                raise NoTextError(f"gets no process of its own ({error.strerror})") from error
+        self._end = weakref.finalize(self, _end, self._process, self._channel, self._owner)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be asked from here: it has not ended, and belongs to this process, not to one forked from."""
+        return self._end.alive and self._owner == os.getpid()
+
+    def render(self, inputs: Mapping[str, object]) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            inputs: what the template sees, as JSON has it.
+
+        Raises:
+            NoTextError: the template cannot be read, refuses, fails, or was ended at a bound.
+            TypeError: an input is nothing that JSON has.
+            ValueError: an input holds itself.
+        """
+        request = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        with self._lock:
+            try:
+                answer = self._ask(request)
+            except BaseException:  # an interrupt, too: an answer that nobody waits for would be taken for the next one
+                self._end()
+                raise
+        kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+        if kind == TEXT:
+            return text
+        raise NoTextError(f"cannot be read: {text}" if kind == UNREADABLE else f"refuses these messages: {text}")
+
+    def _ask(self, request: bytes) -> bytes:
+        waits_until = time.monotonic() + PATIENCE * self._bounds.seconds
+        most = 4 * (self._bounds.room + len(request)) + 1  # bytes of UTF-8
+
+        def read(count: int) -> bytes:
+            self._channel.settimeout(max(waits_until - time.monotonic(), 0.001))
+            received = self._channel.recv(count)
+            if not received:
+                raise ConnectionResetError
+            return received
+
+        try:
+            self._channel.settimeout(PATIENCE * self._bounds.seconds)
+            self._channel.sendall(self._unsent + _frame(request), socket.MSG_NOSIGNAL)
+            self._unsent = b""
+            return receive(read, most)
+        except TimeoutError as error:
+            raise NoTextError(f"gave no answer for {PATIENCE * self._bounds.seconds:g} s") from error
+        except (OSError, ValueError) as error:
+            raise NoTextError(self._why_it_ended()) from error
+
+    def _why_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        if self._process.returncode == -signal.SIGPROF:
+            return f"takes more than {self._bounds.seconds:g} s"
+        if self._process.returncode is None:
+            return "answers what no template does"
+        return f"ended its process (status {self._process.returncode}); it takes too much memory, or is nested too deep"
+
+
+def _start(channel: socket.socket, bounds: Bounds) -> subprocess.Popen[bytes]:
+    """Return the started process, which reads from and writes to the channel."""
+    found = [importlib.util.find_spec(name) for name in PACKAGES]
+    folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin)
+    limits = (str(bounds.seconds), str(bounds.nbytes), str(bounds.room))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders, *limits],
+        stdin=channel.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+        cwd="/",
+        start_new_session=True,  # Ctrl-C is for this process, which then ends the other
+    )
+
+
+def _frame(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, owner: int) -> None:
+    channel.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
