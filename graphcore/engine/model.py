@@ -93,13 +93,23 @@ def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Return the config that lies beside or inside the checkpoint."""
     if isinstance(checkpoint, GGUFCheckpoint):
-        has_freqs = ROPE_FREQS in checkpoint.tensors
-        freqs = checkpoint.read(ROPE_FREQS).float().tolist() if has_freqs else None
+        freqs = _rope_freqs(checkpoint) if ROPE_FREQS in checkpoint.tensors else None
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
         has_ternary = any(info.encoding == "i2_s" for info in checkpoint.tensors.values())
         return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary)
     assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no config of its own"
     return load_model_config(checkpoint.folder)
+
+
+def _rope_freqs(checkpoint: GGUFCheckpoint) -> list[float]:
+    info = checkpoint.tensors[ROPE_FREQS]
+    freqs = checkpoint.read(ROPE_FREQS)
+    if len(info.shape) != 1 or not freqs.is_floating_point():
+        raise CheckpointError(
+            f"{checkpoint.source}: tensor '{ROPE_FREQS}' is {info.encoding} of shape {list(info.shape)}, where a "
+            "vector of f32 is expected; fetch the file again"
+        )
+    return [float(value) for value in freqs.float()]
 
 
 def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> Tokenizer | None:

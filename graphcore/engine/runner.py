@@ -151,7 +151,7 @@ class Runner(TokenRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
-        self.claim()
+        self.forget()
         parts: list[Tensor] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
             run_program(without_head(chunk.program), self.policy)
@@ -169,7 +169,7 @@ class Runner(TokenRunner):
     @torch.inference_mode()
     def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        self.claim()
+        self.forget()
         for chunk in self._chunks([token_ids], [0], "token"):
             run_program(without_head(chunk.program), self.policy)
             yield chunk.program.state.hidden
@@ -177,7 +177,7 @@ class Runner(TokenRunner):
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
-        self.claim()
+        self.forget()
         layers: list[list[Tensor]] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
             state, (embed, *blocks) = chunk.program.state, without_head(chunk.program).steps
@@ -198,7 +198,7 @@ class Runner(TokenRunner):
     @torch.inference_mode()
     def blocks(self, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
-        self.claim()
+        self.forget()
         num_rows, length = hidden.shape[:2]
         parts: list[Tensor] = []
         done = 0

@@ -18,15 +18,16 @@ HIDDEN = float("-inf")
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The neutral values are the defaults: greedy, nothing cut, nothing penalised.
+    """How tokens are chosen. The neutral values are the defaults: greedy, nothing cut, nothing penalised.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy.
-        top_k: keep the k likeliest; 0 is off.
-        top_p: keep the likeliest that together reach this probability; 1 is off.
-        min_p: keep those at least this likely relative to the likeliest; 0 is off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen; 1 is off.
-        seed: of the draws.
+        temperature: float, what the logits are divided by; 0 is greedy.
+        top_k: int, number of the likeliest tokens that are kept; 0 is off.
+        top_p: float, probability that the likeliest tokens which are kept reach together; 1 is off.
+        min_p: float, least probability that a token needs, as a share of the likeliest one's; 0 is off.
+        repetition_penalty: float, what positive logits of tokens that were seen are divided by, and negative ones
+            multiplied with; 1 is off.
+        seed: int, start of the random draws; prompt number i of a call draws with seed + i.
     """
 
     temperature: float = 0.0

@@ -3,7 +3,8 @@
 prefill: chunks through the big matrix products; the head runs on slices of a chunk
 decode:  token by token through the decode program, so that what is measured are its kernels
 
-Logits are never held for more than a slice: 1024 tokens of a vocabulary of 262144 would take 1 GiB.
+Logits are never held for more than a slice: 1024 tokens of a vocabulary of 262144 would take 1 GiB. Where little memory
+is free, slices are shorter, and the head is read more often.
 
 Legend: T tokens, D model dim, V vocab.
 """
@@ -18,9 +19,11 @@ from graphcore.engine.passes import set_inputs
 from graphcore.engine.runner import Runner
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.streaming.scheduler import run_program
+from graphcore.weights.plan import free_nbytes
 
 PATHS = ("prefill", "decode")
-SLICE_LOGITS = 1 << 25  # held at once: 128 MiB of float32
+SLICE_LOGITS = 1 << 25  # most that are held at once: 128 MiB of float32
+LOGIT_NBYTES = 3 * 4  # of each: as it is projected, in float32 where that is another, and normalised
 
 
 def warm_up(runner: Runner, path: str) -> CompileReport:
@@ -55,7 +58,8 @@ def token_losses(runner: Runner, token_ids: Sequence[int], first: int, path: str
 def _prefill_losses(runner: Runner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses in pieces, in order."""
     targets = torch.tensor(token_ids[1:], device=runner.device)  # [T - 1], by the position that predicts
-    most = max(2, SLICE_LOGITS // runner.builder.decoder.spec.vocab)
+    room = min(SLICE_LOGITS, free_nbytes(runner.device) // 2 // LOGIT_NBYTES)
+    most = max(2, room // runner.builder.decoder.spec.vocab)
     pieces: list[Tensor] = []
     done = 0
     for hidden in runner.residuals(token_ids[:-1]):
@@ -72,7 +76,7 @@ def _prefill_losses(runner: Runner, token_ids: Sequence[int], first: int) -> lis
 
 def _decode_losses(runner: Runner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses one by one, in order; each step is fed the true token, whatever the last one found likely."""
-    runner.claim()
+    runner.forget()
     runner.check_context(len(token_ids) - 1)
     program = runner.program("decode", 1)
     targets = torch.tensor(token_ids, device=runner.device)

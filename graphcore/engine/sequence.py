@@ -14,11 +14,14 @@ class Timings:
     """How long a request took, in seconds, measured with the device idle.
 
     Attributes:
-        first_token_seconds: from the call to the first new token.
-        prefill_seconds, decode_seconds: in all passes of each kind; requests of one batch share them. Where a device
-            runs ahead of the host, decode_seconds has the caller's time between two tokens too.
-        prompt_tokens, new_tokens: of this request.
-        batch: requests that ran together.
+        first_token_seconds: float, seconds from the start of the prefill to the first new token, without the time that
+            the call waited for others.
+        prefill_seconds: float, seconds in all passes over the prompts; requests of one batch share them.
+        decode_seconds: float, seconds in all passes over new tokens, likewise. Where a device runs ahead of the host,
+            the caller's time between two tokens is in it, too.
+        prompt_tokens: int, tokens of this request's prompt.
+        new_tokens: int, tokens that this request was given.
+        batch: int, requests that ran together.
     """
 
     first_token_seconds: float
@@ -44,11 +47,13 @@ class Generation:
     """What one request gave.
 
     Attributes:
-        text: without stop strings and special tokens; empty when there is no tokenizer.
-        token_ids: new tokens only, an end token that ended it included.
-        finish_reason: "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens), "context"
-            (the cache is full) or "interrupted".
-        logprobs: natural logarithm of each new token's probability before sampling changed it, or None.
+        text: str, the new text, without stop strings and special tokens; empty when there is no tokenizer.
+        token_ids: tuple of int, the new tokens; an end token that ended the generation is the last of them.
+        finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens),
+            "context" (the cache is full) or "interrupted".
+        logprobs: tuple of float, the natural logarithm of each new token's probability before sampling changed it; None
+            if nobody asked.
+        timings: Timings, seconds and counts.
     """
 
     text: str
@@ -63,9 +68,11 @@ class TokenEvent:
     """A new token of one request.
 
     Attributes:
-        row: index of the request in the call.
-        text: what can be printed now; it may lag behind the tokens.
-        finish_reason: set on the request's last event.
+        row: int, index of the request in the call.
+        token_id: int, the token.
+        text: str, what can be printed now; it may lag behind the tokens, as some spell a part of a character.
+        logprob: float, as `Generation.logprobs`; None if nobody asked.
+        finish_reason: str, as `Generation.finish_reason` on the request's last event; None before it.
     """
 
     row: int

@@ -11,6 +11,7 @@ def stats_of(choices: Choices, plan: Plan, runner: TokenRunner, stream: WeightSt
     hit_rate, captures = stream.expert_hit_rate, runner.captures
     return {
         "graph": choices.graph,
+        "prefill": choices.prefill,
         "dtype": str(choices.dtype).removeprefix("torch."),
         "device": str(choices.device),
         "compiled_graphs": runner.num_compiled,

@@ -29,6 +29,7 @@ class TokenRunner(ABC):
         vocab: tokens that logits are of.
         context: tokens that a row's cache holds; at most `longest`.
         longest: tokens that the model was made for.
+        held_ids: tokens whose keys and values row 0 of the cache holds; empty where that is not known.
     """
 
     policy: Policy
@@ -38,24 +39,16 @@ class TokenRunner(ABC):
     vocab: int
     context: int
     longest: int
-    _owner: int = 0
+    held_ids: Sequence[int] = ()
 
-    def claim(self) -> int:
-        """Take the caches for one piece of work and return its number; whoever had them before has lost them."""
-        self._owner += 1
-        return self._owner
+    def forget(self) -> None:
+        """Say that the caches are about to be written: what row 0 held is not known any more."""
+        self.held_ids = ()
 
-    def check_owner(self, number: int) -> None:
-        """Return if the caches still belong to the piece of work with that number.
-
-        Raises:
-            ConfigError: something else has run since, or the engine was closed.
-        """
-        if number != self._owner:
-            raise ConfigError(
-                "another call has used this engine's cache since this generation began, or the engine was closed; "
-                "finish one before the next, or load a second engine"
-            )
+    def enter_thread(self) -> None:
+        """Make a GPU this thread's current one, which Triton launches kernels on; each thread has its own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def check_context(self, tokens: int) -> None:
         """Return if a sequence of that many tokens fits in the cache.

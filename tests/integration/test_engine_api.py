@@ -58,7 +58,8 @@ def with_ends(folder: Path, target: Path, ends: list[int]) -> Path:
 def test_a_prompt_may_be_a_text_or_token_ids(engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]) -> None:
     ids = engine.tokenizer.encode(TEXTS[0])
     expected = greedy(ids, 20)
-    for prompts in (TEXTS[0], TEXTS[:1], [ids], [tuple(ids)]):
+    tensor = torch.tensor(ids)
+    for prompts in (TEXTS[0], TEXTS[:1], ids, tuple(ids), [ids], [tuple(ids)], tensor, tensor[None], [tensor.numpy()]):
         (found,) = engine.generate(prompts, max_new_tokens=20)
         assert list(found.token_ids) == expected
         assert found.text == engine.tokenizer.decode(expected)
@@ -203,6 +204,7 @@ def test_an_interrupted_run_keeps_what_there_is(engine: Engine) -> None:
     events = run.events()
     for _ in range(5):
         next(events)
+    events.close()
     run.interrupt()
     (found,) = run.generations()
     assert (found.finish_reason, found.token_ids) == ("interrupted", whole.token_ids[:5])
@@ -227,7 +229,13 @@ WRONG_CALLS = {
     "empty stop string": lambda engine: engine.generate(TEXTS[0], stop=[""]),
     "rows of different lengths": lambda engine: engine.logits([[1, 2, 3], [4, 5]]),
     "one row without a batch": lambda engine: engine.logits(torch.tensor([1, 2, 3])),
-    "ids without a list around them": lambda engine: engine.generate([1, 2, 3]),
+    "ids beside lists of ids": lambda engine: engine.generate([1, 2, [3]]),
+    "messages beside texts": lambda engine: engine.generate([{"role": "user", "content": "a"}, "b"]),
+    "a message without a list": lambda engine: engine.generate({"role": "user", "content": "a"}),
+    "a message without content": lambda engine: engine.generate([{"role": "user"}]),
+    "bytes": lambda engine: engine.generate(b"abc"),
+    "a warm-up beyond the batch": lambda engine: engine.warm_up(4),
+    "several prompts in a stream": lambda engine: engine.stream(["a", "b"]),
     "fractions for ids": lambda engine: engine.logits(torch.tensor([[1.5, 2.0]])),
     "hidden states without a batch": lambda engine: engine.forward(torch.zeros(4, 64)),
     "hidden states of another width": lambda engine: engine.forward(torch.zeros(1, 4, 63)),

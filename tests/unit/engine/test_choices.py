@@ -9,14 +9,25 @@ import torch
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.config import parse_model_config
+from graphcore.compiler import Compiler
 from graphcore.config.compose import compose_settings
 from graphcore.engine import assembly
-from graphcore.engine.assembly import DEFAULT_CONTEXT, choose, choose_graph, choose_rounding, find_kernels, prepare
+from graphcore.engine.assembly import (
+    DEFAULT_CONTEXT,
+    choose,
+    choose_graph,
+    choose_rounding,
+    find_kernels,
+    prepare,
+    refuse_graph,
+)
 from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from graphcore.kernels import library
 from graphcore.kernels.gpu import registration
 from graphcore.kernels.packed import PackedForm
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.linear import Linear
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 RAW = {
@@ -43,47 +54,88 @@ def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
 def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
     """Have graphcore find this compiler, or none."""
     monkeypatch.setattr(assembly, "find_cpp_compiler", lambda: compiler)
-    monkeypatch.setattr(library, "find_cpp_compiler", lambda: compiler)
+    own = None if compiler is None else Compiler((compiler,), (compiler,))
+    monkeypatch.setattr(library, "find_own_compiler", lambda: own)
+    monkeypatch.setattr(library, "prebuilt_library", lambda: None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "has_kernels", "compiler", "expected"),
+    ("kind", "device", "has_kernels", "batch_size", "compiler", "expected"),
     [
-        ("auto", CPU, True, "g++", "captured"),
-        ("captured", CPU, True, "g++", "captured"),
-        ("auto", CPU, False, "g++", "compiled"),  # a compiler that cannot build the kernels
-        ("compiled", CPU, True, "g++", "compiled"),
-        ("compiled", CPU, False, "g++", "compiled"),
-        ("eager", CPU, True, "g++", "eager"),
-        ("eager", CPU, False, None, "eager"),
-        ("eager", CUDA, True, "g++", "eager"),
-        ("auto", CUDA, True, None, "captured"),
-        ("captured", CUDA, True, None, "captured"),
-        ("compiled", CUDA, True, None, "compiled"),
+        ("auto", CPU, True, 1, "g++", ("captured", "eager")),
+        ("auto", CPU, True, 1, None, ("captured", "eager")),  # kernels that came built
+        ("auto", CPU, True, 4, "g++", ("captured", "compiled")),
+        ("captured", CPU, True, 1, "g++", ("captured", "compiled")),
+        ("auto", CPU, False, 1, "g++", ("compiled", "compiled")),  # a compiler that cannot build the kernels
+        ("compiled", CPU, True, 1, "g++", ("compiled", "compiled")),
+        ("compiled", CPU, False, 1, "g++", ("compiled", "compiled")),
+        ("eager", CPU, True, 1, "g++", ("eager", "eager")),
+        ("eager", CPU, False, 4, None, ("eager", "eager")),
+        ("eager", CUDA, True, 1, "g++", ("eager", "eager")),
+        ("auto", CUDA, True, 1, None, ("captured", "compiled")),
+        ("captured", CUDA, True, 4, None, ("captured", "compiled")),
+        ("compiled", CUDA, True, 1, None, ("compiled", "compiled")),
     ],
 )
 def test_the_graph_kind_is_the_best_that_works(
     kind: str,
     device: torch.device,
     has_kernels: bool,
+    batch_size: int,
     compiler: str | None,
-    expected: str,
+    expected: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_machine(monkeypatch, compiler)
-    assert choose_graph(kind, device, has_kernels) == (expected, "")
+    assert choose_graph(kind, device, has_kernels, batch_size) == (*expected, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "what"), [("auto", 4, "prompts and batches"), ("captured", 1, "prompts")]
+)
+def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(
+    kind: str, batch_size: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, None)
+    graph, prefill, note = choose_graph(kind, CPU, has_kernels=True, batch_size=batch_size)
+    assert (graph, prefill) == ("captured", "eager")
+    assert note == f"graph={kind}: no C++ compiler works here, so {what} run eager; install g++ for compiled blocks"
+
+
+def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> str:
+        raise AssertionError("a compiler was looked for")
+
+    monkeypatch.setattr(assembly, "find_cpp_compiler", asked)
+    for kind in ("auto", "eager"):
+        choose_graph(kind, CPU, has_kernels=True, batch_size=1)
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("auto", False), ("eager", False), ("captured", True)])
+def test_a_kind_that_kernels_are_missing_for_is_refused_before_anything_is_fetched(
+    kind: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, "g++")
+    for has_kernels in (False, True):
+        monkeypatch.setattr(assembly, "can_have_kernels", lambda has_kernels=has_kernels: has_kernels)
+        settings = compose_settings(["device=cpu", f"graph={kind}"])
+        if is_refused and not has_kernels:
+            with pytest.raises(ConfigError, match=f"graph={kind} needs"):
+                refuse_graph(settings)
+        else:
+            refuse_graph(settings)
 
 
 def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     on_machine(monkeypatch, None)
-    kind, note = choose_graph("auto", CPU, has_kernels=False)
-    assert kind == "eager"
+    kind, prefill, note = choose_graph("auto", CPU, has_kernels=False, batch_size=1)
+    assert (kind, prefill) == ("eager", "eager")
     assert "no C++ compiler" in note
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
     choices = choose(settings, model())
-    assert (choices.graph, choices.packing.library) == ("eager", None)
+    assert (choices.graph, choices.prefill, choices.packing.library) == ("eager", "eager", None)
     assert choices.notes[0] == note
-    assert "packed weights are unpacked for each use" in choices.notes[1]
+    assert "kernels are missing: none were built when it was installed" in choices.notes[1]
     assert not any("\n" in line for line in choices.notes)
 
 
@@ -91,7 +143,7 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
 def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_machine(monkeypatch, None)
     with pytest.raises(ConfigError, match=word):
-        choose_graph(kind, CPU, has_kernels=False)
+        choose_graph(kind, CPU, has_kernels=False, batch_size=1)
 
 
 def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,8 +159,8 @@ def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["auto", "eager"])
 def test_a_gpu_without_triton_runs_eager_and_says_that_it_is_slow(kind: str) -> None:
-    found, note = choose_graph(kind, CUDA, has_kernels=False)
-    assert found == "eager"
+    found, prefill, note = choose_graph(kind, CUDA, has_kernels=False, batch_size=1)
+    assert (found, prefill) == ("eager", "eager")
     assert note.startswith("Triton is not installed: blocks run eager")
     assert note.endswith("install triton")
 
@@ -116,7 +168,7 @@ def test_a_gpu_without_triton_runs_eager_and_says_that_it_is_slow(kind: str) -> 
 @pytest.mark.parametrize("kind", ["captured", "compiled"])
 def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"graph={kind} on a GPU needs Triton, which is not installed; install"):
-        choose_graph(kind, CUDA, has_kernels=False)
+        choose_graph(kind, CUDA, has_kernels=False, batch_size=1)
 
 
 def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +222,30 @@ def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pyte
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
     ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
     chosen = [prepare(compose_settings(["device=cpu"]), each).choices for each in ours]
-    assert [choices.graph for choices in chosen] == ["captured", "compiled"]
+    assert [(choices.graph, choices.prefill) for choices in chosen] == [("captured", "eager"), ("compiled", "compiled")]
     assert "decode runs compiled" in chosen[1].notes[0]
     with pytest.raises(ConfigError, match="graph=captured is not possible"):
         prepare(compose_settings(["device=cpu", "graph=captured"]), ours[1])
+
+
+@pytest.mark.parametrize(
+    ("free_share", "streaming", "is_dense"), [(1.3, "off", True), (1.2, "off", False), (9.0, "on", False)]
+)
+def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
+    free_share: float, streaming: str, is_dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four fifths of what is free may be taken: 1.25 times the dense bytes are the least."""
+    spec = model().spec
+    packed = replace(model(), checkpoint=RandomCheckpoint(spec, 0, "q8_0"))
+    numel = sum(tensor.numel() for tensor in Decoder(spec, torch.bfloat16).buffers() if tensor.ndim > 1)
+    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr(assembly, "free_nbytes", lambda _: int(free_share * 2 * numel))
+    settings = compose_settings(["device=cpu", "graph=eager", "dtype=bf16", f"streaming={streaming}"])
+    prepared = prepare(settings, packed)
+    linears = [one for one in prepared.decoder.modules() if isinstance(one, Linear)]
+    assert {one.packing is None for one in linears} == {is_dense}
+    said = "unpacked once" if is_dense else "unpacked for each use"
+    assert [said in note for note in prepared.choices.notes] == [True]
 
 
 def test_the_context_is_the_models_own_up_to_a_default() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine import assembly, planning
+from graphcore.engine import assembly, machine, planning
 from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.engine.planning import Tier, plan_run
@@ -38,8 +38,8 @@ def plan_on(
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
     monkeypatch.setattr(assembly, "PackingPolicy", partial(packing_policy, device.type == "cuda"))
     parts = prepare(settings, model)
-    monkeypatch.setattr(planning, "free_nbytes", lambda device: FREE[device.type])
-    monkeypatch.setattr(planning, "physical_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr(machine, "free_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr(machine, "physical_nbytes", lambda device: FREE[device.type])
     _, plan, tier = plan_run(settings, model, replace(parts, choices=replace(parts.choices, device=device)))
     return plan, tier
 
@@ -123,7 +123,7 @@ def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.
     small = "streaming.expert_cache=0"
     plan, _ = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     enough = planning.host_nbytes(plan)
-    monkeypatch.setitem(FREE, "cpu", enough - 1)
+    monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
     monkeypatch.setattr(planning, "buffer_nbytes", lambda parts, tier: 0)
     short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     assert short.experts is not None

@@ -48,11 +48,13 @@ def test_compiled_programs_give_the_same(
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-def test_the_head_runs_on_slices_no_larger_than_allowed(
+@pytest.mark.parametrize("by", ["size", "free memory"])
+def test_the_head_runs_on_slices_no_larger_than_allowed_and_than_half_of_what_is_free(
     tiny_model: Callable[[str], TinyModel],
     load_tiny: Callable[[str, str], Engine],
     monkeypatch: pytest.MonkeyPatch,
     tokens: int,
+    by: str,
 ) -> None:
     engine = load_tiny("llama3", "eager")
     sizes: list[int] = []
@@ -63,7 +65,10 @@ def test_the_head_runs_on_slices_no_larger_than_allowed(
         return project(hidden)
 
     monkeypatch.setattr(engine.runner, "project", seen)
-    monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
+    if by == "size":
+        monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
+    else:  # each logit is there three times, in float32
+        monkeypatch.setattr(scoring, "free_nbytes", lambda device: 2 * 12 * (tokens * VOCAB + 5))
     found = token_losses(engine.runner, IDS, 4, "prefill")
     assert max(sizes) == max(tokens, 2)  # the compiled head of a chunk takes two at least
     assert sum(sizes) == 46  # and only where a token is scored

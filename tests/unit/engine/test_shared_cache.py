@@ -1,4 +1,4 @@
-"""One engine has one cache: a generation that lost it must say so instead of going on with another's keys."""
+"""One engine has one cache: nobody uses it inside a generation, and a wrong call leaves it alone."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graphcore import Engine
-from graphcore.errors import ConfigError, GraphError
+from graphcore.errors import BusyError, ConfigError, GraphError
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41]
@@ -16,21 +16,50 @@ def engine_of(name: str = "llama3", *overrides: str) -> Engine:
     return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=list(overrides))
 
 
-@pytest.mark.parametrize("between", ["generate", "logits", "forward", "stream", "close"])
-def test_a_generation_whose_cache_was_used_ends_with_an_error(between: str) -> None:
+@pytest.mark.parametrize("between", ["generate", "logits", "forward", "stream", "warm_up"])
+def test_a_call_inside_the_loop_over_a_stream_is_refused_by_name_and_the_stream_goes_on(between: str) -> None:
     engine = engine_of()
-    stream = engine.stream(IDS, max_new_tokens=8)
-    next(stream)
+    expected = [event.token_id for event in engine.stream(IDS, max_new_tokens=8)]
     calls = {
         "generate": lambda: engine.generate([[1, 2]], max_new_tokens=1),
         "logits": lambda: engine.logits([[1, 2]]),
         "forward": lambda: engine.forward(torch.zeros(1, 2, 64)),
         "stream": lambda: next(engine.stream([1, 2])),
-        "close": engine.close,
+        "warm_up": engine.warm_up,
     }
+    found = []
+    for event in engine.stream(IDS, max_new_tokens=8):
+        with pytest.raises(BusyError, match=rf"^{between}\(\) was called inside stream\(\)"):
+            calls[between]()
+        found.append(event.token_id)
+    assert found == expected
     calls[between]()
-    with pytest.raises(ConfigError, match="another call has used this engine's cache"):
-        list(stream)
+
+
+def test_a_call_from_inside_another_call_is_refused_by_name() -> None:
+    refused: list[str] = []
+
+    def call(stage: str, *_: object) -> None:
+        for name in ("generate", "close"):
+            with pytest.raises(BusyError) as caught:
+                {"generate": lambda: engine.generate(IDS), "close": engine.close}[name]()
+            refused.append(str(caught.value))
+
+    engine = engine_of()
+    engine._on_progress = call
+    engine.generate(IDS, max_new_tokens=2)
+    assert refused
+    assert refused[0].startswith("generate() was called inside generate()")
+    assert refused[1].startswith("close() was called inside generate()")
+
+
+def test_closing_ends_a_stream_that_is_suspended() -> None:
+    engine = engine_of()
+    stream = engine.stream(IDS, max_new_tokens=8)
+    next(stream)
+    engine.close()
+    with pytest.raises(ConfigError, match="this engine is closed; load it again"):
+        next(stream)
 
 
 def test_a_stream_refuses_a_wrong_prompt_when_it_is_called() -> None:
