@@ -2,10 +2,12 @@
 
 stage            group                     done, total
 "wait"           None                      0, 1: another process is fetching the same
-"download"       None                      bytes, or parts where a package is fetched in parts
+"download ..."   None                      bytes; total is 0 until it is known; "download 2 of 4" where there are parts
 "join"           None                      bytes of the part that is being copied
+"check"          None                      files whose hashes are compared, once for each
+"build kernels"  None                      source files that are compiled
 "load"           the part that is there    bytes of weights; parts are the embedding, each layer, the head
-"compile ..."    None                      graphs so far, 0: how many there will be is not known
+"compile ..."    None                      number of the graph, 0: how many there will be is not known
 "prefill"        see below                 tokens of the longest prompt
 "generate"       see below                 new tokens of each sequence; total is max_new_tokens, a run may end before
 "pack"           None                      tensors

@@ -1,4 +1,4 @@
-"""Sizes as people write them ("14GiB", "600MB", "1.5 GB", 1000000) as bytes."""
+"""Sizes as people write them ("14GiB", "600MB", "1.5 GB", 1000000) as bytes, and bytes as people read them."""
 
 import re
 from fractions import Fraction
@@ -12,6 +12,7 @@ UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+SHOWN = ("bytes", "KiB", "MiB", "GiB", "TiB")
 WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE)
 LEAST_BARE = 1024  # bytes; a smaller number without a unit is a forgotten one
 
@@ -33,13 +34,16 @@ def parse_nbytes(key: str, value: Any) -> int | None:
         return None
     match = WRITTEN.fullmatch(_as_text(value).strip())
     if match is None or (not match[2] and Fraction(match[1]).denominator > 1):
-        raise ConfigError(f"{key}={value} is no size; write auto, whole bytes, or a number with a unit: 14GiB, 600MB")
+        raise ConfigError(
+            f"{key}={value} is no size; write auto, whole bytes, or a number with a unit: 14GiB, 600MB", is_unknown=True
+        )
     if not match[2]:
         return _bare_nbytes(key, int(Fraction(match[1])))
     unit = UNITS.get(match[2].lower())
     if unit is None:
         raise ConfigError(
-            f"{key}={value} has the unknown unit '{match[2]}'; known: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"
+            f"{key}={value} has the unknown unit '{match[2]}'; known: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+            is_unknown=True,
         )
     return int(Fraction(match[1]) * unit)
 
@@ -55,3 +59,24 @@ def _as_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def in_words(nbytes: float) -> str:
+    """Return a size in the largest binary unit of which there is at least one: "512 bytes", "1.50 GiB"."""
+    return part_in_words(None, nbytes)
+
+
+def part_in_words(done: float | None, nbytes: float) -> str:
+    """Return how much of a size is done, both in the unit of the whole: "3.10/93.52 MiB"; None leaves that out."""
+    power = next((power for power in range(len(SHOWN) - 1, 0, -1) if abs(nbytes) >= 1024**power), 0)
+    whole = nbytes / 1024**power
+    digits = 0 if power == 0 else 2 if whole < 100 else 1
+    part = "" if done is None else f"{done / 1024**power:.{digits}f}/"
+    return f"{part}{whole:.{digits}f} {SHOWN[power]}"
+
+
+def rate_in_words(rate: float) -> str:
+    """Return bytes per second in the decimal unit that links and disks are sold in: "35.2 MB/s", "1.31 GB/s"."""
+    power = next((power for power in (3, 2) if rate >= 1000**power), 1)
+    value = rate / 1000**power
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {' kMG'[power]}B/s"

@@ -1,6 +1,7 @@
 """conf/ and overrides to `Settings`: the one place where Hydra's and OmegaConf's types are known."""
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -14,18 +15,27 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore.config.conf_folder import check_groups, conf_dir
-from graphcore.config.messages import one_line, unknown_key
+from graphcore.config.messages import config_error, unknown_key
 from graphcore.config.settings import Settings
 from graphcore.config.validate import check
 from graphcore.errors import ConfigError
+from graphcore.registry import nearest
 
 VERSION_BASE = "1.3"
 T = TypeVar("T")
 
+_composing = threading.Lock()  # Hydra has one state for all threads of a process
+
 
 def register_schemas() -> None:
-    """Tell Hydra the types that conf/config.yaml extends."""
+    """Tell Hydra the types that conf/config.yaml extends, and how it chooses by `outputs` where Hydra writes."""
     ConfigStore.instance().store(name="settings_schema", node=Settings)
+    OmegaConf.register_new_resolver("with_outputs", _with_outputs, replace=True)
+
+
+def _with_outputs(folder: str, otherwise: str | None, *, _root_: DictConfig) -> str | None:
+    """Return the first with outputs=true, else the second; Hydra shows its own part without the rest."""
+    return folder if OmegaConf.select(_root_, "outputs", default=True) else otherwise
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
@@ -37,6 +47,11 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: an override names no key, has the wrong type, or a value is out of range.
     """
+    with _composing:
+        return _compose(overrides)
+
+
+def _compose(overrides: Sequence[str]) -> Settings:
     check_groups(overrides)
     register_schemas()
     was_initialised = GlobalHydra.instance().is_initialized()
@@ -46,7 +61,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
             return to_settings(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(one_line(error)) from error
+        raise config_error(error) from error
 
 
 def check_sweep(overrides: Sequence[str]) -> None:
@@ -70,9 +85,10 @@ def check_sweep(overrides: Sequence[str]) -> None:
         ]
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
             for job in itertools.product(*values):
-                compose("config", [*fixed, *job], return_hydra_config=True)
+                if not compose("config", [*fixed, *job], return_hydra_config=True).outputs:
+                    raise ConfigError("outputs=false has no effect with a sweep, whose results are files; leave it out")
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(one_line(error)) from error
+        raise config_error(error) from error
 
 
 def to_settings(composed: DictConfig) -> Settings:
@@ -85,7 +101,7 @@ def to_settings(composed: DictConfig) -> Settings:
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from error
+        raise config_error(error) from error
     assert isinstance(settings, Settings), f"the root config is {type(settings).__name__}"
     spell_switches(settings)
     check(settings)
@@ -104,7 +120,7 @@ def refuse_added_keys(node: DictConfig, prefix: str) -> None:
     known = {field.name for field in fields(schema)}
     for key in map(str, node):
         if key not in known:
-            raise ConfigError(unknown_key(prefix + key))
+            raise ConfigError(unknown_key(prefix + key), is_unknown=True)
         child = node._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
             refuse_added_keys(child, f"{prefix}{key}.")
@@ -128,9 +144,16 @@ def merge_schema(schema: type[T], values: dict[str, Any], where: str) -> T:
     Raises:
         ConfigError: a value is missing, unknown or of the wrong type.
     """
+    assert is_dataclass(schema), f"{schema.__name__} is no dataclass"
+    known = [field.name for field in fields(schema)]
+    unknown = next((key for key in values if key not in known), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"{where} has no key '{unknown}'{nearest(unknown, known)}; known: {', '.join(known)}", is_unknown=True
+        )
     try:
         merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(values)))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {one_line(error)}") from error
+        raise config_error(error, where) from error
     assert isinstance(merged, schema), f"{where} is {type(merged).__name__}"
     return merged

@@ -41,5 +41,6 @@ def check_groups(overrides: Iterable[str]) -> None:
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
             raise ConfigError(
-                f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; known: {known}"
+                f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; known: {known}",
+                is_unknown=True,
             )

@@ -8,10 +8,12 @@ import re
 from dataclasses import is_dataclass
 from typing import get_type_hints
 
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from graphcore.config.conf_folder import conf_dir
 from graphcore.config.settings import Settings
+from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 WANTED = {
@@ -33,19 +35,30 @@ NOISE = (
     "Config search path",
 )
 
+HOW_TO_QUOTE = "write key=value, and a value with other characters than letters and digits as key=\"'value'\""
 
-def one_line(error: BaseException) -> str:
-    """Return what the error says, without line breaks."""
+
+def config_error(error: BaseException, where: str = "") -> ConfigError:
+    """Return the error as one of ours: one line, and whether it is about something that does not exist.
+
+    Args:
+        where: the key that the error is about, where the error itself does not say.
+    """
     lines = _lines(error)
+    prefix = f"{where}: " if where else ""
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     if unknown:
-        return unknown_key(unknown[1])
+        return ConfigError(prefix + unknown_key(unknown[1]), is_unknown=True)
     wanted = next((words for pattern, words in WANTED.items() for line in lines if re.search(pattern, line)), None)
     if wanted and key:
-        return f"{_as_given(lines[0], key)} must be {wanted} ({_owner(lines)}{_value(lines)})"
+        text = f"{_as_given(lines[0], key)} must be {wanted} ({_owner(lines)}{_value(lines)})"
+        return ConfigError(prefix + text, is_unknown=True)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override} cannot be read as a setting; {HOW_TO_QUOTE}", is_unknown=True)
     said = " ".join(dict.fromkeys(line for line in lines if not line.startswith(NOISE)))
-    return f"{said} (key {key})" if key and key not in said else said
+    is_missing = isinstance(error, MissingConfigException)
+    return ConfigError(prefix + (f"{said} (key {key})" if key and key not in said else said), is_missing)
 
 
 def unknown_key(path: str) -> str:

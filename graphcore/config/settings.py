@@ -11,8 +11,10 @@ from omegaconf import MISSING
 
 @dataclass
 class PublishedSettings:
-    """The checkpoint that a model group stands for, and what its file hashes to."""
+    """The checkpoint that a model group stands for: its licence, bytes of weights, and what its file hashes to."""
 
+    licence: str = MISSING
+    nbytes: int = MISSING
     checkpoint: str = MISSING
     sha256: str | None = MISSING
 
@@ -104,7 +106,8 @@ class Settings:
     system: str | None = MISSING
     stop: list[str] = MISSING
     chat: str = MISSING
-    max_new_tokens: int = MISSING
+    special_tokens: str = MISSING
+    max_new_tokens: int | None = MISSING
     context_length: int | None = MISSING
     batch_size: int = MISSING
     prefill_chunk: int = MISSING
@@ -114,5 +117,6 @@ class Settings:
     seed: int = MISSING
     cache_dir: str = MISSING
     progress: bool = MISSING
+    outputs: bool = MISSING
     trace: bool = MISSING
     debug: bool = MISSING

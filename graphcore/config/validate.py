@@ -25,11 +25,16 @@ def check(settings: Settings) -> None:
     check_sampling(settings.sampling)
     _check_prompts(settings)
     check_streaming(settings)
+    if settings.trace and not settings.outputs:
+        raise ConfigError(
+            "trace=true writes into the run's folder, and outputs=false makes none; leave one of them out"
+        )
 
 
 def _check_choices(settings: Settings) -> None:
     choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
         ("chat", settings.chat, ("auto", "on", "off")),
+        ("special_tokens", settings.special_tokens, ("auto", "parse", "text")),
         ("kv_dtype", settings.kv_dtype, DTYPES),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
@@ -40,7 +45,8 @@ def _check_choices(settings: Settings) -> None:
     )
     for key, value, allowed in choices:
         if value not in allowed:
-            raise ConfigError(f"{key}={value} is not one of {', '.join(word or 'null' for word in allowed)}")
+            known = ", ".join(word or "null" for word in allowed)
+            raise ConfigError(f"{key}={value} is not one of {known}", is_unknown=True)
     if settings.model.attention != "auto" and settings.model.fallback is None:
         raise ConfigError(
             f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "
@@ -93,7 +99,8 @@ def _check_prompts(settings: Settings) -> None:
     if any(type(token_id) is not int for token_id in settings.prompt_ids or ()):
         raise ConfigError(
             f"prompt_ids={settings.prompt_ids} must be one flat list of whole numbers; for several prompts use "
-            "task.prompts_jsonl"
+            "task.prompts_jsonl",
+            is_unknown=True,
         )
     if settings.prompt_ids is not None and any(token_id < 0 for token_id in settings.prompt_ids):
         raise ConfigError(f"prompt_ids={settings.prompt_ids} holds a negative token id")

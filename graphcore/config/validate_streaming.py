@@ -43,7 +43,7 @@ def _check_choices(streaming: StreamingSettings) -> None:
     )
     for key, value, allowed in choices:
         if value not in allowed:
-            raise ConfigError(f"streaming.{key}={value} is not one of {', '.join(allowed)}")
+            raise ConfigError(f"streaming.{key}={value} is not one of {', '.join(allowed)}", is_unknown=True)
 
 
 def _check_prefetch(streaming: StreamingSettings) -> None:
@@ -51,7 +51,10 @@ def _check_prefetch(streaming: StreamingSettings) -> None:
     if prefetch == "auto":
         return
     if type(prefetch) is not int or not 0 <= prefetch <= MOST_PREFETCH:
-        raise ConfigError(f"streaming.prefetch={prefetch} must be auto or a whole number from 0 to {MOST_PREFETCH}")
+        raise ConfigError(
+            f"streaming.prefetch={prefetch} must be auto or a whole number from 0 to {MOST_PREFETCH}",
+            is_unknown=type(prefetch) is not int,
+        )
     if streaming.mode == "sync" and prefetch > 0:
         raise ConfigError(
             f"streaming.prefetch={prefetch} contradicts streaming.mode=sync, which reads nothing ahead; use "

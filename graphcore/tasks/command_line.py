@@ -1,50 +1,121 @@
 """What people type, made safe for Hydra's grammar.
 
 Hydra refuses commas, quotes, "!", "(", "=" and more in a bare value. The keys that hold text or a path are quoted
-here, so that prompt=What's 2+2, really? means what it says. Everything else goes to Hydra untouched, its own flags
-first, because Hydra takes settings only after the last of them.
+here, so that prompt=What's 2+2, really? means what it says; what has no key is given one (bare_words.py). Everything
+else goes to Hydra untouched, its own flags first, because Hydra takes settings only after the last of them.
 """
 
 import re
 from collections.abc import Sequence
 
 from graphcore.errors import ConfigError
+from graphcore.registry import nearest
+from graphcore.tasks.bare_words import with_keys
 
-TEXT_KEYS = ("prompt", "system", "prompt_file", "model.checkpoint", "task.prompts_jsonl", "cache_dir")
-FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # may hold ${now:...}
+PATH_KEYS = ("prompt_file", "model.checkpoint", "task.prompts_jsonl", "task.text", "task.remove", "cache_dir")
+TEXT_KEYS = ("prompt", "system", *PATH_KEYS)
+FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "task.output")  # may hold ${now:...}
 LIST_KEYS = ("stop",)
 SWEEP_FLAGS = ("-m", "--multirun")
+HELP_FLAGS = ("-h", "--help")
+VERSION_FLAG = "--version"
+VALUE_FLAGS = {  # flags that take the next argument, and what it may be; () is anything
+    **dict.fromkeys(("-c", "--cfg"), ("job", "hydra", "all")),
+    **dict.fromkeys(("-i", "--info"), ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+    **dict.fromkeys(("-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"), ()),
+    "--experimental-rerun": (),
+}
 FLAGS = (
     *SWEEP_FLAGS,
-    *("-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve", "-sc", "--shell-completion"),
-    *("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"),
-    *("-i", "--info", "--experimental-rerun"),
+    *HELP_FLAGS,
+    *VALUE_FLAGS,
+    *(VERSION_FLAG, "--hydra-help", "-r", "--run", "--resolve", "-sc", "--shell-completion"),
 )
+OPTION = re.compile(r"--?[A-Za-z]|--?$")  # what begins so is meant as a flag; "-5 degrees" is not
 
 
 def prepared_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra wants them: sweep flag first, text quoted.
+    """Return the arguments as Hydra wants them: sweep flag first, then flags, then settings, their text quoted.
 
-    A list key takes one text as it is, or Hydra's own [a,b] in brackets. In a sweep, model.checkpoint=choice(a,b) is
-    Hydra's.
+    A list key takes one text as it is, or Hydra's own [a,b] in brackets. In a sweep, choice(a,b) as the value of a key
+    that holds a path is Hydra's.
 
     Raises:
-        ConfigError: an argument is neither a setting nor a flag, or is not text.
+        ConfigError: an argument is neither a setting nor a task's name, a prompt or a flag, or is not text.
     """
     for argument in arguments:
         _check_unicode(argument)
-    is_sweep = any(argument in SWEEP_FLAGS for argument in arguments)
-    rest = [argument for argument in arguments if argument not in SWEEP_FLAGS]
-    takes_value = [before.startswith("-") and "=" not in before for before in ["", *rest]]
-    for argument, is_value in zip(rest, takes_value, strict=False):
-        _check_form(argument, is_value)
-    return ["-m"] * is_sweep + [_quoted_argument(argument, is_sweep) for argument in rest]
+    flags, settings = split_flags(arguments)
+    is_sweep = any(flag in SWEEP_FLAGS for flag in flags)
+    others = [flag for flag in flags if flag not in SWEEP_FLAGS]
+    return ["-m"] * is_sweep + others + [_quoted_argument(setting, is_sweep) for setting in with_keys(settings)]
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags, each before its value if it takes one, and everything else.
+
+    Raises:
+        ConfigError: there is no such flag, or its value is missing or none of those it takes.
+    """
+    flags: list[str] = []
+    others: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, separator, value = argument.partition("=")
+        if not OPTION.match(argument):
+            others.append(argument)
+            continue
+        if name not in FLAGS or (separator and name not in VALUE_FLAGS):
+            raise ConfigError(_no_flag(argument), is_unknown=True)
+        flags.append(name)
+        if name in VALUE_FLAGS:
+            taken = value if separator else _next_value(name, rest)
+            flags += [] if taken is None else [taken]
+    return flags, others
+
+
+def _next_value(flag: str, rest: list[str]) -> str | None:
+    """Take a flag's value off the arguments that follow it; None for --info alone, which means all.
+
+    Raises:
+        ConfigError: it is not there, or not one that the flag takes.
+    """
+    allowed = VALUE_FLAGS[flag]
+    if rest and (rest[0] in allowed or not (allowed or OPTION.match(rest[0]))):
+        return rest.pop(0)
+    if flag in ("-i", "--info"):
+        return None
+    found = f"not {rest[0]}" if rest else "none is given"
+    wanted = f"one of {', '.join(allowed)}" if allowed else "a value"
+    raise ConfigError(
+        f"{flag} takes {wanted}, {found}; write {flag} {allowed[0] if allowed else 'VALUE'}", is_unknown=True
+    )
+
+
+def _no_flag(argument: str) -> str:
+    name, _, value = argument.partition("=")
+    key = name.lstrip("-")
+    if any(letter.isspace() for letter in name):
+        return f"unknown option {argument!r}; a prompt that begins so is written prompt={argument!r}"
+    meant = nearest(name, [flag for flag in FLAGS if flag.startswith("--")]) if not value else ""
+    return f"unknown option {argument}{meant}; settings are written {key or 'key'}=value, flags are in --help"
+
+
+def has_flags(prepared: Sequence[str]) -> bool:
+    """Return whether prepared arguments have other flags than the sweep's: a look at the config, or completion."""
+    return any(argument.startswith("-") and argument not in SWEEP_FLAGS for argument in prepared)
 
 
 def is_sweep(prepared: Sequence[str]) -> bool:
-    """Return whether prepared arguments ask for a sweep, and not for help or a look at the config."""
-    others = [argument for argument in prepared if argument.startswith("-") and argument not in SWEEP_FLAGS]
-    return bool(prepared) and prepared[0] == "-m" and not others
+    """Return whether prepared arguments ask for a sweep, and not for a look at the config."""
+    return bool(prepared) and prepared[0] == "-m" and not has_flags(prepared)
+
+
+def is_plain(prepared: Sequence[str]) -> bool:
+    """Return whether prepared arguments only set values, none of which could make a sweep of the run."""
+    keys = [argument.lstrip("+~").partition("=")[0] for argument in prepared]
+    return not any(key.startswith(("-", "hydra", "experiment")) and key not in FOLDER_KEYS for key in keys)
 
 
 def _check_unicode(argument: str) -> None:
@@ -52,16 +123,6 @@ def _check_unicode(argument: str) -> None:
         argument.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"{argument!r} is not valid UTF-8 text; write it in UTF-8") from error
-
-
-def _check_form(argument: str, is_value: bool) -> None:
-    """Refuse what Hydra would answer with its usage: --prompt hello, or a prompt without its key."""
-    name = argument.partition("=")[0]
-    if argument.startswith("-") and name not in FLAGS:
-        key = name.lstrip("-")
-        raise ConfigError(f"unknown option {argument}; settings are written {key or 'key'}=value, flags are in --help")
-    if "=" not in argument and not argument.startswith(("-", "~")) and not is_value:
-        raise ConfigError(f"'{argument}' is no setting; write key=value, such as prompt='{argument}'")
 
 
 def _quoted_argument(argument: str, is_sweep: bool) -> str:
@@ -74,7 +135,7 @@ def _quoted_argument(argument: str, is_sweep: bool) -> str:
         return f"{written}=[{quote(value)}]"
     if key in FOLDER_KEYS:
         return f"{written}={_in_quotes(value)}"
-    if key == "model.checkpoint" and is_sweep and re.fullmatch(r"choice\(.*\)", value, re.DOTALL):
+    if key in PATH_KEYS and is_sweep and re.fullmatch(r"choice\(.*\)", value, re.DOTALL):
         return argument
     return f"{written}={quote(value)}" if key in TEXT_KEYS else argument
 

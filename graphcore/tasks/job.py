@@ -1,4 +1,7 @@
-"""One run: compose is done; check, do the task, write result.json whatever happens."""
+"""One run: compose is done; check, do the task, write result.json whatever happens.
+
+Torch comes with the task, after the settings and the checkpoint's path were checked: what is misspelt is said at once.
+"""
 
 import sys
 import time
@@ -6,46 +9,57 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
+from graphcore.checkpoint.sources.fetch import check_source
 from graphcore.config.compose import merge_schema, to_settings
 from graphcore.config.settings import Settings
-from graphcore.device import cpu_name
 from graphcore.errors import ConfigError
-from graphcore.registry import lookup
-from graphcore.tasks.console import Console
+from graphcore.tasks.neighbours import Neighbourhood, neighbours_line
 from graphcore.tasks.output import write_json
-from graphcore.tasks.registry import TASKS
+from graphcore.tasks.registry import task_named
 from graphcore.tasks.result_file import FILE_NAME, failed, minimal_record
 from graphcore.tasks.task import Context, Record, Task
 
 EXIT_STATUS = {"ok": 0, "failed": 1, "interrupted": 130}
 
 
-def run_job(composed: DictConfig, output_dir: str) -> int:
+def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = True) -> int:
     """Do the task and write its result; return the exit status.
+
+    Args:
+        folder: of the run; None writes nothing.
+        has_chosen_model: a model group was asked for.
 
     Raises:
         GraphcoreError: the task failed; result.json says so too.
     """
-    began = time.perf_counter()
+    neighbourhood = Neighbourhood.look()
     record = first_record(composed)
-    folder = Path(output_dir)
     try:
-        record.update(do_task(composed, folder))
+        settings = to_settings(composed)
+        check_source(settings.model.checkpoint)
+        record.update(do_task(settings, folder, has_chosen_model, record["machine"]))
     except KeyboardInterrupt:
         record.update(status="interrupted")
+    except BrokenPipeError:  # whoever read the output has left
+        record.update(status="interrupted")
+        raise
     except BaseException as error:
         record = failed(record, f"{type(error).__name__}: {error}")
         raise
     finally:
-        record["seconds"] = time.perf_counter() - began
-        write_json(folder / FILE_NAME, record)
+        record["seconds"] = time.perf_counter() - neighbourhood.began
+        record["neighbours"] = neighbourhood.record(record.get("threads"))
+        if folder is not None:
+            write_json(folder / FILE_NAME, record)
+    line = neighbours_line(record["neighbours"])
+    if line is not None:
+        print(line, file=sys.stderr, flush=True)
     ending = {"ok": "", "failed": f"graphcore: {record['error']}", "interrupted": "graphcore: interrupted"}
     if ending[record["status"]]:
         print(ending[record["status"]], file=sys.stderr, flush=True)
-    if record["status"] != "failed":
+    if record["status"] != "failed" and folder is not None:
         print(f"result: {folder / FILE_NAME}", file=sys.stderr, flush=True)
     return EXIT_STATUS[record["status"]]
 
@@ -56,25 +70,38 @@ def first_record(composed: DictConfig) -> Record:
     assert isinstance(plain, dict), "the root config is a mapping"
     settings = {str(key): value for key, value in plain.items()}
     task = settings.get("task")
-    record = minimal_record(task.get("name") if isinstance(task, dict) else None, settings)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    record["machine"].update(cpu=cpu_name(), gpu=gpu)
-    return record
+    return minimal_record(task.get("name") if isinstance(task, dict) else None, settings)
 
 
-def do_task(composed: DictConfig, folder: Path) -> Record:
-    """Check the settings and do the task; return its part of the record.
+def processor_names() -> dict[str, str | None]:
+    """Return what the machine's processor and its GPU are called, asking torch."""
+    import torch
+
+    from graphcore.device import cpu_name
+
+    return {"cpu": cpu_name(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
+def do_task(settings: Settings, folder: Path | None, has_chosen_model: bool, machine: Record) -> Record:
+    """Do the task; return its part of the record.
+
+    Args:
+        machine: takes the processors' names.
 
     Raises:
         GraphcoreError: it failed.
     """
-    settings = to_settings(composed)
-    task, own = task_of(settings)
+    from graphcore.tasks.console import Console  # brings rich
+
     console = Console(settings.progress)
+    console.announce("starting")
     try:
-        done = task.run(Context(settings, console, folder), own)
+        task, own = task_of(settings)
+        if task.needs_torch:
+            machine.update(processor_names())  # brings torch, which takes a second or several
+        done = task.run(Context(settings, console, folder, has_chosen_model), own)
     finally:
-        console.end_progress()
+        console.finish()
     return {"settings": asdict(settings), **done}
 
 
@@ -87,5 +114,5 @@ def task_of(settings: Settings) -> tuple[Task, Any]:
     name = settings.task.get("name") if isinstance(settings.task, dict) else None
     if not isinstance(name, str):
         raise ConfigError("task has no name; choose one with task=generate")
-    task = lookup("task", name, TASKS)
+    task = task_named(name)
     return task, merge_schema(task.settings, settings.task, f"task={name}")

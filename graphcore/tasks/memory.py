@@ -5,7 +5,10 @@ import sys
 from dataclasses import dataclass
 
 from graphcore.graph.compile import load_compiler
+from graphcore.memory_limit import free_nbytes
 from graphcore.tasks.measure import resident_nbytes
+
+COMPILER_NBYTES = 600 * 10**6  # that a process takes which loads the compiler; seen are 400 MB
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ def resident_now() -> int:
     return resident_nbytes("VmRSS")
 
 
-def compiler_nbytes(growth: Growth, graph: str) -> int:
+def compiler_nbytes(growth: Growth, prefill: str) -> int | None:
     """Return what the compiler holds of the process's memory: its code and data, and what compiling left.
 
     The compiler is imported beside the reading of weights, where its share cannot be told from theirs, so a process of
@@ -36,13 +39,18 @@ def compiler_nbytes(growth: Growth, graph: str) -> int:
 
     Args:
         growth: of this process.
-        graph: kind that runs; eager has no compiler.
+        prefill: how prompts run; where they run eager, nothing is compiled.
+
+    Returns:
+        None where that process would not fit into what is free.
     """
-    loaded = 0
-    if graph != "eager":
-        source = f"from {__name__} import print_compiler_growth; print_compiler_growth()"
-        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
-        loaded = int(done.stdout) if done.returncode == 0 else 0
+    if prefill == "eager":
+        return 0
+    if free_nbytes() < COMPILER_NBYTES:
+        return None
+    source = f"from {__name__} import print_compiler_growth; print_compiler_growth()"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    loaded = int(done.stdout) if done.returncode == 0 else 0
     return loaded + max(0, growth.warm - growth.loaded)
 
 

@@ -4,11 +4,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+from graphcore.config.byte_sizes import in_words, part_in_words, rate_in_words
+
 WINDOW = 20.0  # seconds over which speed is measured
 TOKEN_STAGES = ("prefill", "generate")
-BYTE_STAGES = ("load", "join")
-NAMES = {"generate": "token", "prefill": "prompt token"}
-MEGABYTE = 1_000_000  # other stages with a larger total count bytes, too: a download does, or it counts parts
+BYTE_STAGES = ("load", "join", "download")
+NAMES = {
+    "generate": "token",
+    "prefill": "prompt token",
+    "download": "downloading",
+    "wait": "waiting for another process that fetches the same",
+    "build kernels": "building kernels",
+    "compile": "compiling graph",
+    "measure": "measuring the machine's rates",
+}
 
 
 class Pace:
@@ -51,7 +60,8 @@ class ProgressText:
 
     def take(self, stage: str, group: int | None, done: int, total: int) -> str:
         """Note a call of `on_progress` and return its words."""
-        if (stage, total) != (self._stage, self._total) or done < self._done:
+        is_other_run = stage in TOKEN_STAGES and total != self._total  # the total of a download grows with its files
+        if stage != self._stage or done < self._done or is_other_run:
             self._begin()
         elif group is None:
             self._passes += 1  # tokens are reported after their pass
@@ -62,12 +72,10 @@ class ProgressText:
             of_pass = 0 if group is None else self._moved_before[min(group, len(self._moved_before) - 1)]
             self._nbytes.add(now, self._passes * self._moved_before[-1] + of_pass)
             position += of_pass / self._moved_before[-1] if stage == "generate" else 0.0
-        elif counts_bytes(stage, total):
+        elif counts_bytes(stage):
             self._nbytes.add(now, done)
         self._position.add(now, position)
-        return ", ".join(
-            [f"{NAMES.get(stage, stage)} {amount(stage, done, total)}".strip(), *self._rest(group, position)]
-        )
+        return ", ".join([f"{stage_name(stage)} {amount(stage, done, total)}".strip(), *self._rest(group, position)])
 
     def _begin(self) -> None:
         """Begin a stage."""
@@ -81,25 +89,30 @@ class ProgressText:
             num_groups = len(self._moved_before) - 1
             words.append(f"group {group + 1}/{num_groups}" if num_groups else f"group {group + 1}")
         if self._nbytes.rate is not None:
-            gb = self._nbytes.rate / 1e9
-            words.append(f"{gb:.1f} GB/s" if gb >= 1 else f"{gb:.2f} GB/s")
+            words.append(rate_in_words(self._nbytes.rate))
         if self._position.rate is not None and position < self._total:
             words.append(f"ETA {clock_time((self._total - position) / self._position.rate)}")
         return words
 
 
-def counts_bytes(stage: str, total: int) -> bool:
+def stage_name(stage: str) -> str:
+    """Return what a stage is called for people: "download 2 of 4" is "downloading 2 of 4:"."""
+    kind, _, rest = stage.partition(" ")
+    if stage in NAMES or kind not in NAMES:
+        return NAMES.get(stage, stage)
+    return f"{NAMES[kind]} {rest}:" if kind == "download" else f"{NAMES[kind]} {rest}"
+
+
+def counts_bytes(stage: str) -> bool:
     """Return whether done and total are bytes."""
-    return stage in BYTE_STAGES or (stage not in TOKEN_STAGES and total > MEGABYTE)
+    return stage.partition(" ")[0] in BYTE_STAGES
 
 
 def amount(stage: str, done: int, total: int) -> str:
-    """Return "3/30", in MB where the numbers are bytes, or nothing where the end is not known."""
-    if total <= 0:
-        return ""
-    digits = 0 if total >= 10 * MEGABYTE else 1
-    is_bytes = counts_bytes(stage, total)
-    return f"{done / 1e6:.{digits}f}/{total / 1e6:.{digits}f} MB" if is_bytes else f"{done}/{total}"
+    """Return "3/30", in units of bytes where the numbers are bytes, or what is known where the end is not."""
+    if counts_bytes(stage):
+        return part_in_words(done, total) if total > 0 else in_words(done) if done else ""
+    return f"{done}/{total}" if total > 0 else ""
 
 
 def clock_time(seconds: float) -> str:

@@ -1,17 +1,19 @@
-"""Where prompts come from: the command line, a file, standard input, token ids, a JSONL file; and the chat template.
+"""Where prompts come from: the command line, a file, standard input, token ids; and the chat template.
 
 settings --read_prompts--> Prompt (before anything is loaded) --encode_prompts--> Request (needs the tokenizer)
+
+A JSONL file has a module of its own (`request_lines`).
 """
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
+from graphcore.tasks.running import name_of
 
 DEFAULT_QUESTION = "Why is the sky blue? Answer in two sentences."
 DEFAULT_OPENING = "The sky is blue because"
@@ -20,13 +22,14 @@ DEFAULT_IDS = tuple(range(1, 9))
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as it was given: a text, or token ids.
+    """One prompt as it was given.
 
     Attributes:
+        content: a text, token ids, or the messages of a conversation.
         where: the key, or the file and line, for messages.
     """
 
-    content: str | tuple[int, ...]
+    content: str | tuple[int, ...] | tuple[Mapping[str, str], ...]
     where: str
 
 
@@ -35,7 +38,7 @@ class Request:
     """One prompt, encoded.
 
     Attributes:
-        text: as given, or None for token ids.
+        text: as given, of messages the last; None for token ids.
         label: a few words to tell it from others.
     """
 
@@ -44,24 +47,19 @@ class Request:
     label: str
 
 
-def read_prompts(settings: Settings, prompts_jsonl: str | None = None) -> list[Prompt]:
+def read_prompts(settings: Settings) -> list[Prompt]:
     """Return the prompts that the settings name, none if they name none.
 
     Raises:
         ConfigError: two contradict each other, one is empty, or a file cannot be read.
     """
-    if prompts_jsonl is not None:
-        given = [key for key in ("prompt", "prompt_file", "prompt_ids") if vars(settings)[key] is not None]
-        if given:
-            raise ConfigError(f"task.prompts_jsonl and {given[0]} are both given; use one")
-        return _read_jsonl(Path(prompts_jsonl).expanduser())
     if settings.prompt_ids is not None:
-        return [_checked(tuple(settings.prompt_ids), "prompt_ids")]
+        return [checked_prompt(tuple(settings.prompt_ids), "prompt_ids")]
     if settings.prompt_file is not None:
-        return [_checked(read_text_file(Path(settings.prompt_file).expanduser(), "prompt_file"), "prompt_file")]
+        return [checked_prompt(read_text_file(Path(settings.prompt_file).expanduser(), "prompt_file"), "prompt_file")]
     if settings.prompt == "-":
-        return [_checked(sys.stdin.read(), "prompt=- (standard input)")]
-    return [_checked(settings.prompt, "prompt")] if settings.prompt is not None else []
+        return [checked_prompt(sys.stdin.read(), "prompt=- (standard input)")]
+    return [checked_prompt(settings.prompt, "prompt")] if settings.prompt is not None else []
 
 
 def encode_prompts(
@@ -76,15 +74,20 @@ def encode_prompts(
         ConfigError: a setting contradicts a prompt or the model.
         TokenizerError: a text cannot be encoded.
     """
+    if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine, settings):
+        note(
+            f"{name_of(settings.model)} has no chat template: it goes on from the prompt and does not answer it; use "
+            "an instruct model for answers, or say chat=off"
+        )
     if prompts:
-        return [_encoded(engine, settings, prompt) for prompt in prompts]
+        return [encode_prompt(engine, settings, prompt) for prompt in prompts]
     if engine.has_tokenizer:
         text = DEFAULT_QUESTION if uses_chat(engine, settings) else DEFAULT_OPENING
-        return [_encoded(engine, settings, Prompt(text, "the default prompt"))]
+        return [encode_prompt(engine, settings, Prompt(text, "the default prompt"))]
     note(
         f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
     )
-    return [_encoded(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
+    return [encode_prompt(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
 
 
 def uses_chat(engine: Engine, settings: Settings) -> bool:
@@ -102,27 +105,59 @@ def uses_chat(engine: Engine, settings: Settings) -> bool:
     return is_used
 
 
+def _lacks_template(engine: Engine, settings: Settings) -> bool:
+    """Return whether prompts run without a chat template that nobody has declined."""
+    return settings.chat == "auto" and engine.has_tokenizer and not engine.tokenizer.has_chat_template
+
+
 def messages_of(settings: Settings, text: str) -> list[dict[str, str]]:
     """Return a conversation of one question."""
     system = [{"role": "system", "content": settings.system}] if settings.system is not None else []
     return [*system, {"role": "user", "content": text}]
 
 
-def _encoded(engine: Engine, settings: Settings, prompt: Prompt) -> Request:
-    if isinstance(prompt.content, tuple):
+def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Request:
+    """Return a prompt as token ids.
+
+    Raises:
+        ConfigError: a setting contradicts the prompt or the model.
+        TokenizerError: a text cannot be encoded.
+    """
+    if isinstance(prompt.content, str):
+        text, messages = prompt.content, messages_of(settings, prompt.content)
+    elif isinstance(prompt.content[0], Mapping):
+        messages = _with_system(settings, prompt)
+        text = messages[-1]["content"]
+    else:
         if settings.system is not None or settings.chat == "on":
             raise ConfigError(f"{prompt.where}: token ids run as they are; system and chat=on need a prompt of text")
         return Request(None, list(prompt.content), prompt.where)
-    text = prompt.content
     is_chat = uses_chat(engine, settings)
-    token_ids = engine.chat_ids(messages_of(settings, text)) if is_chat else engine.tokenizer.encode(text)
+    if not is_chat and not isinstance(prompt.content, str):
+        raise ConfigError(f"{prompt.where}: messages need a chat template, and none is used here; give a prompt")
+    token_ids = engine.chat_ids(messages) if is_chat else engine.text_ids(text)
     label = text if len(text) <= 60 else text[:57] + "..."
     return Request(text, token_ids, label.replace("\n", " "))
 
 
-def _checked(content: str | tuple[int, ...], where: str) -> Prompt:
+def _with_system(settings: Settings, prompt: Prompt) -> list[dict[str, str]]:
+    """Return a prompt's messages, behind the system message of the settings, if there is one."""
+    messages = [dict(message) for message in prompt.content if isinstance(message, Mapping)]
+    if settings.system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise ConfigError(f"{prompt.where}: system=... and the messages' own system message are both given; use one")
+    return [{"role": "system", "content": settings.system}, *messages]
+
+
+def checked_prompt(content: str | tuple[int, ...] | tuple[Mapping[str, str], ...], where: str) -> Prompt:
+    """Return a prompt that is not empty.
+
+    Raises:
+        ConfigError: it is.
+    """
     if not content:
-        raise ConfigError(f"{where} is empty; give at least one character or token id")
+        raise ConfigError(f"{where} is empty; give at least one character, token id or message")
     return Prompt(content, where)
 
 
@@ -138,25 +173,3 @@ def read_text_file(path: Path, key: str) -> str:
         raise ConfigError(f"{key}={path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}={path} is not UTF-8 text (byte {error.start})") from error
-
-
-def _read_jsonl(path: Path) -> list[Prompt]:
-    """Return a prompt for each line that is not blank."""
-    lines = read_text_file(path, "task.prompts_jsonl").split("\n")
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
-        raise ConfigError(f"task.prompts_jsonl={path} holds no prompt; write one JSON object a line")
-    return [_of_json(line, f"{path}:{number}") for number, line in numbered]
-
-
-def _of_json(line: str, where: str) -> Prompt:
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON ({error})") from error
-    match item:
-        case {"prompt": str(text)} if len(item) == 1:
-            return _checked(text, where)
-        case {"prompt_ids": [*ids]} if len(item) == 1 and all(type(token_id) is int for token_id in ids):
-            return _checked(tuple(ids), where)
-    raise ConfigError(f'{where}: expected {{"prompt": "text"}} or {{"prompt_ids": [1, 2]}}')

@@ -8,14 +8,17 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.runner import Runner
 from graphcore.graph.compile import CompileReport
 from graphcore.kernels.bandwidth import measure_read_bandwidth
+from graphcore.kernels.native_step import seconds_late
 from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Record
 from graphcore.tasks.weight_reads import decode_roundings, prefill_roundings, weight_formats
 
+RATES = ("gb_per_second", "torch_gb_per_second", "native_gb_per_second", "copy_gb_per_second")
+
 
 def ran_record(engine: Engine) -> Record:
     """Return model, device, dtypes, graph kind and sizes."""
-    stats = engine.stats
+    stats, library = engine.stats, engine.choices.packing.library
     return {
         "model": {
             "source": engine.settings.model.checkpoint,
@@ -28,6 +31,7 @@ def ran_record(engine: Engine) -> Record:
         "quant": quant_record(engine),
         "graph": {
             "kind": stats["graph"],
+            "prefill": stats["prefill"],
             "compiled": stats["compiled_graphs"],
             "captured": stats.get("captured_graphs"),
             "captured_bytes": stats.get("captured_bytes"),
@@ -36,6 +40,7 @@ def ran_record(engine: Engine) -> Record:
         "streaming": {"policy": engine.settings.streaming.policy},
         "context_length": engine.choices.context,
         "threads": torch.get_num_threads(),
+        "late_seconds": None if library is None else seconds_late(str(library)),
         "memory": {
             "weight_bytes": stats["weight_bytes"],
             "file_bytes": engine.loader.stored_nbytes,
@@ -96,8 +101,10 @@ def dense_record(engine: Engine) -> Record:
 
 
 def bandwidth_of(engine: Engine) -> Record:
-    """Return how fast memory is read here, now, by doing nothing else."""
+    """Return how fast memory is read here, now, by doing nothing else; nulls where too little of it is free."""
     found = measure_read_bandwidth(engine.runner.device, engine.choices.packing.library)
+    if found is None:
+        return {**dict.fromkeys(RATES), "bytes": 0}
     return {
         "gb_per_second": found.best / 1e9,
         "torch_gb_per_second": found.torch / 1e9,
@@ -105,6 +112,12 @@ def bandwidth_of(engine: Engine) -> Record:
         "copy_gb_per_second": None if found.copied is None else found.copied / 1e9,
         "bytes": found.nbytes,
     }
+
+
+def share_of(gb_per_second: float | None, bandwidth: Record) -> float | None:
+    """Return a rate as a share of what memory gives; None where one of them is not known."""
+    whole = bandwidth["gb_per_second"]
+    return None if whole is None or gb_per_second is None else gb_per_second / whole
 
 
 def compile_record(report: CompileReport) -> Record:

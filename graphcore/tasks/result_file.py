@@ -23,6 +23,7 @@ def minimal_record(task: str | None, settings: dict[str, Any] | None) -> Record:
         "status": "ok",
         "error": None,
         "seconds": None,
+        "neighbours": {"queued_seconds": None, "queued_share": None},
         "settings": settings,
         "versions": {
             "graphcore": __version__,

@@ -1,8 +1,8 @@
 """What tasks that run a model share: loading it with progress, and saying what runs."""
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
-from graphcore.device import find_cpp_compiler, resolve_device
-from graphcore.engine.assembly import choose_graph, describe_choices
+from graphcore.engine.assembly import describe_choices, refuse_graph
 from graphcore.engine.engine import Engine
 from graphcore.engine.runner import Runner
 from graphcore.engine.sampler import SamplingParams
@@ -10,7 +10,9 @@ from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.startup import cache_state
 from graphcore.tasks.task import Context
-from graphcore.weights.plan import Plan, gib
+from graphcore.weights.plan import Plan
+
+DEFAULT_NEW_TOKENS = 128  # of an answer where the settings leave it open; a chat's may be as long as the context allows
 
 
 def load_engine(context: Context) -> Engine:
@@ -20,12 +22,10 @@ def load_engine(context: Context) -> Engine:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
     settings = context.settings
-    choose_graph(
-        settings.graph.kind, resolve_device(settings.device), find_cpp_compiler() is not None
-    )  # refuse before anything is fetched
+    refuse_graph(settings)  # before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress)
     context.console.expect_groups(moved_nbytes(engine.plan))
-    for note in (*engine.choices.notes, *group_note(settings, engine.config.model_type)):
+    for note in (*engine.choices.notes, *group_note(context, engine.config.model_type)):
         context.console.note(note)
     return engine
 
@@ -43,21 +43,25 @@ def own_runner(engine: Engine, task: str) -> Runner:
         ConfigError: the engine runs a transformers model, which has none.
     """
     if not isinstance(engine.runner, Runner):
-        raise ConfigError(
-            f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
-            "task=generate, chat or plan"
-        )
+        raise without_own_programs(task)
     return engine.runner
 
 
-def group_note(settings: Settings, model_type: str) -> tuple[str, ...]:
-    """Return a line if the checkpoint is not of the model group's architecture; the checkpoint wins."""
-    usual = settings.model.random_config.get("model_type", model_type)
-    if usual == model_type:
-        return ()
-    return (
-        f"model={settings.model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",
+def without_own_programs(task: str) -> ConfigError:
+    """Return the error of a task that does nothing with a transformers model."""
+    return ConfigError(
+        f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
+        "task=generate, chat or plan"
     )
+
+
+def group_note(context: Context, model_type: str) -> tuple[str, ...]:
+    """Return a line if the checkpoint is not of the architecture of the group that was chosen; the checkpoint wins."""
+    model = context.settings.model
+    usual = model.random_config.get("model_type", model_type)
+    if usual == model_type or not context.has_chosen_model:
+        return ()
+    return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
 
 
 def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
@@ -84,8 +88,8 @@ def describe(engine: Engine, load_seconds: float) -> str:
     parts = (
         f"{name_of(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_choices(engine.choices, engine.settings),
-        f"weights {gib(plan.weight_nbytes)}",
-        f"kv cache {gib(plan.kv_nbytes)} for {engine.choices.context} tokens",
+        f"weights {in_words(plan.weight_nbytes)}",
+        f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context} tokens",
         f"loaded in {load_seconds:.1f} s",
     )
     return f"[{'; '.join(parts)}]"

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.byte_sizes import in_words, parse_nbytes
 from graphcore.engine.engine import Engine
 from graphcore.streaming.report import Measured, StreamingReport, TierMemory, report_streaming
 from graphcore.tasks.measure import PeakMemory, resident_nbytes
 from graphcore.tasks.streaming_record import streaming_lines, streaming_record
 from graphcore.tasks.task import Context, Record
 from graphcore.tasks.trace import write_trace
-from graphcore.weights.plan import in_words
 
 RAW_PASSES = 2  # of the bare link; the faster one counts
 
@@ -118,6 +117,7 @@ def show_streaming(
 
 def trace(context: Context, engine: Engine, begin: float, end: float) -> None:
     """Write what moved between two times of time.perf_counter as a Chrome trace and a picture."""
+    assert context.output_dir is not None, "the settings refuse trace=true with outputs=false"
     plan = engine.plan
     title = (
         f"{engine.config.model_type}, {engine.config.num_hidden_layers} layers, streaming={plan.policy}, "

@@ -1,5 +1,6 @@
 """A streaming report for people and for result.json."""
 
+from graphcore.config.byte_sizes import in_words, rate_in_words
 from graphcore.streaming.report import StreamingReport, TierMemory
 from graphcore.tasks.task import Record
 
@@ -62,10 +63,10 @@ def streaming_lines(policy: str, report: StreamingReport, expert_hit_rate: float
 def _link_words(report: StreamingReport) -> str:
     if report.busy_link is None or report.wall_link is None or report.nbytes_per_pass is None:
         return "nothing moved"
-    words = f"{report.nbytes_per_pass / 1e6:,.0f} MB per step, {report.busy_link / 1e9:.2f} GB/s while copying"
+    words = f"{in_words(report.nbytes_per_pass)} per step, {rate_in_words(report.busy_link)} while copying"
     if report.busy_link_share is not None and report.raw_link is not None:
-        words += f" ({report.busy_link_share:.0%} of the raw link's {report.raw_link / 1e9:.2f})"
-    return f"{words}, {report.wall_link / 1e9:.2f} GB/s over all the time"
+        words += f" ({report.busy_link_share:.0%} of the raw link's {rate_in_words(report.raw_link)})"
+    return f"{words}, {rate_in_words(report.wall_link)} over all the time"
 
 
 def _wait_words(report: StreamingReport) -> str:
@@ -82,10 +83,10 @@ def _wait_words(report: StreamingReport) -> str:
 def _memory_words(tier: str, memory: TierMemory) -> str:
     if memory.peak_nbytes is None:
         return ""
-    words = f"{tier} peak {memory.peak_nbytes / 1e6:,.0f} MB"
+    words = f"{tier} peak {in_words(memory.peak_nbytes)}"
     if memory.budget_nbytes is None:
         return words
-    return f"{words} of {memory.budget_nbytes / 1e6:,.0f} MB allowed"
+    return f"{words} of {in_words(memory.budget_nbytes)} allowed"
 
 
 def _gb(rate: float | None) -> float | None:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphcore.config.settings import Settings
-from graphcore.tasks.console import Console
+
+if TYPE_CHECKING:
+    from graphcore.tasks.console import Console
 
 Record = dict[str, Any]
 
@@ -18,12 +20,14 @@ class Context:
     Attributes:
         settings: composed and checked.
         console: where it prints.
-        output_dir: the run's folder.
+        output_dir: the run's folder; None where nothing is to be left (outputs=false).
+        has_chosen_model: bool, whether a model group was asked for and does not only stand as the default.
     """
 
     settings: Settings
-    console: Console
-    output_dir: Path
+    console: "Console"
+    output_dir: Path | None
+    has_chosen_model: bool = True
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,10 @@ class Task:
         name: as in task=name.
         settings: dataclass of the keys in conf/task/<name>.yaml.
         run: does it; returns the task's part of result.json, with "status" when that is not "ok".
+        needs_torch: bool, whether anything is computed; without that torch is not imported.
     """
 
     name: str
     settings: type
     run: Callable[[Context, Any], Record]
+    needs_torch: bool = True

@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from graphcore.config.byte_sizes import in_words, rate_in_words
 from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.timeline import Event
 from graphcore.tasks.lanes import LaneKey, lane_name, lanes_of
@@ -144,9 +145,9 @@ def _headline(title: str, events: Sequence[Event], window: Window) -> str:
     report = report_streaming(events, Measured(window.begin, window.end, num_shown, num_groups))
     which = f"pass {window.num_passes}" if num_shown == 1 else f"passes {window.num_passes - 1} and {window.num_passes}"
     which += f" of {window.num_passes}"
-    facts = [f"{report.nbytes / 1e6:,.0f} MB moved in {report.seconds:.3g} s"]
+    facts = [f"{in_words(report.nbytes)} moved in {report.seconds:.3g} s"]
     if report.busy_link is not None and report.overlap is not None:
-        facts.append(f"{report.busy_link / 1e9:.2f} GB/s while copying")
+        facts.append(f"{rate_in_words(report.busy_link)} while copying")
         facts.append(f"{report.overlap:.0%} of the copy time hidden")
     facts.append(f"waited {report.stall_seconds:.3g} s")
     return f"{title}\n{which}: {', '.join(facts)}"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -70,23 +71,41 @@ def test_help_and_config_do_not_import_torch(tmp_path: Path, arguments: list[str
 
 
 REFUSED_BEFORE_A_RUN = [
-    (["promt=hi"], "unknown key 'promt'"),
-    (["max_new_tokens=abc"], "max_new_tokens=abc must be a whole number"),
-    (["model=foo"], "model=foo is no option of this group"),
-    (["streaming=true"], "streaming=true is no option of this group"),
-    (["--prompt", "hi"], "unknown option --prompt"),
-    (["hello"], "'hello' is no setting"),
-    (["-m", "promt=1,2"], "unknown key 'promt'"),
-    (["dtype=fp32,foo", "-m"], "dtype=foo is no option of this group"),
-    (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere cannot be written"),
+    (["promt=hi"], "unknown key 'promt'", 2),
+    (["max_new_tokens=abc"], "max_new_tokens=abc must be a whole number", 2),
+    (["model=foo"], "model=foo is no option of this group", 2),
+    (["streaming=true"], "streaming=true is no option of this group", 2),
+    (["--prompt", "hi"], "unknown option --prompt", 2),
+    (["hello"], "'hello' is no setting", 2),
+    (["caht"], "did you mean task=chat?", 2),
+    (["--help", "caht"], "--help knows nothing of 'caht'", 2),
+    (["--help", "dtype=foo"], "dtype=foo is no option of this group", 2),
+    (["--cfg", "jobs"], "--cfg takes one of job, hydra, all, not jobs", 2),
+    (["--cfg"], "--cfg takes one of job, hydra, all, none is given", 2),
+    (["--resolve"], "--resolve flag can only be used", 2),
+    (["seed=["], "seed=[ cannot be read as a setting", 2),
+    (["one text", "another text"], "'one text' and 'another text' are both given as the prompt", 1),
+    (["outputs=false", "-m", "seed=1,2"], "outputs=false has no effect with a sweep", 1),
+    (["-m", "outputs=true,false"], "outputs=false has no effect with a sweep", 1),
+    (["outputs=off", "hydra.run.dir=x"], "hydra.run.dir='x' has no effect with outputs=false", 1),
+    (["outputs=false", "hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN has no effect with outputs=false", 1),
+    (["outputs=false", "trace=true", "streaming=on"], "trace=true writes into the run's folder", 1),
+    (["outputs=false", "seed=-1"], "seed=-1 must be at least 0", 1),
+    (["-m", "promt=1,2"], "unknown key 'promt'", 2),
+    (["dtype=fp32,foo", "-m"], "dtype=foo is no option of this group", 2),
+    (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere cannot be written", 1),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), REFUSED_BEFORE_A_RUN, ids=[said for _, said in REFUSED_BEFORE_A_RUN])
-def test_a_wrong_command_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"), REFUSED_BEFORE_A_RUN, ids=[said for _, said, _ in REFUSED_BEFORE_A_RUN]
+)
+def test_a_wrong_command_is_one_line_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], said: str, status: int
+) -> None:
     done = graphcore(*LLAMA, *arguments, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
+    assert done.returncode == status
     assert line.startswith("graphcore: ")
     assert said in line
     assert done.stdout == ""
@@ -100,6 +119,74 @@ def test_a_run_that_cannot_start_is_one_line_and_a_result_that_says_so(tmp_path:
     record = result_of(tmp_path / "outputs")
     assert (record["status"], record["error"]) == ("failed", "ConfigError: max_new_tokens=0 must be at least 1")
     assert record["settings"]["max_new_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "status"),
+    [
+        ("chat=maybe", 2),  # an option that there is not
+        ("streaming.memory_budget=much", 2),  # no size
+        ("device=tpu", 2),
+        ("task.logprobs=maybe", 2),  # the wrong type, of a key that the task checks
+        ("+task.foo=1", 2),
+        ("seed=-1", 1),  # out of range
+        ("chat=on", 1),  # what this checkpoint cannot do
+        ("model.checkpoint=/nowhere", 1),
+    ],
+)
+def test_exit_status_two_is_for_what_does_not_exist(tmp_path: Path, argument: str, status: int) -> None:
+    given = [one for one in LLAMA if one.partition("=")[0] != argument.partition("=")[0]]
+    done = graphcore(*given, argument, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.splitlines()[-1].startswith("graphcore: ")
+
+
+@pytest.mark.parametrize("more", [(), ("hydra.job.name=mine",)])  # the second goes through hydra.main
+def test_without_outputs_a_run_leaves_nothing(tmp_path: Path, more: tuple[str, ...]) -> None:
+    done = graphcore(*LLAMA, *more, "outputs=false", "prompt_ids=[1,2]", "max_new_tokens=3", cwd=tmp_path)
+    assert (done.returncode, len(done.stdout.split())) == (0, 3), done.stderr
+    assert "result:" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_outputs_hydra_keeps_what_was_asked(tmp_path: Path) -> None:
+    done = graphcore(*LLAMA, "prompt_ids=[1,2]", "max_new_tokens=1", cwd=tmp_path)
+    assert done.returncode == 0
+    (overrides,) = tmp_path.glob("outputs/*/*/.hydra/overrides.yaml")
+    assert "prompt_ids=[1,2]" in overrides.read_text("utf-8")
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    done = graphcore("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"graphcore {version('graphcore')}\n")
+
+
+def test_a_text_without_a_key_is_the_prompt_and_a_tasks_name_the_task(tmp_path: Path) -> None:
+    model = save_chat_folder(tmp_path / "model")
+    done = graphcore(
+        *LLAMA[:3], f"model.checkpoint={model}", "generate", "Is 2+2=4?", "max_new_tokens=1", "chat=off", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    record = result_of(tmp_path / "outputs")
+    assert (record["task"], record["generations"][0]["prompt"]) == ("generate", "Is 2+2=4?")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_a_shell_is_printed(tmp_path: Path, shell: str) -> None:
+    done = graphcore("-sc", f"install={shell}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "COMP_LINE" in done.stdout
+
+
+def test_completion_knows_options_and_a_tasks_keys(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        command = [sys.executable, "-m", "graphcore.tasks.main", "-sc", "query=bash"]
+        asked = {**environment(), "COMP_LINE": line, "COMP_POINT": str(len(line))}
+        done = subprocess.run(command, cwd=tmp_path, env=asked, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("graphcore model=gemma") == ["model=gemma3", "model=gemma3_1b"]
+    assert "task.repeats=" in completed("graphcore task=bench task.")
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
@@ -127,7 +214,7 @@ def test_a_failed_verification_is_exit_status_one(tmp_path: Path) -> None:
 
 def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     done = graphcore("graph=eager", "device=cpu", LLAMA[3], "max_new_tokens=1", cwd=tmp_path)
-    assert any(re.fullmatch(r"load (\d+\.\d)/\1 MB, group 4.*", line) for line in done.stderr.splitlines())
+    assert any(re.fullmatch(r"load (\d+\.\d)/\1 KiB, group 4.*", line) for line in done.stderr.splitlines())
     assert "\x1b" not in done.stderr + done.stdout
 
 
@@ -177,12 +264,40 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     process.stdout.close()
     err = process.stderr.read()
     process.wait(60)
-    assert process.returncode == 1
+    assert process.returncode == 0
+    assert "error" not in err.lower()
     assert "Traceback" not in err
+    assert result_of(tmp_path / "outputs")["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "all"], ["plan", "progress=false", LLAMA[3]]])
+def test_a_reader_that_takes_nothing_of_a_text_or_a_table_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "graphcore.tasks.main", *arguments]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()  # before anything is written, so that writing fails for certain
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(60)) == ("", 0)
 
 
 def test_run_py_and_the_module_are_the_same_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), "promt=hi"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr.startswith("graphcore: ConfigError: unknown key 'promt'")) == (1, True)
+    assert (done.returncode, done.stderr.startswith("graphcore: ConfigError: unknown key 'promt'")) == (2, True)
+
+
+def test_a_run_folder_without_room_is_named(tmp_path: Path) -> None:
+    """A file that may not grow stands for a full disk: the write fails, not the opening, so no error names the file."""
+    program = (
+        "import resource, sys; from graphcore.tasks.main import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", program, "prompt_ids=[1]", f"cache_dir={tmp_path}", *LLAMA]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 1
+    assert "None" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("graphcore: OutputError: ")]
+    assert f"{tmp_path / 'outputs'} cannot be written (File too large)" in line

@@ -25,7 +25,7 @@ def run(engine: Engine, prompt: list[int], reuse: bool) -> tuple[BatchRun, list[
 def turn(engine: Engine, prompt: list[int]) -> tuple[int, list[int]]:
     """Take one turn as a chat does; return how many tokens were not run again, and the answer."""
     opened, answer = run(engine, prompt, reuse=True)
-    engine.remember([*prompt, *answer[:-1]])  # the last token was chosen, but never run
+    assert engine.runner.held_ids == [*prompt, *answer[:-1]]  # the last token was chosen, but never run
     return opened.cached, answer
 
 
@@ -72,7 +72,7 @@ def test_a_ring_that_has_not_wrapped_goes_back(tiny_model: Tiny, load_tiny: Load
     engine = load_tiny("gemma3", "eager")
     with torch.inference_mode():
         engine.runner.feed([[1, 2, 3, 4, 5]], [0])
-    engine.remember([1, 2, 3, 4, 5])
+    engine.runner.held_ids = [1, 2, 3, 4, 5]
     reused, answer = turn(engine, [1, 2, 3, 9])
     assert reused == 3
     logits = tiny_model("gemma3").logits_of(torch.tensor([[1, 2, 3, 9, *answer]]))[0]
@@ -100,4 +100,6 @@ def test_only_a_single_prompt_reuses_the_cache(load_tiny: Load) -> None:
     engine = load_tiny("llama3", "eager")
     turn(engine, [1, 2, 3, 4])
     batch = engine.open_run([[1, 2, 3, 4, 5], [7]], 1, (), SamplingParams(), reuse_cache=True)
+    list(batch.events())
     assert batch.cached == 0
+    assert not engine.runner.held_ids

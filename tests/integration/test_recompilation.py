@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from graphcore.nn.block import Block
 from graphcore.nn.spec import MoESpec
 
 NEW_TOKENS = 200
+TINY = Path(__file__).parents[1] / "golden" / "tiny"
 NAMES = ("llama3", "gemma3", "gpt_oss")
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
@@ -69,6 +71,16 @@ def test_layers_of_a_kind_share_one_graph(tiny_model: Tiny) -> None:
         # Five layers of two kinds (sliding, full), each for prefill and decode, and the head.
         assert engine.config.num_hidden_layers == 5
         assert compiled_graphs() - before == engine.stats["compiled_graphs"] == 2 * 2 + 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])  # a cache for every position, and rings
+def test_another_context_length_compiles_nothing(name: str, tmp_path: Path) -> None:
+    reports = []
+    for context in (64, 96):
+        sizes = [f"context_length={context}", "model.num_hidden_layers=1", f"cache_dir={tmp_path}"]
+        with Engine.load(TINY / name, dtype="fp32", device="cpu", graph="compiled", overrides=sizes) as engine:
+            reports.append(engine.warm_up())
+    assert [(report.cache_hits, report.cache_misses) for report in reports] == [(0, 3), (3, 0)]
 
 
 @pytest.fixture

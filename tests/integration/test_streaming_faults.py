@@ -240,7 +240,7 @@ def test_an_engine_that_is_closed_during_a_generation_ends_it_and_its_threads(fo
     next(events)
     engine.close()
     assert fill_threads() == before
-    with pytest.raises(ConfigError, match="or the engine was closed"):
+    with pytest.raises(ConfigError, match="this engine is closed; load it again"):
         next(events)
     with pytest.raises(ConfigError, match="this engine is closed; load it again"):
         engine.generate([PROMPT])

@@ -75,3 +75,10 @@ def test_a_file_that_shrinks_in_mid_stream_is_one_line_and_status_1(folder: Path
     assert record["status"] == "failed"
     assert record["error"].startswith("CheckpointError: ")
     assert done.stderr.rstrip().endswith("[]")
+
+
+def test_an_error_after_text_begins_on_a_line_of_its_own(folder: Path) -> None:
+    done, record = run(folder, 500, "truncate")
+    assert record["status"] == "failed"
+    assert done.stdout.strip() != ""
+    assert done.stdout.endswith("\n")

@@ -4,6 +4,7 @@ import pytest
 
 from graphcore import errors
 from graphcore.errors import (
+    BusyError,
     CheckpointError,
     CheckpointNotFoundError,
     ConfigError,
@@ -12,6 +13,7 @@ from graphcore.errors import (
     PlanError,
     ResidencyError,
     StreamingError,
+    TemplateError,
     TokenizerError,
     UnsupportedError,
 )
@@ -22,10 +24,12 @@ BUILT_INS = {
     CheckpointNotFoundError: FileNotFoundError,
     UnsupportedError: ValueError,
     TokenizerError: ValueError,
+    TemplateError: ValueError,
     PlanError: ValueError,
     GraphError: RuntimeError,
     ResidencyError: RuntimeError,
     StreamingError: RuntimeError,
+    BusyError: RuntimeError,
 }
 
 
@@ -47,3 +51,12 @@ def test_an_error_is_ours_and_the_built_in_one_and_keeps_its_message(
 def test_a_missing_checkpoint_is_a_checkpoint_error_too() -> None:
     assert issubclass(CheckpointNotFoundError, CheckpointError)
     assert issubclass(UnsupportedError, CheckpointError)
+
+
+@pytest.mark.parametrize("error", BUILT_INS)
+def test_a_message_is_one_printable_line_whatever_a_file_had_in_its_names(error: type[GraphcoreError]) -> None:
+    assert str(error("two\nlines, \x1b[31m\u202e\ud800, caf\u00e9")) == "two lines, \\x1b[31m\\u202e\\ud800, caf\u00e9"
+    long = str(error("begin " + "x" * 10**6 + " end"))
+    assert len(long) <= errors.LONGEST
+    assert long.startswith("begin xxx")
+    assert long.endswith("xxx end")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from omegaconf import MISSING
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.device import resolve_device
@@ -15,7 +16,7 @@ from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
 from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
-from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
+from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
@@ -68,7 +69,7 @@ def run(context: Context, task: BenchSettings) -> Record:
         streaming = streaming_of(watch, intervals, device)
         ran = ran_record(engine)  # a look at free memory, before measuring it takes some
         bandwidth = bandwidth_of(engine)
-        timed["decode"]["bandwidth_share"] = timed["decode"]["weight_gb_per_second"] / bandwidth["gb_per_second"]
+        timed["decode"]["bandwidth_share"] = share_of(timed["decode"]["weight_gb_per_second"], bandwidth)
         record = {
             **ran,
             "load_seconds": load_seconds,
@@ -79,7 +80,7 @@ def run(context: Context, task: BenchSettings) -> Record:
             "graph": {**ran["graph"], "kernels_per_token": count_kernels(work.decode_one, engine.runner.device)},
             "memory": {
                 **ran["memory"],
-                **resident_record(growth, ran["graph"]["kind"]),
+                **resident_record(growth, ran["graph"]["prefill"]),
                 "peak_device_bytes": peak_nbytes,
             },
             "bandwidth": bandwidth,
@@ -146,12 +147,12 @@ def phase_record(seconds: Sequence[float], tokens: int) -> Record:
     }
 
 
-def resident_record(growth: Growth, graph: str) -> Record:
+def resident_record(growth: Growth, prefill: str) -> Record:
     """Return what the process holds in memory, and of that what the compiler does."""
     return {
         "before_load_bytes": growth.before,
         "resident_bytes": growth.warm,
-        "compiler_bytes": compiler_nbytes(growth, graph),
+        "compiler_bytes": compiler_nbytes(growth, prefill),
     }
 
 
@@ -164,16 +165,19 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     sizes = f"prompt {task.prompt_tokens}, new {task.new_tokens}, depth {task.depth}, batch {task.batch}"
     context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
+    share, whole = decode["bandwidth_share"], record["bandwidth"]["gb_per_second"]
+    beside = "" if share is None else f", {share:.0%} of the {whole:.1f} GB/s that memory gives"
+    compiler = memory["compiler_bytes"]
+    of_which = "" if compiler is None else f", of which the compiler {in_words(compiler)}"
     above = " above what it was before loading" if record["device"] == "cpu" else ""  # there it is growth
     for line in (
-        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights, {decode['bandwidth_share']:.0%} of the "
-        f"{record['bandwidth']['gb_per_second']:.1f} GB/s that memory gives; {graph['kernels_per_token']} kernels/step",
+        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights{beside}; "
+        f"{graph['kernels_per_token']} kernels/step",
         f"{graph['kind']}: {describe_compile(compiled)}; loaded in {record['load_seconds']:.2f} s",
         f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",
-        f"memory: weights {memory['weight_bytes'] / 1e6:.0f} MB ({memory['file_bytes'] / 1e6:.0f} MB in the file), "
-        f"resident {memory['resident_bytes'] / 1e6:.0f} MB, of which the compiler {memory['compiler_bytes'] / 1e6:.0f} "
-        f"MB; peak {memory['peak_device_bytes'] / 1e6:.0f} MB{above}",
+        f"memory: weights {in_words(memory['weight_bytes'])} ({in_words(memory['file_bytes'])} in the file), "
+        f"resident {in_words(memory['resident_bytes'])}{of_which}; peak {in_words(memory['peak_device_bytes'])}{above}",
     ):
         context.console.line(line)
 

@@ -20,7 +20,7 @@ from graphcore.graph.step import GreedyStep
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.native_operations import native_operations
 from graphcore.tasks.operation import Clock, Operation, OperationName
-from graphcore.tasks.result import bandwidth_of, compile_record, ran_record
+from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.torch_operations import TorchOperations
@@ -77,10 +77,8 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
             "load_seconds": load_seconds,
             "compile": compile_record(compiled),
             "bandwidth": bandwidth,
-            "operations": operation_records(work.operations, timings, bandwidth["gb_per_second"]),
-            "steps": step_records(
-                timings, step_nbytes(own_runner(engine, "microbench").builder.decoder, 1), bandwidth["gb_per_second"]
-            ),
+            "operations": operation_records(work.operations, timings, bandwidth),
+            "steps": step_records(timings, step_nbytes(own_runner(engine, "microbench").builder.decoder, 1), bandwidth),
         }
     show(context, record, task)
     return record
@@ -149,7 +147,7 @@ class StepWork:
 
 
 def operation_records(
-    operations: Sequence[Operation], timings: Mapping[int, Timings], gb_per_second: float
+    operations: Sequence[Operation], timings: Mapping[int, Timings], bandwidth: Record
 ) -> list[Record]:
     """Return what each distinct operation takes: attention at each length, the others at the longest."""
     names = Counter(operation.name for operation in operations)
@@ -171,13 +169,13 @@ def operation_records(
                     "in_order_microseconds": total / count * 1e6,
                     "step_microseconds": total * 1e6,
                     "weight_gb_per_second": rate,
-                    "bandwidth_share": None if rate is None else rate / gb_per_second,
+                    "bandwidth_share": share_of(rate, bandwidth),
                 }
             )
     return records
 
 
-def step_records(timings: Mapping[int, Timings], nbytes: int, gb_per_second: float) -> list[Record]:
+def step_records(timings: Mapping[int, Timings], nbytes: int, bandwidth: Record) -> list[Record]:
     """Return the whole step at each length beside the sum of its parts."""
     records = []
     for length, found in sorted(timings.items()):
@@ -190,7 +188,7 @@ def step_records(timings: Mapping[int, Timings], nbytes: int, gb_per_second: flo
                 "difference_microseconds": (found.step - sum(found.parts)) * 1e6,
                 "weight_bytes": nbytes,
                 "weight_gb_per_second": rate,
-                "bandwidth_share": rate / gb_per_second,
+                "bandwidth_share": share_of(rate, bandwidth),
             }
         )
     return records
@@ -206,10 +204,12 @@ def show(context: Context, record: Record, task: MicrobenchSettings) -> None:
         rows.append([*words, *(f"{value:.1f}" for value in times), "" if rate is None else f"{rate:.1f}"])
     context.console.table(f"one decode step, medians of {task.repeats}", COLUMNS, rows)
     for step in record["steps"]:
+        share = step["bandwidth_share"]
+        beside = "" if share is None else f", {share:.0%} of what memory gives"
         context.console.line(
             f"{step['length']} tokens: step {step['microseconds']:.0f} us, parts {step['sum_microseconds']:.0f} us, "
             f"difference {step['difference_microseconds']:+.0f} us; {step['weight_gb_per_second']:.2f} GB/s "
-            f"of weights, {step['bandwidth_share']:.0%} of what memory gives"
+            f"of weights{beside}"
         )
 
 

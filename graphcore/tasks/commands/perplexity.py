@@ -93,7 +93,7 @@ def sized(settings: Settings, task: PerplexitySettings) -> Settings:
     at_least(2, "task.", task, ("window",))
     at_least(1, "task.", task, ("stride",))
     if task.path not in PATHS:
-        raise ConfigError(f"task.path={task.path} is not one of {', '.join(PATHS)}")
+        raise ConfigError(f"task.path={task.path} is not one of {', '.join(PATHS)}", is_unknown=True)
     if settings.context_length is None and task.window is not None and task.window > DEFAULT_CONTEXT:
         return replace(settings, context_length=task.window)
     return settings

@@ -13,20 +13,24 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.assembly import match_model
 from graphcore.engine.engine import Engine
-from graphcore.engine.model import open_model
+from graphcore.engine.model import Model, open_model
 from graphcore.errors import ConfigError, PlanError
+from graphcore.nn.decoder import Decoder
 from graphcore.tasks.comparison import allowed, compare, greedy_record, verdict
 from graphcore.tasks.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.reference import Outputs, Reference, load_reference
 from graphcore.tasks.result import ran_record
-from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect
+from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect, without_own_programs
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import free_nbytes, gib
+from graphcore.weights.plan import free_nbytes
+
+TRANSFORMERS_NBYTES = 256 << 20  # its code, and outputs of a pass
 
 
 @dataclass
@@ -59,9 +63,10 @@ def run(context: Context, task: VerifySettings) -> Record:
     """Compare; errors beyond the tolerance are a failure."""
     prompts = read_prompts(context.settings)
     check(context.settings, task, prompts)
+    model, loader = open_reference(context)  # refuses what will not fit, before anything is loaded
     ours = run_ours(context, task, prompts)
     context.console.progress("transformers in float32", None, 0, 0)
-    reference = open_reference(context)
+    reference = load_reference(model, loader)
     whole = reference.run(ours.token_ids + ours.new_ids[:-1])
     tokens = len(ours.token_ids)
     expected = Outputs(tuple(layer[:tokens] for layer in whole.layers), whole.logits[:tokens])
@@ -91,6 +96,8 @@ def check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> No
     Raises:
         ConfigError: one does not.
     """
+    if settings.model.fallback is not None:
+        raise without_own_programs("verify")
     at_least(1, "task.", task, ("tokens", "new_tokens"))
     refuse_without_effect(settings, "verify", ("stop",) if prompts else ("stop", "system"))
     if task.tolerance is not None and not task.tolerance > 0:
@@ -129,28 +136,45 @@ def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
     return Outputs(tuple(layer[0].float() for layer in more[0]), logits[0])
 
 
-def open_reference(context: Context) -> Reference:
-    """Return transformers' model of the checkpoint.
+def open_reference(context: Context) -> tuple[Model, Loader]:
+    """Return the checkpoint as transformers' model of it is made of; no weight is read.
 
     Raises:
-        PlanError: it would not fit in host memory.
+        PlanError: that model would not fit in host memory.
     """
     settings = context.settings
     model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), context.console.progress)
     decoder, loader = match_model(model, torch.float32)
-    needed, free = weight_nbytes(decoder, loader), free_nbytes(torch.device("cpu"))
+    needed, free = reference_nbytes(decoder, loader), free_nbytes(torch.device("cpu"))
     if needed > free:
+        fewest = reference_nbytes(decoder, loader, num_layers=1)
+        instead = "task=perplexity compares with no reference, and streams"
+        if fewest <= free:
+            each = (needed - fewest) // max(1, len(decoder.layers) - 1)
+            most = 1 + (free - fewest) // max(1, each)
+            instead = f"compare the first layers only with model.num_hidden_layers={most}"
         raise PlanError(
-            f"task=verify runs transformers in float32 on the CPU, which needs {gib(needed)}, {gib(free)} are free; "
-            "compare the first layers only with model.num_hidden_layers=2"
+            f"task=verify runs transformers in float32 on the CPU, which takes {in_words(needed)}, "
+            f"{in_words(free)} are free; {instead}"
         )
-    return load_reference(model, loader)
+    return model, loader
 
 
-def weight_nbytes(decoder: torch.nn.Module, loader: Loader) -> int:
-    """Return the bytes of a float32 decoder's weights, on the meta device, a tied head counted once."""
+def reference_nbytes(decoder: Decoder, loader: Loader, num_layers: int | None = None) -> int:
+    """Return the bytes that transformers' model takes at its peak: its weights, and the largest of them once more.
+
+    That is filled in, or cast to another dtype, from a copy; transformers itself takes the rest.
+
+    Args:
+        decoder: in float32, on the meta device; a tied head counts once.
+        num_layers: the first ones alone; None is all.
+    """
+    layers = decoder.layers[:num_layers]
     tied = decoder.get_buffer("embed_tokens.weight").nbytes if loader.is_tied else 0
-    return sum(tensor.nbytes for tensor in decoder.buffers()) - tied
+    ends = sum(tensor.nbytes for group in (decoder.embed_tokens, decoder.head) for tensor in group.buffers()) - tied
+    tensors = [tensor.nbytes for layer in layers for tensor in layer.buffers()]
+    largest = max(*tensors, decoder.get_buffer("embed_tokens.weight").nbytes)
+    return ends + sum(tensors) + largest + TRANSFORMERS_NBYTES
 
 
 def run_cast(context: Context, reference: Reference, ours: Ours) -> Outputs:
@@ -159,7 +183,7 @@ def run_cast(context: Context, reference: Reference, ours: Ours) -> Outputs:
     outputs = reference.run(ours.token_ids)
     if ours.dtype is torch.float16 and not outputs.logits.isfinite().all():
         context.console.note("[transformers overflows in float16: its error in bfloat16 stands in]")
-        wider = open_reference(context)
+        wider = load_reference(*open_reference(context))
         wider.cast(torch.bfloat16)
         outputs = wider.run(ours.token_ids)
     return outputs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.byte_sizes import in_words, parse_nbytes, part_in_words, rate_in_words
 from graphcore.errors import ConfigError
 
 SIZES = [
@@ -50,3 +50,43 @@ def test_an_unknown_unit_is_named(written: str) -> None:
 def test_a_few_bytes_without_a_unit_are_taken_for_a_forgotten_unit(written: object) -> None:
     with pytest.raises(ConfigError, match=rf"budget={written} would be {written} bytes; write the unit, such as"):
         parse_nbytes("budget", written)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.00 KiB"),
+        (5120, "5.00 KiB"),
+        (346030, "337.9 KiB"),
+        (96_700_000, "92.22 MiB"),
+        (1 << 30, "1.00 GiB"),
+        (11_005_853_696, "10.25 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
+)
+def test_a_size_is_shown_in_the_largest_unit_of_which_there_is_one(nbytes: int, shown: str) -> None:
+    assert in_words(nbytes) == shown
+    assert parse_nbytes("size", shown.replace("bytes", "B")) == pytest.approx(nbytes, rel=5e-3)
+
+
+def test_a_part_is_shown_in_the_unit_of_the_whole() -> None:
+    assert part_in_words(0, 98_000_000) == "0.00/93.46 MiB"
+    assert part_in_words(98_000_000, 5_000_000_000) == "0.09/4.66 GiB"
+    assert part_in_words(3, 12) == "3/12 bytes"
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (900, "0.90 kB/s"),
+        (35_200, "35.2 kB/s"),
+        (7_150_000, "7.15 MB/s"),
+        (359_240_000, "359 MB/s"),
+        (1_310_000_000, "1.31 GB/s"),
+        (0, "0.00 kB/s"),
+    ],
+)
+def test_a_rate_is_shown_in_decimal_units(rate: float, shown: str) -> None:
+    assert rate_in_words(rate) == shown

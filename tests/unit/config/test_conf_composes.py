@@ -1,6 +1,7 @@
 """Every yaml under conf/ composes, is checked, and says what its keys mean."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,11 @@ from omegaconf import OmegaConf
 
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.config import parse_model_config
-from graphcore.checkpoint.sources.source import parse_source
+from graphcore.checkpoint.sources.source import PackageSource, parse_source
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.tasks.job import task_of
-from graphcore.tasks.registry import TASKS
+from graphcore.tasks.registry import NAMES
 
 OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
 YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
@@ -45,9 +46,18 @@ def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name:
     assert len(architecture_of(config).spec(config).blocks) == config.num_hidden_layers
 
 
+@pytest.mark.parametrize("name", group_options()["model"])
+def test_every_published_file_has_its_hash(name: str) -> None:
+    """A folder of the Hub has none: the Hub names its large files by their hashes, which are compared."""
+    published = compose_settings([f"model={name}"]).model.published
+    is_file = isinstance(parse_source(published.checkpoint), PackageSource) or published.checkpoint.endswith(".gguf")
+    assert is_file == (published.sha256 is not None)
+    assert not is_file or re.fullmatch("[0-9a-f]{64}", str(published.sha256))
+
+
 def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
-    assert sorted(TASKS) == group_options()["task"]
-    for name in TASKS:
+    assert list(NAMES) == group_options()["task"]
+    for name in NAMES:
         task, own = task_of(compose_settings([f"task={name}"]))
         assert (task.name, own.name) == (name, name)
 
@@ -78,3 +88,11 @@ def test_no_file_lets_a_name_run_code() -> None:
 def test_switches_are_words_whatever_yaml_reads(written: str, meant: str) -> None:
     assert compose_settings([f"chat={written}"]).chat == meant
     assert compose_settings(["streaming.policy=false"]).streaming.policy == "off"
+
+
+def test_threads_compose_at_once_and_each_gets_its_own_settings() -> None:
+    def compose(number: int) -> int | None:
+        return compose_settings([f"context_length={number}"]).context_length
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(compose, range(10, 22))) == list(range(10, 22))

@@ -18,7 +18,7 @@ CASES = [
     ("+sampling.foo=1", ["unknown key 'sampling.foo'", "SamplingSettings"]),
     ("max_new_tokens=abc", ["max_new_tokens=abc must be a whole number", "Settings", "'abc'"]),
     ("max_new_tokens=1.5", ["must be a whole number"]),
-    ("max_new_tokens=null", ["max_new_tokens=null must be set"]),
+    ("batch_size=null", ["batch_size=null must be set"]),
     ("sampling.temperature=hot", ["sampling.temperature=hot must be a number", "SamplingSettings"]),
     ("progress=maybe", ["progress=maybe must be true or false"]),
     ("prompt_ids=3", ["prompt_ids=3 must be a list"]),

@@ -1,11 +1,13 @@
 """Fixtures for the tests of tasks."""
 
+import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from chat_folder import save_chat_folder
-from task_runs import RunTask, run_in
+from task_runs import NEW, RunTask, TaskRun, run_in
 
 
 @pytest.fixture
@@ -24,3 +26,14 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without a chat template."""
     return save_chat_folder(tmp_path_factory.mktemp("base"), template=None)
+
+
+@pytest.fixture
+def say(run_task: RunTask, chat_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
+    """A function from a chat's piped lines and overrides to the run."""
+
+    def run(lines: str, *overrides: str, checkpoint: Path = chat_folder) -> TaskRun:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        return run_task("task=chat", f"model.checkpoint={checkpoint}", f"max_new_tokens={NEW}", *overrides)
+
+    return run

@@ -13,6 +13,8 @@ from graphcore.config.conf_folder import conf_dir
 from graphcore.errors import GraphcoreError
 from graphcore.tasks.job import run_job
 
+NEW = 10  # most tokens of an answer in a chat
+
 
 @dataclass(frozen=True)
 class TaskRun:
@@ -33,7 +35,7 @@ def run_in(folder: Path, *overrides: str) -> TaskRun:
         composed = compose("config", ["graph=eager", "device=cpu", "progress=false", *overrides])
     status, error = 1, None
     try:
-        status = run_job(composed, str(folder))
+        status = run_job(composed, folder)
     except GraphcoreError as raised:
         error = raised
     return TaskRun(status, json.loads((folder / "result.json").read_text(encoding="utf-8")), error)

@@ -4,24 +4,11 @@ import io
 from pathlib import Path
 
 import pytest
-from task_runs import RunTask
+from task_runs import NEW
 
 from graphcore import Engine
 from graphcore.engine.batch_run import BatchRun
-from graphcore.tasks.commands import chat
-
-NEW = 10
-
-
-@pytest.fixture
-def say(run_task: RunTask, chat_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function from lines and overrides to the run."""
-
-    def run(lines: str, *overrides: str, checkpoint: Path = chat_folder):
-        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-        return run_task("task=chat", f"model.checkpoint={checkpoint}", f"max_new_tokens={NEW}", *overrides)
-
-    return run
+from graphcore.tasks import conversation
 
 
 def answers_from_scratch(folder: Path, texts: list[str]) -> list[tuple[str, int]]:
@@ -53,22 +40,22 @@ def test_turns_reuse_the_cache_and_answer_as_without_it(
     assert run.record["reused_tokens"] == sum(turn["reused_tokens"] for turn in turns)
 
 
-def test_reset_forgets_and_exit_ends(say) -> None:
-    run = say("one\n/reset\none\n /exit \nnever\n")
+def test_clear_forgets_and_exit_ends(say) -> None:
+    run = say("one\n/clear\none\n/exit\nnever\n")
     first, second = run.record["turns"]
     assert (first["text"], first["prompt_tokens"]) == (second["text"], second["prompt_tokens"])
     assert second["reused_tokens"] == second["prompt_tokens"] - 1  # the same prompt is all there, but for its last
 
 
 def test_the_prompt_opens_the_chat_and_a_system_message_stays(say) -> None:
-    run = say("/reset\nagain\n", "prompt=first", "system=be brief")
+    run = say("/clear\nagain\n", "prompt=first", "system=be brief")
     assert [turn["user"] for turn in run.record["turns"]] == ["first", "again"]
     of_system = len("system:be brief") + 2
     assert run.record["turns"][1]["prompt_tokens"] == of_system + len("user:again") + 2 + len("assistant:")
 
 
 def test_only_what_an_answer_in_channels_says_goes_back_to_the_template(say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "final_message", lambda tokenizer, token_ids: "said")
+    monkeypatch.setattr(conversation, "final_message", lambda tokenizer, token_ids: "said")
     turns = say("one\ntwo\n").record["turns"]
     history = sum(len(text) + 2 for text in ("user:one", "assistant:said", "user:two"))  # 2: <|end|> and a line break
     assert turns[1]["prompt_tokens"] == history + len("assistant:")

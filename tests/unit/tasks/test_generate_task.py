@@ -1,6 +1,8 @@
 """task=generate, against transformers' greedy tokens and hand-made prompts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_what_ran_is_recorded(run_task: RunTask) -> None:
     record = run_task(LLAMA, f"prompt_ids={IDS}", "max_new_tokens=2", "dtype=bf16", "context_length=64").record
     assert (record["dtype"], record["kv_dtype"]) == ("bfloat16", "bfloat16")
     no_graphs = {"captured": None, "captured_bytes": None, "capture_seconds": None}
-    assert record["graph"] == {"kind": "eager", "compiled": 0, **no_graphs}
+    assert record["graph"] == {"kind": "eager", "prefill": "eager", "compiled": 0, **no_graphs}
     assert (record["context_length"], record["device"], record["threads"]) == (64, "cpu", torch.get_num_threads())
     # 64 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 2 bytes
     assert record["memory"]["kv_bytes"] == 64 * 2 * 2 * 2 * 32 * 2
@@ -152,6 +154,29 @@ def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
 ) -> None:
     run_task("model=gemma3", LLAMA, "max_new_tokens=1")
     assert "model=gemma3 stands for gemma3_text, but the checkpoint is a llama model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("override", "is_said"), [("seed=1", False), ("model=smollm2", True), ("model=gemma3", True)])
+def test_nothing_is_said_of_a_model_group_that_nobody_chose(tmp_path: Path, override: str, is_said: bool) -> None:
+    """The default group stands for a llama; the checkpoint is a Qwen 3."""
+    asked = (f"model.checkpoint={TINY / 'qwen3'}", "prompt_ids=[1]", "max_new_tokens=1", "graph=eager", "device=cpu")
+    command = [sys.executable, "-m", "graphcore.tasks.main", *asked, override, "outputs=false"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (" stands for " in done.stderr) == is_said
+
+
+def test_a_base_model_that_is_asked_says_that_it_has_no_chat_template(
+    run_task: RunTask, base_folder: Path, chat_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(folder: Path, *overrides: str) -> bool:
+        run_task(f"model.checkpoint={folder}", "max_new_tokens=1", *overrides)
+        return f"{folder.name} has no chat template: it goes on from the prompt" in capsys.readouterr().err
+
+    assert said(base_folder, "prompt=Why?")
+    assert not said(base_folder, "prompt=Why?", "chat=off")
+    assert not said(base_folder, "prompt_ids=[1,2]")
+    assert not said(base_folder)  # the default prompt is an opening, not a question
+    assert not said(chat_folder, "prompt=Why?")
 
 
 def test_what_a_prompt_draws_does_not_depend_on_the_batch_size(run_task: RunTask, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Prompts are read, and refused, before anything is loaded."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -33,43 +32,9 @@ def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         read_prompts(settings(prompt="-"))
 
 
-def test_a_jsonl_file_gives_a_prompt_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    lines = [{"prompt": "line separator \u2028 inside"}, {"prompt_ids": [1, 2]}]
-    path.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
-    read = read_prompts(settings(), str(path))
-    assert [prompt.content for prompt in read] == ["line separator \u2028 inside", (1, 2)]
-    assert read[1].where == f"{path}:3"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "not JSON"),
-        ('{"prompt": 3}', "expected"),
-        ('{"prompt": "a", "more": 1}', "expected"),
-        ('{"prompt_ids": [true]}', "expected"),
-        ('{"prompt": ""}', "is empty"),
-        ('{"prompt_ids": []}', "is empty"),
-        ("[" * 100_000, "not JSON"),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "good"}\n' + line, encoding="utf-8")
-    with pytest.raises(ConfigError, match=said) as caught:
-        read_prompts(settings(), str(path))
-    assert f"{path}:2" in str(caught.value)
-
-
 def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     (tmp_path / "latin1").write_bytes(b"caf\xe9")
-    (tmp_path / "blank").write_text("\n \n")
     with pytest.raises(ConfigError, match=r"prompt_file=.*cannot be read \(No such file"):
         read_prompts(settings(prompt_file=str(tmp_path / "nope")))
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         read_prompts(settings(prompt_file=str(tmp_path / "latin1")))
-    with pytest.raises(ConfigError, match="holds no prompt"):
-        read_prompts(settings(), str(tmp_path / "blank"))
-    with pytest.raises(ConfigError, match=r"task\.prompts_jsonl and prompt are both given"):
-        read_prompts(settings(prompt="a"), "file.jsonl")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from graphcore.errors import ConfigError
-from graphcore.tasks.command_line import is_sweep, prepared_arguments, quote
+from graphcore.tasks.command_line import is_plain, is_sweep, prepared_arguments, quote
 
 SPECIAL = "\\'\"${}x,=!()[]:;\n\té語😀#~+@%& "
 
@@ -46,10 +46,9 @@ def test_everything_else_is_left_to_hydra() -> None:
         "prompt_ids=[1,2]",
         "sampling.temperature=0.5",
         "~experiment",
-        "--cfg",
-        "job",
     ]
     assert prepared_arguments(arguments) == arguments
+    assert prepared_arguments([*arguments, "--cfg", "job"]) == ["--cfg", "job", *arguments]
 
 
 def test_the_sweep_flag_may_stand_anywhere() -> None:
@@ -63,6 +62,10 @@ def test_the_sweep_flag_may_stand_anywhere() -> None:
 def test_a_sweep_may_choose_between_checkpoints_but_never_cuts_a_prompt() -> None:
     prepared = prepared_arguments(["-m", "model.checkpoint=choice(a,b)", "prompt=choice(a,b), or not"])
     assert prepared == ["-m", "model.checkpoint=choice(a,b)", "prompt='choice(a,b), or not'"]
+    assert prepared_arguments(["-m", "task.text=choice(a,b)", "prompt_file=choice(c,d)"])[1:] == [
+        "task.text=choice(a,b)",
+        "prompt_file=choice(c,d)",
+    ]
     assert prepared_arguments(["model.checkpoint=choice(a,b)"]) == ["model.checkpoint='choice(a,b)'"]
 
 
@@ -77,7 +80,8 @@ def test_a_run_folder_keeps_its_interpolation() -> None:
         ("--prompt", "unknown option --prompt; settings are written prompt=value"),
         ("--prompt=hi", "unknown option --prompt=hi"),
         ("-x", "unknown option -x"),
-        ("hello", "'hello' is no setting; write key=value, such as prompt='hello'"),
+        ("-x y", "unknown option '-x y'; a prompt that begins so is written prompt='-x y'"),
+        ("--hlep", "did you mean '--help'?"),
         ("prompt=\udcff", "is not valid UTF-8"),
     ],
 )
@@ -86,3 +90,22 @@ def test_what_is_no_setting_is_refused_in_one_line(argument: str, said: str) -> 
         prepared_arguments([argument])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("prompt='Hello'", True),
+        ("task=bench", True),
+        ("hydra.run.dir='here'", True),
+        ("~stop", True),
+        ("hydra.mode=MULTIRUN", False),
+        ("++hydra.mode=MULTIRUN", False),
+        ("experiment=mine", False),  # its file may set hydra.mode
+        ("--help", False),
+        ("-m", False),
+    ],
+)
+def test_only_settings_that_cannot_ask_for_a_sweep_are_plain(argument: str, expected: bool) -> None:
+    assert is_plain([argument]) == expected
+    assert is_plain(["seed=1", argument]) == expected

@@ -56,9 +56,10 @@ RUNS = {
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
     "microbench": ["task.lengths=[3]", "task.repeats=1"],
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
-    "plan": ["task.link_gb_per_second=1", "task.memory_gb_per_second=10"],
+    "plan": ["task.disk=1GB", "task.bandwidth=10GB"],
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
+    "models": ["task.remove=one.gguf", "task.confirmed=true"],
 }
 
 
@@ -72,6 +73,11 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     text.write_text("the sun rose, and the sea was still", encoding="utf-8")
     own = [f"task.text={text}"] if task == "perplexity" else []
     own += [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
+    if task == "models":
+        own.append(f"cache_dir={tmp_path}")
+        (tmp_path / "benchmarks").mkdir()
+        for name in ("one.gguf", "two.gguf"):
+            (tmp_path / "benchmarks" / name).write_bytes(b"GGUF")
     run = run_task(f"task={task}", f"model.checkpoint={folder}", *RUNS[task], *own)
     assert run.status == 0
     assert set(written(run.record)) == fields_of(task)
@@ -83,7 +89,7 @@ def test_a_failed_run_has_the_fields_of_every_task(run_task: RunTask) -> None:
 
 
 def test_every_task_is_documented() -> None:
-    from graphcore.tasks.registry import TASKS
+    from graphcore.tasks.registry import NAMES
 
-    assert RUNS.keys() == TASKS.keys()
-    assert {f"task={name}" for name in TASKS} <= documented().keys()
+    assert RUNS.keys() == set(NAMES)
+    assert {f"task={name}" for name in NAMES} <= documented().keys()

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from chat_folder import TINY
+from safetensors.torch import load_file
 from task_runs import RunTask
 from ternary_models import save_ternary
 
 from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.config.byte_sizes import in_words
 from graphcore.tasks import reference
+from graphcore.tasks.commands import verify
 from graphcore.tasks.reference import FROM_FOLDER, FROM_OUR_WEIGHTS
 from graphcore.weights.pieces import RowsPiece
 
@@ -111,10 +114,16 @@ def test_a_prompt_of_ones_own_is_compared(run_task: RunTask) -> None:
 
 
 def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.tasks.commands.verify.free_nbytes", lambda device: 1000)
-    run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
-    assert run.status == 1
-    assert "model.num_hidden_layers=2" in str(run.error)
+    stored = load_file(TINY / "llama3" / "model.safetensors")
+    largest = 4 * max(tensor.numel() for tensor in stored.values())
+    needed = 4 * sum(tensor.numel() for tensor in stored.values()) + largest + verify.TRANSFORMERS_NBYTES
+    monkeypatch.setattr(verify, "load_engine", lambda context: pytest.fail("something was loaded"))
+    for free, instead in ((needed - 1, "model.num_hidden_layers=1"), (1000, "task=perplexity")):
+        monkeypatch.setattr(verify, "free_nbytes", lambda device, free=free: free)
+        run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
+        assert run.status == 1
+        assert f"takes {in_words(needed)}, {in_words(free)} are free" in str(run.error)
+        assert instead in str(run.error)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+'''What somebody types into a chat, or sends through a pipe: texts of one line or several, and commands.
+
+a line that ends with \\            goes on in the next one
+"""                                 begins a text of several lines, and ends it at the end of a line
+/name ...                           a command; with a space before it, a text
+'''
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+from graphcore.errors import ConfigError
+
+MARK, MORE = "> ", ". "
+BLOCK = '"""'
+INTERRUPTED = "[Ctrl-C stops an answer; /exit or Ctrl-D ends the chat, /help lists the commands]"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that was said.
+
+    Attributes:
+        where: what to call it in messages, such as "line 3"; empty at a terminal.
+    """
+
+    text: str
+    is_command: bool
+    where: str = ""
+
+
+class ChatLines:
+    """Standard input as entries; lines of a terminal can be edited where Python has readline.
+
+    Attributes:
+        is_terminal: somebody types.
+    """
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdin.isatty()
+        self._is_edited = self.is_terminal and sys.stdout.isatty()
+        self._number = 0
+        if self._is_edited and find_spec("readline"):
+            import_module("readline")  # from now on input() knows arrow keys and earlier lines
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield entries until the input ends.
+
+        Raises:
+            ConfigError: a pipe ends within a text of several lines.
+            KeyboardInterrupt: from a pipe; at a terminal it drops the entry that is being typed.
+        """
+        while True:
+            try:
+                entry = self._entry()
+            except KeyboardInterrupt:
+                if not self.is_terminal:
+                    raise
+                print(f"\n{INTERRUPTED}", file=sys.stderr)
+                continue
+            if entry is None:
+                return
+            if entry.text.strip():
+                yield entry
+
+    def _entry(self) -> Entry | None:
+        """Return the next entry, which may be blank; None at the end of the input."""
+        line = self._line(MARK)
+        if line is None:
+            return None
+        where = "" if self.is_terminal else f"standard input, line {self._number}"
+        if line.startswith(BLOCK):
+            return self._long(line.removeprefix(BLOCK), BLOCK, where)
+        if line.endswith("\\"):
+            return self._long(line, "\\", where)
+        is_command = line.startswith("/") and "\n" not in line  # what was pasted may have several lines
+        return Entry(line.strip(), is_command, where)
+
+    def _long(self, line: str, how: str, where: str) -> Entry | None:
+        """Return a text of several lines, of which the first was read."""
+        lines = [line]
+        while lines[-1].endswith("\\") if how == "\\" else not lines[-1].rstrip().endswith(BLOCK):
+            following = self._line(MORE)
+            if following is None:
+                if not self.is_terminal:
+                    raise ConfigError(f"{where}: the input ends within the text that begins here; end it")
+                return None
+            lines.append(following)
+        if how == "\\":
+            return Entry("\n".join([*(line[:-1] for line in lines[:-1]), lines[-1]]).strip(), False, where)
+        return Entry("\n".join(lines).rstrip().removesuffix(BLOCK).strip("\n"), False, where)
+
+    def _line(self, mark: str) -> str | None:
+        """Return the next line without its line break; None at the end."""
+        self._number += 1
+        if self._is_edited:
+            try:
+                return input(mark)
+            except EOFError:  # Ctrl-D leaves the cursor behind the mark
+                print(file=sys.stderr)
+                return None
+        if self.is_terminal:
+            print(mark, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Keep what is typed meanwhile for later, and off the screen, where an answer is being written."""
+        if not self.is_terminal or find_spec("termios") is None:
+            yield
+            return
+        import termios
+
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+        silent = [*before]
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(terminal, termios.TCSANOW, before)  # drops nothing that was typed

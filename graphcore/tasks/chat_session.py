@@ -1,0 +1,147 @@
+"""A chat while it lasts: what was said, how answers are sampled, and the turns that were taken."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.inputs import params_from
+from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sequence import Generation
+from graphcore.errors import ConfigError
+from graphcore.tasks.console import Console
+from graphcore.tasks.conversation import Conversation
+from graphcore.tasks.task import Record
+
+ROOM = 4  # a new turn leaves one part in so many of the context to its answer
+
+
+@dataclass
+class Session:
+    """What commands and turns work on.
+
+    Attributes:
+        waiting: holds back what is typed while it is open.
+        params: of sampling; each answer draws by its number in the chat.
+        max_new_tokens: most tokens of an answer; None is as many as the context allows.
+        stops: texts that end an answer.
+        turns: records for result.json.
+        is_over: the chat is to end.
+    """
+
+    conversation: Conversation
+    console: Console
+    waiting: Callable[[], AbstractContextManager[None]]
+    params: SamplingParams
+    max_new_tokens: int | None
+    stops: list[str]
+    turns: list[Record] = field(default_factory=list)
+    is_over: bool = False
+
+    def say(self, text: str, command: str | None = None) -> None:
+        """Answer the text and keep the exchange, as far as it came.
+
+        Raises:
+            GraphcoreError: it cannot be answered.
+        """
+        answer, reused = self._answer(lambda: self.conversation.prompt_ids(text, self._room))
+        if answer.token_ids:
+            self.conversation.add(text, answer.text, _without_end(answer))
+        self._end_turn(text, command, answer, reused)
+
+    def retry(self) -> None:
+        """Answer again what was said last.
+
+        Raises:
+            GraphcoreError: nothing was said.
+        """
+        self._check_exchange("/retry")
+        if self.params.temperature == 0:
+            self.console.note("[temperature=0 takes the likeliest answer each time; /set temperature=0.7 gives others]")
+        exchanges, left_out = list(self.conversation.exchanges), self.conversation.left_out
+        text, turns = self.conversation.take_back(), len(self.turns)
+        try:
+            self.say(text, "retry")
+        finally:
+            if len(self.turns) == turns or not self.turns[-1]["new_tokens"]:  # no answer took the old one's place
+                self.conversation.exchanges, self.conversation.left_out = exchanges, left_out
+
+    def go_on(self) -> None:
+        """Go on with the last answer.
+
+        Raises:
+            GraphcoreError: there is none.
+        """
+        self._check_exchange("/continue")
+        answer, reused = self._answer(lambda: self.conversation.unfinished_ids(self._room))
+        self.conversation.extend(answer.text, _without_end(answer))
+        self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
+
+    def _check_exchange(self, command: str) -> None:
+        if not self.conversation.exchanges:
+            raise ConfigError(f"{command} needs an answer, and there is none yet; say something first")
+
+    @property
+    def _room(self) -> int:
+        context = self.conversation.engine.choices.context
+        return min(self.max_new_tokens or context, context // ROOM)
+
+    def _answer(self, prompt_ids: Callable[[], list[int]]) -> tuple[Generation, int]:
+        """Run a turn and print it as it comes, until it ends or Ctrl-C; return it, and tokens that were not run."""
+        engine, left_out = self.conversation.engine, self.conversation.left_out
+        ids = prompt_ids()
+        most = self.max_new_tokens or engine.choices.context
+        params = params_from(self.params, len(self.turns))
+        run = engine.open_run([ids], most, self.stops, params, reuse_cache=True)
+        newly = self.conversation.left_out - left_out
+        if newly:
+            turns = "turn is" if newly == 1 else f"{newly} turns are"
+            self.console.note(f"[the context of {engine.choices.context} tokens is full: the oldest {turns} left out]")
+        with self.waiting():
+            self._print_events(run)
+        return run.generations()[0], run.cached
+
+    def _print_events(self, run: BatchRun) -> None:
+        try:
+            for event in run.events():
+                self.console.text(event.text)
+        except KeyboardInterrupt:
+            run.interrupt()
+        self.console.line()
+
+    def _end_turn(self, text: str, command: str | None, answer: Generation, reused: int) -> None:
+        """Say what cut the answer, and keep its record."""
+        full = f"the context of {self.conversation.engine.choices.context} tokens is full"
+        cut = {
+            "length": f"max_new_tokens={self.max_new_tokens} allows no more; /continue goes on",
+            "context": f"{full}; /continue leaves out the oldest turns and goes on"
+            if self.conversation.can_leave_out
+            else f"{full} of this turn; /clear forgets it, a larger context_length has room for more",
+        }
+        if answer.finish_reason in cut:
+            self.console.note(f"[cut: {cut[answer.finish_reason]}]")
+        self.turns.append(_record(text, command, answer, reused))
+
+
+def _without_end(answer: Generation) -> list[int]:
+    """Return the answer's tokens without the one that ended it."""
+    return list(answer.token_ids[:-1] if answer.finish_reason == "end" else answer.token_ids)
+
+
+def _record(text: str, command: str | None, answer: Generation, reused: int) -> Record:
+    timings = answer.timings
+    run_tokens = timings.prompt_tokens - reused
+    return {
+        "user": text,
+        "command": command,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": timings.prompt_tokens,
+        "reused_tokens": reused,
+        "new_tokens": timings.new_tokens,
+        "first_token_seconds": timings.first_token_seconds,
+        "prefill_seconds": timings.prefill_seconds,
+        "decode_seconds": timings.decode_seconds,
+        "prefill_tokens_per_second": run_tokens / timings.prefill_seconds if timings.prefill_seconds else 0.0,
+        "decode_tokens_per_second": timings.decode_tokens_per_second,
+    }

@@ -1,0 +1,116 @@
+"""task=chat at a terminal, as somebody who types: a pseudo-terminal of 40 columns and a process of its own."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chat_folder import save_chat_folder
+from command_process import environment
+
+PATIENCE = 60.0  # seconds for anything to appear
+CTRL_C, CTRL_D = "\x03", "\x04"
+ANSWERED = "\n> "
+
+
+class Terminal:
+    """A person's side of a terminal: what was shown, and a keyboard."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        checkpoint = save_chat_folder(folder / "model")
+        settings = ["task=chat", f"model.checkpoint={checkpoint}", "graph=eager", "device=cpu", "hydra.run.dir=run"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "graphcore.tasks.main", *settings, *arguments],
+            stdin=slave, stdout=slave, stderr=slave, cwd=folder, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**environment(), "TERM": "xterm", "INPUTRC": "/dev/null"},
+        )  # fmt: skip
+        os.close(slave)
+        self.shown = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Return what was shown up to the text and take it off `shown`."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.shown:
+            assert select.select([self.master], [], [], deadline - time.monotonic())[0], f"never shown: {text!r}"
+            try:
+                received = os.read(self.master, 4096).decode(errors="replace")
+            except OSError:  # the other side has gone
+                received = ""
+            assert received, f"ended before {text!r}: {self.shown!r}"
+            self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", received)
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def turns(self) -> list[dict[str, object]]:
+        """End the chat and return its turns."""
+        self.press(CTRL_D)
+        self.wait_for("run/result.json\n")
+        assert self.process.wait(PATIENCE) == 0
+        return json.loads((self.folder / "run" / "result.json").read_text())["turns"]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, "max_new_tokens=300")
+    opened.wait_for("> ")
+    yield opened
+    opened.process.kill()
+    os.close(opened.master)
+
+
+def test_what_is_typed_while_it_answers_waits_unseen(terminal: Terminal) -> None:
+    terminal.press("one\n")
+    terminal.wait_for("one\n")
+    time.sleep(0.3)  # the answer has begun
+    terminal.press("typed ahead\nand more")
+    answer = terminal.wait_for(ANSWERED)
+    assert "typed" not in answer
+    assert "ahead" in terminal.wait_for("\n")  # shown behind the mark, as if it were typed now
+    terminal.wait_for(ANSWERED)
+    terminal.press(" later\n")
+    terminal.wait_for(ANSWERED)
+    assert [turn["user"] for turn in terminal.turns()] == ["one", "typed ahead", "and more later"]
+
+
+def test_ctrl_c_stops_an_answer_and_drops_a_line_and_the_chat_goes_on(terminal: Terminal) -> None:
+    terminal.press("/set max_new_tokens=null\none\n")
+    terminal.wait_for("one\n")
+    time.sleep(0.3)
+    terminal.press(CTRL_C)
+    terminal.wait_for(ANSWERED)
+    terminal.press("never said" + CTRL_C)
+    terminal.wait_for(ANSWERED)
+    terminal.press("/set max_new_tokens=3\ntwo\n")
+    terminal.wait_for("two\n")
+    terminal.wait_for(ANSWERED)
+    turns = terminal.turns()
+    assert [(turn["user"], turn["finish_reason"]) for turn in turns] == [("one", "interrupted"), ("two", "length")]
+
+
+def test_a_mistake_is_said_and_the_chat_goes_on(terminal: Terminal) -> None:
+    terminal.press("/hlep\n")
+    assert "[unknown command /hlep (did you mean '/help'?)" in terminal.wait_for(ANSWERED).replace("\n", "")
+    terminal.press('/set max_new_tokens=3\n"""a\nb"""\n')
+    terminal.wait_for('b"""\n')
+    terminal.wait_for(ANSWERED)
+    terminal.press("c \\\nd\n")
+    terminal.wait_for("d\n")
+    terminal.wait_for(ANSWERED)
+    assert [turn["user"] for turn in terminal.turns()] == ["a\nb", "c \nd"]
