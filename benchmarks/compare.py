@@ -93,12 +93,12 @@ def read_bandwidth(threads: int) -> dict[str, float | None]:
 
     from graphcore.config.compose import compose_settings
     from graphcore.engine.assembly import find_kernels
-    from graphcore.kernels.bandwidth import measure_read_bandwidth
+    from graphcore.kernels.bandwidth import READ_NBYTES, read_buffer
 
     torch.set_num_threads(threads)
     device = torch.device("cpu")
     library, _ = find_kernels(Path(compose_settings([]).cache_dir).expanduser(), device)
-    found = measure_read_bandwidth(device, library)
+    found = read_buffer(READ_NBYTES, library, repeats=5)
     return {
         "best": found.best / 1e9,
         "torch": found.torch / 1e9,

@@ -183,6 +183,14 @@ def graphcore_int8(source: str, threads: int, context: int) -> Graphcore:
     return Graphcore(source, threads, context, "quant.activations=int8")
 
 
+def graphcore_eager(source: str, threads: int, context: int) -> Graphcore:
+    return Graphcore(source, threads, context, "graph=eager")
+
+
+def graphcore_compiled(source: str, threads: int, context: int) -> Graphcore:
+    return Graphcore(source, threads, context, "graph=compiled")
+
+
 def graphcore_fp32(path: str, threads: int, context: int) -> Graphcore:
     return Graphcore(path, threads, context, "dtype=fp32")
 
@@ -191,6 +199,8 @@ ENGINES: dict[str, Callable[[str, int, int], PeerEngine]] = {
     "graphcore": Graphcore,
     "graphcore-int8": graphcore_int8,
     "graphcore-fp32": graphcore_fp32,
+    "graphcore-eager": graphcore_eager,
+    "graphcore-compiled": graphcore_compiled,
     "llama.cpp": LlamaCpp,
     "transformers": Transformers,
     "transformers-compiled": transformers_compiled,
