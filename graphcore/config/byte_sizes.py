@@ -66,6 +66,12 @@ def in_words(nbytes: float) -> str:
     return part_in_words(None, nbytes)
 
 
+def both_in_words(needed: float, free: float) -> tuple[str, str]:
+    """Return two different sizes as people read them, to the byte where their words would be the same."""
+    words = in_words(needed), in_words(free)
+    return words if words[0] != words[1] else (f"{needed:.0f} bytes", f"{free:.0f} bytes")
+
+
 def part_in_words(done: float | None, nbytes: float) -> str:
     """Return how much of a size is done, both in the unit of the whole: "3.10/93.52 MiB"; None leaves that out."""
     power = next((power for power in range(len(SHOWN) - 1, 0, -1) if abs(nbytes) >= 1024**power), 0)

@@ -56,5 +56,6 @@ def write_bytes(path: Path, content: bytes) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be written ({error.strerror}); free space or choose hydra.run.dir=..."
+            f"{path} cannot be written ({error.strerror}); free space, or choose another folder with hydra.run.dir=... "
+            "(hydra.sweep.dir=... for a sweep)"
         ) from error

@@ -64,17 +64,6 @@ def group_note(context: Context, model_type: str) -> tuple[str, ...]:
     return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
 
 
-def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
-    """Return if none of these keys is set; the others of a task's settings have an effect.
-
-    Raises:
-        ConfigError: one is.
-    """
-    given = [key for key in keys if vars(settings)[key] not in (None, [])]
-    if given:
-        raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")
-
-
 def name_of(model: ModelSettings) -> str:
     """Return what a model is called: its group's name, or another checkpoint's file or folder."""
     if model.checkpoint == model.published.checkpoint:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphcore.config.settings import Settings
+from graphcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from graphcore.tasks.console import Console
 
 Record = dict[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")  # without effect where no prompt is answered
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,14 @@ class Task:
     settings: type
     run: Callable[[Context, Any], Record]
     needs_torch: bool = True
+
+
+def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
+    """Return if none of these keys is set; the others of a task's settings have an effect.
+
+    Raises:
+        ConfigError: one is.
+    """
+    given = [key for key in keys if vars(settings)[key] not in (None, [])]
+    if given:
+        raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")

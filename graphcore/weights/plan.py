@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from graphcore import memory_limit
-from graphcore.config.byte_sizes import in_words
+from graphcore.config.byte_sizes import both_in_words, in_words
 from graphcore.errors import PlanError
 
 GIB = 1 << 30
@@ -233,7 +233,8 @@ def check_free(purpose: str, needed: int, free: int, instead: str) -> None:
         PlanError: fewer are free.
     """
     if needed > free:
-        raise PlanError(f"{purpose} takes {in_words(needed)}, {in_words(free)} are free; {instead}")
+        takes, has = both_in_words(needed, free)
+        raise PlanError(f"{purpose} takes {takes}, {has} are free; {instead}")
 
 
 def physical_nbytes(device: torch.device) -> int:

@@ -99,3 +99,18 @@ def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None
     assert (first["status"], second["status"]) == ("failed", "ok")
     assert first["error"] == "the job's process ended with signal 9 and left no result"
     assert [row["status"] for row in summary(sweep_folder(tmp_path))] == ["failed", "ok"]
+
+
+def test_a_sweep_whose_reader_leaves_ends_as_a_single_run_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "graphcore.tasks.main", *LLAMA, *SMALL, "seed=1,2", "-m"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()  # before a job has printed its table
+    err = process.stderr.read()
+    assert process.wait(60) == 0
+    assert "Traceback" not in err
+    assert "error" not in err.lower()
+    assert [record["status"] for record in records(sweep_folder(tmp_path))] == ["interrupted", "interrupted"]

@@ -17,13 +17,12 @@ from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
 from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
+from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner
 from graphcore.tasks.startup import seconds_since_start
 from graphcore.tasks.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.workload import Workload
 
-PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")
 COLUMNS = ("", "median", "min", "q1", "q3", "max")
 
 

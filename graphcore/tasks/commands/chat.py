@@ -22,11 +22,10 @@ from graphcore.tasks.running import (
     describe,
     describe_compile,
     load_engine,
-    refuse_without_effect,
     sampling_of,
     stops_of,
 )
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
 
 HINT = "[say something; /help lists the commands, Ctrl-C stops an answer, /exit or Ctrl-D ends the chat]"
 

@@ -21,12 +21,11 @@ from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.native_operations import native_operations
 from graphcore.tasks.operation import Clock, Operation, OperationName
 from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.running import describe, load_engine, own_runner
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.torch_operations import TorchOperations
 from graphcore.tasks.weight_reads import step_nbytes
 
-WITHOUT_EFFECT = ("prompt", "prompt_file", "prompt_ids", "system", "stop")
 COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")
 BY_LENGTH = "attend"  # the one kind whose cost follows the context
 
@@ -90,7 +89,7 @@ def check(settings: Settings, task: MicrobenchSettings) -> None:
     Raises:
         ConfigError: a length or the repeats are out of range, or another setting has no effect.
     """
-    refuse_without_effect(settings, "microbench", WITHOUT_EFFECT)
+    refuse_without_effect(settings, "microbench", PROMPT_KEYS)
     at_least(1, "task.", task, ("repeats",))
     if not task.lengths or min(task.lengths) < 1:
         raise ConfigError(f"task.lengths={task.lengths} must name at least one length, each at least 1")

@@ -16,7 +16,7 @@ from graphcore.config.published import PublishedModel, published_models
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.tasks.columns import columns
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 
 UNKNOWN = "not recorded"
 
@@ -46,6 +46,7 @@ class Listed:
 
 def run(context: Context, task: ModelsSettings) -> Record:
     """Remove what is to be removed, then print what there is."""
+    refuse_without_effect(context.settings, "models", PROMPT_KEYS)
     folder = Path(context.settings.cache_dir).expanduser()
     published = published_models()
     listed = list_cached(folder, published)

@@ -13,10 +13,10 @@ from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.tasks.output import OutputError
-from graphcore.tasks.running import group_note, refuse_without_effect
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.running import group_note
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 
-WITHOUT_EFFECT = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "context_length")
+WITHOUT_EFFECT = (*PROMPT_KEYS, "context_length")
 
 
 @dataclass

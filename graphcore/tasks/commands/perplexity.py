@@ -18,8 +18,8 @@ from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tasks.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.prompts import read_text_file
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner, refuse_without_effect
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.windows import TokenizedText, Window, cut_windows
 
 DEFAULT_WINDOW = 1024  # tokens
@@ -89,7 +89,7 @@ def sized(settings: Settings, task: PerplexitySettings) -> Settings:
     Raises:
         ConfigError: a key of the task is wrong, or another setting has no effect.
     """
-    refuse_without_effect(settings, "perplexity", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
+    refuse_without_effect(settings, "perplexity", PROMPT_KEYS)
     at_least(2, "task.", task, ("window",))
     at_least(1, "task.", task, ("stride",))
     if task.path not in PATHS:

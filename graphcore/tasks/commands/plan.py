@@ -31,8 +31,8 @@ from graphcore.tasks.plan_report import (
     streaming_record,
     tier_rows,
 )
-from graphcore.tasks.running import group_note, name_of, refuse_without_effect
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.running import group_note, name_of
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.weights.plan import Plan
 from graphcore.weights.prediction import Rates, predict
 from graphcore.weights.weight_sizes import sizes_of
@@ -77,7 +77,7 @@ class Outcome:
 def run(context: Context, task: PlanSettings) -> Record:
     """Print the plan; what cannot fit is a failure."""
     settings, console = context.settings, context.console
-    refuse_without_effect(settings, "plan", ("prompt", "prompt_file", "prompt_ids", "system", "stop"))
+    refuse_without_effect(settings, "plan", PROMPT_KEYS)
     use_threads(settings.threads)
     speeds = speeds_of(task.link, task.disk, task.bandwidth)
     machine = machine_of(settings, task.device_memory, task.ram)

@@ -13,7 +13,7 @@ import torch
 from omegaconf import MISSING
 from torch import Tensor
 
-from graphcore.config.byte_sizes import in_words
+from graphcore.config.byte_sizes import both_in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.assembly import match_model
@@ -25,8 +25,8 @@ from graphcore.tasks.comparison import allowed, compare, greedy_record, verdict
 from graphcore.tasks.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.reference import Outputs, Reference, load_reference
 from graphcore.tasks.result import ran_record
-from graphcore.tasks.running import describe, load_engine, own_runner, refuse_without_effect, without_own_programs
-from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.running import describe, load_engine, own_runner, without_own_programs
+from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import free_nbytes
 
@@ -153,9 +153,9 @@ def open_reference(context: Context) -> tuple[Model, Loader]:
             each = (needed - fewest) // max(1, len(decoder.layers) - 1)
             most = 1 + (free - fewest) // max(1, each)
             instead = f"compare the first layers only with model.num_hidden_layers={most}"
+        takes, has = both_in_words(needed, free)
         raise PlanError(
-            f"task=verify runs transformers in float32 on the CPU, which takes {in_words(needed)}, "
-            f"{in_words(free)} are free; {instead}"
+            f"task=verify runs transformers in float32 on the CPU, which takes {takes}, {has} are free; {instead}"
         )
     return model, loader
 

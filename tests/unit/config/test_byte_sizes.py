@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphcore.config.byte_sizes import in_words, parse_nbytes, part_in_words, rate_in_words
+from graphcore.config.byte_sizes import both_in_words, in_words, parse_nbytes, part_in_words, rate_in_words
 from graphcore.errors import ConfigError
 
 SIZES = [
@@ -90,3 +90,8 @@ def test_a_part_is_shown_in_the_unit_of_the_whole() -> None:
 )
 def test_a_rate_is_shown_in_decimal_units(rate: float, shown: str) -> None:
     assert rate_in_words(rate) == shown
+
+
+def test_sizes_that_read_the_same_are_told_apart_by_the_byte() -> None:
+    assert both_in_words(3 * 1024**2, 2 * 1024**2) == ("3.00 MiB", "2.00 MiB")
+    assert both_in_words(268_854_886, 268_854_885) == ("268854886 bytes", "268854885 bytes")

@@ -70,6 +70,11 @@ def test_a_model_is_removed_by_name_or_source_and_nothing_else_goes(run_task: Ru
     assert (cache / "kernels" / "k.so").exists()
 
 
+def test_a_prompt_is_refused(run_task: RunTask, cache: Path) -> None:
+    run = run_task("task=models", f"cache_dir={cache}", "prompt=hello")
+    assert run.record["error"] == "ConfigError: prompt has no effect with task=models; leave it out"
+
+
 @pytest.mark.parametrize(("answer", "is_gone"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
 def test_a_terminal_is_asked(
     run_task: RunTask,

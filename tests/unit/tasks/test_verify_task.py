@@ -10,7 +10,7 @@ from task_runs import RunTask
 from ternary_models import save_ternary
 
 from graphcore.checkpoint.model_config import ModelConfig
-from graphcore.config.byte_sizes import in_words
+from graphcore.config.byte_sizes import both_in_words
 from graphcore.tasks import reference
 from graphcore.tasks.commands import verify
 from graphcore.tasks.reference import FROM_FOLDER, FROM_OUR_WEIGHTS
@@ -122,7 +122,7 @@ def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypa
         monkeypatch.setattr(verify, "free_nbytes", lambda device, free=free: free)
         run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
         assert run.status == 1
-        assert f"takes {in_words(needed)}, {in_words(free)} are free" in str(run.error)
+        assert "takes {}, {} are free".format(*both_in_words(needed, free)) in str(run.error)
         assert instead in str(run.error)
 
 
