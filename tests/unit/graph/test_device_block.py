@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from block_specs import ARCHITECTURES, LAYER_NORM, PLAIN, attending, feeding
 from device_runners import let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
@@ -21,43 +22,14 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ACTIVATIONS
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, MoESpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec
 from graphcore.quant.packing import StoredPacking
 
-LLAMA_NORM, LAYER_NORM = NormSpec("rms", 1e-5), NormSpec("layer", 1e-5)
-ROPE = RopeSpec(1e4)
-PLAIN = BlockSpec(DIM, LLAMA_NORM, AttentionSpec(4, 2, 8, 8**-0.5, rope=ROPE), MLPSpec(48, "silu"))
-GPT2 = BlockSpec(
-    DIM,
-    LAYER_NORM,
-    AttentionSpec(4, 4, 8, 8**-0.5, qkv_bias=True, output_bias=True),
-    MLPSpec(48, "gelu_new", gated=False, bias=True),
-)
-EXPERTS = replace(
-    PLAIN,
-    attention=AttentionSpec(4, 2, 8, 8**-0.5, window=4, rope=ROPE, qkv_bias=True, output_bias=True, sinks=True),
-    mlp=MoESpec(experts=5, top_k=2, hidden=40, limit=0.7, alpha=1.5),
-)
-BITNET = replace(
-    PLAIN,
-    attention=replace(PLAIN.attention, sub_norm=LLAMA_NORM),
-    mlp=MLPSpec(48, "relu2", sub_norm=LLAMA_NORM),
-)
 SPECS: Mapping[str, BlockSpec] = {
-    "llama": PLAIN,
-    "llama biased": replace(
-        PLAIN,
-        attention=replace(PLAIN.attention, qkv_bias=True, output_bias=True),
-        mlp=MLPSpec(48, "silu", bias=True),
-    ),
-    "qwen2": replace(PLAIN, attention=replace(PLAIN.attention, qkv_bias=True)),
-    "qwen3": replace(PLAIN, attention=replace(PLAIN.attention, qk_norm=LLAMA_NORM)),
-    "gemma3": FULL,
-    "gemma3 sliding": replace(FULL, attention=replace(FULL.attention, window=4)),
-    "gpt2": GPT2,
-    "gpt_oss": EXPERTS,
-    "bitnet": BITNET,
-    **{f"gated {name}": replace(PLAIN, mlp=MLPSpec(48, name)) for name in ACTIVATIONS},
+    **ARCHITECTURES,
+    "gemma3 sliding": attending(FULL, window=4),
+    "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
+    **{f"gated {name}": feeding(activation=name) for name in ACTIVATIONS},
 }
 STARTS, COUNTS, SLOTS = (0, 6, 2), (1, 1, 0), 4  # of a cache of all, 16: a window of 4 has wrapped, the last row idles
 CLOSE = 2e-5  # float32, numbers of order one; the order of a sum may differ
@@ -145,16 +117,16 @@ def test_int8_orders_are_followed_up_to_the_rounding_of_a_code(order: str, name:
 
 
 def test_halves_around_fetched_experts_give_the_whole() -> None:
-    decoder = filled_decoder(model_of(EXPERTS))
-    block, (x, rope, span, cache) = block_of(decoder), inputs_of(EXPERTS, torch.float32)
+    decoder = filled_decoder(model_of(ARCHITECTURES["gpt_oss"]))
+    block, (x, rope, span, cache) = block_of(decoder), inputs_of(ARCHITECTURES["gpt_oss"], torch.float32)
     run = DeviceBlocks.allocate([cache], x.device).block_function(block, 3, fetches=True)
     assert isinstance(run, RoutedBlock)
-    expected, _ = outputs(decoder, EXPERTS, is_device=False)
+    expected, _ = outputs(decoder, ARCHITECTURES["gpt_oss"], is_device=False)
     found = run(block, x, rope, span, cache.k, cache.v)
     assert (found - expected)[:2].abs().max() < CLOSE
 
 
-@pytest.mark.parametrize("norm", [NORM, LLAMA_NORM, LAYER_NORM])
+@pytest.mark.parametrize("norm", [NORM, PLAIN.norm, LAYER_NORM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_head_gives_the_logits(norm: NormSpec, dtype: torch.dtype) -> None:
     head = filled_decoder(replace(model_of(PLAIN), norm=norm), dtype).head
@@ -182,9 +154,9 @@ def test_what_cannot_run_is_said() -> None:
     assert "LayerNorm behind" in str(obstacle_of(block_of(filled_decoder(model_of(layered))), 1))
     layered = replace(PLAIN, attention=replace(PLAIN.attention, qk_norm=LAYER_NORM))
     assert "LayerNorm normalises" in str(obstacle_of(block_of(filled_decoder(model_of(layered))), 1))
-    both = replace(EXPERTS, sandwich=True)
+    both = replace(ARCHITECTURES["gpt_oss"], sandwich=True)
     assert "between sandwich norms" in str(obstacle_of(block_of(filled_decoder(model_of(both))), 1))
-    reference = replace(BITNET, int8_activations="divided")
+    reference = replace(ARCHITECTURES["bitnet"], int8_activations="divided")
     assert "float32 keeps" in str(obstacle_of(block_of(filled_decoder(model_of(reference))), 1))
 
 

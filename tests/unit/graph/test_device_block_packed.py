@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from block_specs import ARCHITECTURES, PLAIN, attending, feeding
 from device_runners import let_programs_be_few
-from test_device_block import BITNET, EXPERTS, GPT2, PLAIN, inputs_of, outputs
+from test_device_block import inputs_of, outputs
 from tiny_graph import filled_decoder, model_of
 
 from graphcore.graph.device_block import run_head
@@ -23,8 +24,8 @@ CLOSE = 1e-4  # float32, numbers of order one; packed products may be rounded to
 LLAMA = replace(PLAIN, mlp=MLPSpec(64, "silu"))
 SPECS: Mapping[str, BlockSpec] = {
     "llama": LLAMA,
-    "gpt2": replace(GPT2, mlp=MLPSpec(64, "gelu_new", gated=False, bias=True)),
-    "gpt_oss": replace(EXPERTS, mlp=replace(EXPERTS.mlp, hidden=32)),
+    "gpt2": replace(ARCHITECTURES["gpt2"], mlp=MLPSpec(64, "gelu_new", gated=False, bias=True)),
+    "gpt_oss": replace(ARCHITECTURES["gpt_oss"], mlp=replace(ARCHITECTURES["gpt_oss"].mlp, hidden=32)),
 }
 MIXED = {"q_proj": "q4_0", "k_proj": "q4_0", "v_proj": "q8_0", "up_proj": "q8_0", "gate_proj": "q5_0"}
 
@@ -78,9 +79,8 @@ def test_a_packed_head_gives_the_dense_logits() -> None:
 @pytest.mark.parametrize("order", ["divided", "multiplied", "online"])
 def test_ternary_matrices_follow_their_order(order: str) -> None:
     """Sums of codes times -1, 0 and 1 are exact; what is left is the step of a code here and there."""
-    attention = replace(BITNET.attention, head_dim=32, scale=32**-0.5)
-    mlp = MLPSpec(128, "relu2", sub_norm=BITNET.norm)
-    spec = replace(BITNET, dim=128, attention=attention, mlp=mlp, int8_activations=order)  # i2_s has blocks of 128
+    bitnet = attending(ARCHITECTURES["bitnet"], head_dim=32, scale=32**-0.5)
+    spec = replace(feeding(bitnet, hidden=128), dim=128, int8_activations=order)  # i2_s has blocks of 128
     decoders = [filled_decoder(model_of(spec), torch.bfloat16) for _ in range(2)]
     generator = torch.Generator().manual_seed(6)
     for module, other in zip(*(decoder.layers.modules() for decoder in decoders), strict=True):

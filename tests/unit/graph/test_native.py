@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, attending
+from packed_decoder import pack_all, unpack_all
 from packed_matrices import GOLDEN, native_kernels
-from tiny_graph import CONTEXT, CPU, DIM, FULL, NORM, SLIDING, filled_decoder, model_of, random_ids
+from tiny_graph import CONTEXT, CPU, SLIDING, filled_decoder, model_of, random_ids
 from tiny_models import BUILDERS, TinyModel
 from torch import Tensor
 
@@ -28,65 +30,20 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.native import obstacle_of
 from graphcore.graph.program import Program
 from graphcore.kernels.native_step import NativeProgram
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import allocate_cache
-from graphcore.nn.linear import Linear
-from graphcore.nn.moe import ExpertLinear
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
-    LinearScaling,
     MLPSpec,
     ModelSpec,
     MoESpec,
     NormSpec,
-    RopeSpec,
 )
 from graphcore.quant import FORMATS
-from graphcore.quant.packing import KernelPacking
 
 CLOSE = 2e-5  # float32, logits of order one; the order of a sum may differ
 TOKENS = 40  # longer than a window, several times round its ring
-LAYER_NORM = NormSpec("layer", 1e-5)
-PLAIN = BlockSpec(
-    DIM,
-    NormSpec("rms", 1e-5),
-    AttentionSpec(4, 2, 8, 8**-0.5, rope=RopeSpec(1e4)),
-    MLPSpec(48, "silu"),
-)
-EXPERTS = replace(PLAIN, mlp=MoESpec(experts=5, top_k=2, hidden=40, limit=0.7, alpha=1.5))
-
-
-def attending(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
-    return replace(block, attention=replace(block.attention, **changes))
-
-
-def feeding(**changes: object) -> BlockSpec:
-    return replace(PLAIN, mlp=replace(PLAIN.mlp, **changes))
-
-
-BLOCKS = {
-    "plain": PLAIN,
-    "sandwich": FULL,
-    "sliding": SLIDING,
-    "window_of_one": attending(window=1),
-    "window_of_8": attending(window=8),
-    "no_rope": attending(rope=None),
-    "scaled_rope": attending(rope=RopeSpec(1e4, LinearScaling(8.0))),
-    "biases": attending(qkv_bias=True, output_bias=True),
-    "sinks": attending(sinks=True),
-    "sliding_sinks": attending(sinks=True, window=8),
-    "sub_norms": replace(attending(sub_norm=NORM), mlp=replace(PLAIN.mlp, sub_norm=NORM, activation="relu2")),
-    "layer_norm": replace(PLAIN, norm=LAYER_NORM),
-    "not_gated": feeding(gated=False, bias=True),
-    "mlp_biases": feeding(bias=True),
-    "uneven_hidden": feeding(hidden=37),
-    "experts": EXPERTS,
-    "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
-    **{name: feeding(activation=name) for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")},
-    **{f"head_of_{width}": attending(head_dim=width, window=8) for width in (2, 20, 24, 64, 80, 130)},
-    **{f"{group}_heads_a_key": attending(heads=2 * group, kv_heads=2, sinks=True) for group in (1, 3, 5, 7, 9)},
-}
 
 
 def builder_of(
@@ -169,37 +126,8 @@ def test_narrow_weights_are_multiplied_in_float32(name: str, dtype: torch.dtype)
     assert worst(native, eager) < CLOSE
 
 
-WIDE = BlockSpec(256, NORM, AttentionSpec(4, 2, 64, 0.125, rope=RopeSpec(1e4)), MLPSpec(256, "silu"))
-WIDE_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
 PACKABLE = sorted(name for name, one in FORMATS.items() if one.can_quantize and one.block_elements > 1)
 KERNEL_PACKABLE = [name for name in PACKABLE if name != "tq1_0"]
-
-
-def pack_all(decoder: Decoder, name: str, rounding: str) -> Decoder:
-    """Have every matrix be packed in a format, its values as near as the format can hold them."""
-    one, library = FORMATS[name], native_kernels()
-    for module in decoder.modules():
-        if not isinstance(module, Linear | ExpertLinear | Embedding):
-            continue
-        dense = module.weight
-        packing = KernelPacking(name, *dense.shape[-2:], library)
-        rows, scale = one.split_rows(one.quantize(dense), dense.shape)
-        parts = [packing.pack(part, scale) for part in (rows if dense.dim() == 3 else rows[None])]
-        if isinstance(module, Embedding):
-            module.pack(packing)
-        else:
-            module.pack(packing, rounding)
-        module.weight = torch.stack(parts) if dense.dim() == 3 else parts[0]
-    return decoder
-
-
-def unpack_all(decoder: Decoder, name: str) -> Decoder:
-    """Have every matrix hold what packing leaves of it, dense."""
-    one = FORMATS[name]
-    for module in decoder.modules():
-        if isinstance(module, Linear | ExpertLinear | Embedding):
-            module.weight.copy_(one.dequantize(one.quantize(module.weight), module.weight.shape))
-    return decoder
 
 
 @pytest.mark.parametrize("name", KERNEL_PACKABLE)

@@ -1,0 +1,67 @@
+"""Specs of blocks: the architectures, and what else a spec can say, one departure from a plain Llama each."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tiny_graph import DIM, FULL, NORM, SLIDING
+
+from graphcore.nn.mlp import ACTIVATIONS
+from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
+
+LAYER_NORM = NormSpec("layer", 1e-5)
+PLAIN = BlockSpec(
+    DIM,
+    NormSpec("rms", 1e-5),
+    AttentionSpec(4, 2, 8, 8**-0.5, rope=RopeSpec(1e4)),
+    MLPSpec(48, "silu"),
+)
+EXPERTS = replace(PLAIN, mlp=MoESpec(experts=5, top_k=2, hidden=40, limit=0.7, alpha=1.5))
+WIDE = BlockSpec(256, NORM, AttentionSpec(4, 2, 64, 0.125, rope=RopeSpec(1e4)), MLPSpec(256, "silu"))
+WIDE_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
+
+
+def attending(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
+    return replace(block, attention=replace(block.attention, **changes))
+
+
+def feeding(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
+    return replace(block, mlp=replace(block.mlp, **changes))
+
+
+ARCHITECTURES: Mapping[str, BlockSpec] = {
+    "llama": PLAIN,
+    "mistral": attending(window=16),
+    "qwen2": attending(qkv_bias=True),
+    "qwen3": attending(qk_norm=PLAIN.norm),
+    "gemma3": FULL,
+    "gemma3_sliding": SLIDING,
+    "gpt2": replace(
+        attending(rope=None, kv_heads=4, qkv_bias=True, output_bias=True),
+        norm=LAYER_NORM,
+        mlp=MLPSpec(48, "gelu_new", gated=False, bias=True),
+    ),
+    "gpt_oss": attending(EXPERTS, window=4, qkv_bias=True, output_bias=True, sinks=True),
+    "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
+}
+BLOCKS: Mapping[str, BlockSpec] = {
+    "plain": PLAIN,
+    "sandwich": FULL,
+    "sliding": SLIDING,
+    "window_of_one": attending(window=1),
+    "window_of_8": attending(window=8),
+    "no_rope": attending(rope=None),
+    "scaled_rope": attending(rope=RopeSpec(1e4, LinearScaling(8.0))),
+    "biases": attending(qkv_bias=True, output_bias=True),
+    "sinks": attending(sinks=True),
+    "sliding_sinks": attending(sinks=True, window=8),
+    "sub_norms": feeding(attending(sub_norm=NORM), sub_norm=NORM, activation="relu2"),
+    "layer_norm": replace(PLAIN, norm=LAYER_NORM),
+    "not_gated": feeding(gated=False, bias=True),
+    "mlp_biases": feeding(bias=True),
+    "uneven_hidden": feeding(hidden=37),
+    "experts": EXPERTS,
+    "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
+    **{name: feeding(activation=name) for name in ACTIVATIONS if name != PLAIN.mlp.activation},
+    **{f"head_of_{width}": attending(head_dim=width, window=8) for width in (2, 20, 24, 64, 80, 130)},
+    **{f"{group}_heads_a_key": attending(heads=2 * group, kv_heads=2, sinks=True) for group in (1, 3, 5, 7, 9)},
+}

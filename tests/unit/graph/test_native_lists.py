@@ -1,0 +1,84 @@
+"""The instructions of native programs are the golden ones: what runs, in which order, on which buffers.
+
+python tests/unit/graph/test_native_lists.py writes them anew.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[2])]
+
+import pytest
+import torch
+from block_specs import ARCHITECTURES, BLOCKS, PLAIN, WIDE, WIDE_EXPERTS, attending, feeding
+from native_lists import GOLDEN, native_list
+from packed_decoder import pack_all
+from test_native import builder_of
+from tiny_graph import CONTEXT, filled_decoder, model_of
+
+from graphcore.nn.decoder import Decoder
+
+
+def dense(name: str) -> Decoder:
+    return filled_decoder(model_of(ARCHITECTURES.get(name) or BLOCKS[name]))
+
+
+def packed(name: str) -> Decoder:
+    spec, kind, rounding = PACKED[name]
+    decoder = pack_all(filled_decoder(spec, torch.bfloat16), kind, rounding)
+    for module in decoder.modules():
+        if getattr(module, "weight_scale", None) is not None:
+            module.weight_scale.fill_(0.75)
+    return decoder
+
+
+TERNARY = feeding(attending(WIDE, sub_norm=WIDE.norm), sub_norm=WIDE.norm)
+PACKED = {
+    "packed": (model_of(WIDE), "q4_k", "wide"),
+    "packed experts": (model_of(WIDE_EXPERTS), "mxfp4", "block"),
+    "bitnet divided": (model_of(replace(TERNARY, int8_activations="divided")), "i2_s", "token"),
+    "bitnet online": (model_of(replace(TERNARY, int8_activations="online")), "i2_s", "token"),
+    "positions": (replace(model_of(WIDE), embedding_scale=5.5, positions=CONTEXT), "q8_0", "float"),
+}
+NAMES = [*ARCHITECTURES, *(name for name in BLOCKS if name not in ARCHITECTURES), *PACKED]
+
+
+def found_list(name: str) -> str:
+    decoder = packed(name) if name in PACKED else dense(name)
+    builder = builder_of(decoder.spec, "captured", decoder=decoder)
+    return "".join(f"{line}\n" for line in native_list(builder, builder.decode(1, is_greedy=True)))
+
+
+def golden_lists() -> dict[str, str]:
+    parts = GOLDEN.read_text(encoding="utf-8").split("== ")[1:]
+    return dict(part.split("\n", 1) for part in parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_is_the_golden_one(name: str) -> None:
+    assert found_list(name).splitlines() == golden_lists()[name].splitlines()
+
+
+def test_there_is_no_golden_program_of_nothing() -> None:
+    assert set(golden_lists()) == set(NAMES)
+
+
+def test_a_change_shows() -> None:
+    lines = golden_lists()["llama"].splitlines()
+    assert lines != golden_lists()["qwen3"].splitlines()
+    assert PLAIN.mlp.activation == "silu"
+    assert [line.split()[0] for line in lines] == [
+        "embed", *["linear", "attend", "linear", "linear", "linear"], "linear", "choose", "advance",
+    ]  # fmt: skip
+
+
+def sections() -> Iterator[str]:
+    for name in NAMES:
+        yield f"== {name}\n{found_list(name)}"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("".join(sections()), encoding="utf-8")
