@@ -5,7 +5,6 @@ import ctypes
 from graphcore.kernels.library import Matrix
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 STORES = {"put": 0, "add": 1, "gated": 2}
 NORM_KINDS = {"rms": 1, "layer": 2}
 CHOICE_PARTS = 64  # that the vocabulary is cut into

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
-from graphcore.nn.mlp import ACTIVATIONS
+from graphcore.activations import ACTIVATIONS
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphcore.nn.mlp import ACTIVATIONS, MLP
+from graphcore.activations import ACTIVATIONS
+from graphcore.nn.mlp import MLP
 from graphcore.nn.spec import MLPSpec, NormSpec
 
 DIM, HIDDEN = 24, 40
