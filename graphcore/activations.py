@@ -18,6 +18,7 @@ class Activation(IntEnum):
         GELU_TANH: its approximation with tanh.
         RELU: max(x, 0).
         RELU2: max(x, 0)^2.
+        SIGMOID: 1 / (1 + e^-x).
     """
 
     NONE = 0
@@ -26,6 +27,7 @@ class Activation(IntEnum):
     GELU_TANH = 3
     RELU = 4
     RELU2 = 5
+    SIGMOID = 6
 
     @property
     def kernel_name(self) -> str:
@@ -42,5 +44,6 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "gelu": Activation.GELU,
         "relu": Activation.RELU,
         "relu2": Activation.RELU2,
+        "sigmoid": Activation.SIGMOID,
     }
 )

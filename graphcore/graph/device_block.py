@@ -26,13 +26,14 @@ from graphcore.graph.fusing import Call, Norm, Traced
 from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
 from graphcore.kernels.gpu.codes import norm_to_codes
 from graphcore.kernels.gpu.decode_attend import attend_written
+from graphcore.kernels.gpu.elementwise import add_scaled, cap, gate
 from graphcore.kernels.gpu.experts import add_experts
 from graphcore.kernels.gpu.matrix import DENSE, Matrix
 from graphcore.kernels.gpu.norm import add_normed, residual_norm
 from graphcore.kernels.gpu.product import add_product, gated, product
 from graphcore.kernels.gpu.rotate_write import rotate_and_write
 from graphcore.kernels.gpu.router import choose_experts
-from graphcore.nn.activation import Activation
+from graphcore.nn.activation import Activation, capped
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.kv_cache import LayerCache
@@ -105,6 +106,14 @@ def run_head(head: Head, x: Tensor) -> Tensor:
     return logits
 
 
+def run_block(block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    """Run any module for one token of each sequence; arguments as of `Block.forward`, and `x` is changed."""
+    inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+    arrivals = torch.zeros(k_cache.shape[0] * k_cache.shape[1], dtype=torch.int32, device=x.device)
+    DeviceRun(dict(block.named_modules()), arrivals).run(lowered(block), inputs)
+    return x
+
+
 @dataclass
 class DeviceRun:
     """Calls a module's kernels in order.
@@ -139,7 +148,7 @@ class DeviceRun:
                     self._values[node] = self._norm(arguments[0], None, fusing.norm_call(node))
                 case "call_function" if node.target is until:
                     return arguments
-                case "call_function":
+                case "call_function" | "call_method":
                     self._values[node] = ENTRIES[node.target](self, *arguments)
         return arguments[0]
 
@@ -170,6 +179,26 @@ class DeviceRun:
         add_normed(stream, x, after.weight, after.eps)
         return stream
 
+    def add_scaled(self, stream: Tensor, x: Tensor, factor: float) -> Tensor:
+        """Add x, scaled, to the stream."""
+        add_scaled(stream, stream, x, factor)
+        return stream
+
+    def scaled_sum(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Return x + y, scaled, in float32."""
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        add_scaled(out, x, y, factor)
+        return out
+
+    def gate(self, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
+        """Return activation(x) * y."""
+        kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
+        return gate(x, y, kind)
+
+    def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
+        """Return the parts of a row."""
+        return x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
+
     def add_normed_and_norm(self, stream: Tensor, x: Tensor, norm: Norm, norm_of_sum: Norm) -> tuple[Tensor, Tensor]:
         """Add a normalised answer to the stream; return it, and it normalised."""
         return stream, self._norm(stream, None, norm_of_sum, x, self._module(norm.name, RMSNorm).weight)
@@ -188,8 +217,8 @@ class DeviceRun:
         counts: Tensor,
         window: int,
         scale: float,
-        sinks: Tensor | None,
-        _library: str,
+        sinks: Tensor | None = None,
+        _library: str = "",
     ) -> Tensor:
         """Write the new key and value; return what the heads answer, side by side."""
         place = (k_cache, v_cache, starts, counts)
@@ -250,6 +279,13 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     fusing.add_normed_and_norm: DeviceRun.add_normed_and_norm,
     fusing.attend_heads: DeviceRun.attend_heads,
     fusing.add_experts: DeviceRun.add_experts,
+    fusing.add_scaled: DeviceRun.add_scaled,
+    fusing.scaled_sum: DeviceRun.scaled_sum,
+    fusing.gate: DeviceRun.gate,
+    fusing.parts: DeviceRun.parts,
+    "float": lambda _run, x: x.float(),
+    "to": lambda _run, x, dtype: x.to(dtype),
+    capped: lambda _run, x, limit: cap(x, limit),
     choose: DeviceRun.choose,
     without_padding: lambda _run, chosen, _span: chosen,  # `choose` has seen to it
     getattr: lambda _run, owner, name: getattr(owner, name),

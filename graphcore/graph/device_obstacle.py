@@ -12,6 +12,7 @@ from graphcore.graph import fusing
 from graphcore.graph.fusing import Traced, trace
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
+from graphcore.nn.activation import capped
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear
@@ -27,10 +28,12 @@ RULES = (
     fusing.queries_keys_values,
     fusing.products,
     fusing.wide_products,
+    fusing.gates,
+    fusing.sums_when_read,
     fusing.product_and_sum,
     fusing.norm_and_sum,
     fusing.experts_and_sum,
-    fusing.sums_when_read,
+    fusing.scaled_sums,
     fusing.norm_of_sum,
     fusing.norm_and_product,
 )
@@ -43,6 +46,13 @@ OPERATIONS = frozenset(  # that graph/device_block.py has an entry for
         fusing.add_normed_and_norm,
         fusing.attend_heads,
         fusing.add_experts,
+        fusing.add_scaled,
+        fusing.scaled_sum,
+        fusing.gate,
+        fusing.parts,
+        "float",
+        "to",
+        capped,
         choose,
         without_padding,
         getattr,
@@ -64,7 +74,7 @@ def obstacle_of(block: nn.Module, batch: int) -> str | None:
         return f"batches of more than {MOST_TOKENS} have no decode kernels, this is {batch}"
     traced = lowered(block)
     return (
-        fusing.missing_entry(traced, OPERATIONS, "GPU kernel")
+        fusing.missing_entry(traced, OPERATIONS, "GPU kernel", changes_x=True)
         or _obstacle_of_norms(traced)
         or _obstacle_of_attention(block)
         or _obstacle_of_matrices(block)

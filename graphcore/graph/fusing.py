@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation
+from graphcore.nn.activation import Activation, capped
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import Experts, choose, weighted_sum, without_padding
@@ -25,8 +25,10 @@ from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.rope import rotate
 
 LEAVES = (Linear, RMSNorm, LayerNorm, Activation, Experts)
-FUNCTIONS = (attend, rotate, choose, without_padding, weighted_sum)
+FUNCTIONS = (attend, rotate, choose, without_padding, weighted_sum, capped)
 VIEWS = ("flatten", "unflatten")  # of a decode step's single token, they move nothing
+CASTS = ("float", "to")
+PARTS = ("split", "chunk")
 Rule = Callable[["Traced"], None]
 
 
@@ -73,6 +75,26 @@ def add_normed_and_norm(stream: Call, x: Call, norm: Norm, norm_of_sum: Norm) ->
 
 def add_experts(stream: Call, x: Call, norm: Norm | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
     """Stand for stream + the weighted sum of what the chosen experts make of norm(x)."""
+    raise NotImplementedError
+
+
+def add_scaled(stream: Call, x: Call, factor: float) -> NoReturn:
+    """Stand for stream + factor * x."""
+    raise NotImplementedError
+
+
+def scaled_sum(x: Call, y: Call, factor: float) -> NoReturn:
+    """Stand for x + factor * y, where x must stay as it is."""
+    raise NotImplementedError
+
+
+def gate(x: Call, activation: str | None, y: Call) -> NoReturn:
+    """Stand for activation(x) * y."""
+    raise NotImplementedError
+
+
+def parts(x: Call, how: str, sizes: int | list[int]) -> NoReturn:
+    """Stand for x.split(sizes, -1) or x.chunk(sizes, -1), as `how` says: one behind another."""
     raise NotImplementedError
 
 
@@ -148,8 +170,11 @@ def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
 
 
 def without_views(traced: Traced) -> None:
-    """x.flatten(), x.unflatten(), and codes, which a linear knows how to make, become x."""
+    """x.flatten(), x.unflatten(), and codes, which a linear knows how to make, become x; cuts become `parts`."""
     for node in traced.nodes():
+        if node.op == "call_method" and node.target in PARTS:
+            traced.replace(node, parts, node.args[0], node.target, node.args[1])
+            continue
         is_view = node.op == "call_method" and node.target in VIEWS
         if is_view or node.target is quantize_rows:
             node.replace_all_uses_with(node.args[0])
@@ -157,9 +182,9 @@ def without_views(traced: Traced) -> None:
 
 
 def without_casts(traced: Traced) -> None:
-    """x.float() becomes x: for targets that compute in float32."""
+    """x.float() and x.to(dtype) become x: for targets that compute in float32."""
     for node in traced.nodes():
-        if is_cast(node):
+        if node.op == "call_method" and node.target in CASTS:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
 
@@ -185,6 +210,18 @@ def product_and_activation(traced: Traced) -> None:
         if traced.leaf(product, Linear) and is_read_once(product):
             x = product.args[0]
             traced.replace(node, project, x, None, (product.target,), node.target, is_cast(node.args[0]))
+
+
+def gates(traced: Traced) -> None:
+    """Any other activation(x) * y, and x * y, become `gate`."""
+    for node in traced.nodes(operator.mul):
+        x, y = node.args
+        if not isinstance(x, fx.Node) or not isinstance(y, fx.Node):
+            continue
+        if traced.leaf(x, Activation) is None:
+            x, y = y, x
+        activation = traced.leaf(x, Activation) and is_read_once(x)
+        traced.replace(node, gate, x.args[0] if activation else x, x.target if activation else None, y)
 
 
 def heads(traced: Traced) -> None:
@@ -238,8 +275,7 @@ def wide_products(traced: Traced) -> None:
 
 def product_and_sum(traced: Traced) -> None:
     """stream + linear(x) becomes `add_project`."""
-    for node in traced.nodes(operator.add):
-        stream, product = node.args
+    for node, stream, product in sums_in_place(traced):
         if is_call(product, project) and is_read_once(product) and product.args[3] is None:
             x, norm, (linear,), *_ = product.args
             traced.replace(node, add_project, stream, x, norm, linear)
@@ -247,8 +283,7 @@ def product_and_sum(traced: Traced) -> None:
 
 def norm_and_sum(traced: Traced) -> None:
     """stream + norm(x) becomes `add_normed`; what is normalised stays float32."""
-    for node in traced.nodes(operator.add):
-        stream, normed = node.args
+    for node, stream, normed in sums_in_place(traced):
         if traced.is_norm(normed) and is_read_once(normed):
             x = normed.args[0]
             call = traced.replace(node, add_normed, stream, x, norm_call(normed))
@@ -259,8 +294,7 @@ def norm_and_sum(traced: Traced) -> None:
 
 def experts_and_sum(traced: Traced) -> None:
     """stream + the weighted sum of experts' answers becomes `add_experts`."""
-    for node in traced.nodes(operator.add):
-        stream, answer = node.args
+    for node, stream, answer in sums_in_place(traced):
         if not is_call(answer, weighted_sum) or not is_read_once(answer):
             continue
         experts, shares = answer.args
@@ -269,13 +303,41 @@ def experts_and_sum(traced: Traced) -> None:
             traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
 
 
+def scaled_sums(traced: Traced) -> None:
+    """Any other stream + x, or stream + x * number, becomes `add_scaled`; `scaled_sum` where the stream must stay."""
+    in_place = {node: stream is node.args[1] for node, stream, _ in sums_in_place(traced)}
+    for node in traced.nodes(operator.add):
+        stream, x = reversed(node.args) if in_place.get(node) else node.args
+        factor: object = 1.0
+        if is_call(x, operator.mul) and is_read_once(x):
+            x, factor = x.args if isinstance(x.args[0], fx.Node) else x.args[::-1]
+        traced.replace(node, add_scaled if node in in_place else scaled_sum, stream, x, factor)
+
+
 def sums_when_read(traced: Traced) -> None:
     """A sum moves behind whatever comes before its first reader, so that the stream may be changed where it lies."""
     order = traced.order()
-    for target in SUMS:
-        for node in traced.nodes(target):
-            if node.users:
-                min(node.users, key=order.__getitem__).prepend(node)
+    for node in traced.nodes(operator.add):
+        if node.users:
+            min(node.users, key=order.__getitem__).prepend(node)
+
+
+def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
+    """Yield stream + x with its operands, for each sum that nobody reads the old stream behind."""
+    for node in traced.nodes(operator.add):
+        stream, x = node.args
+        if not is_stream(stream):
+            stream, x = x, stream
+        if is_stream(stream) and dict(last_readers(traced.graph))[stream] is node:
+            yield node, stream, x
+
+
+def is_stream(node: object) -> bool:
+    """Return whether a node is the residual stream: what the module is given, or a sum with that."""
+    if not isinstance(node, fx.Node):
+        return False
+    is_part = is_call(node, operator.getitem) and is_call(node.args[0], add_normed_and_norm) and node.args[1] == 0
+    return bool(node.op == "placeholder" or is_part) or node.target in (operator.add, *SUMS)
 
 
 def norm_and_products(traced: Traced) -> None:
@@ -283,7 +345,7 @@ def norm_and_products(traced: Traced) -> None:
     for node in traced.nodes():
         place = NORM_PLACES.get(node.target)
         if place is not None and traced.is_norm(node.args[place]) and node.args[place + 1] is None:
-            _fold_norm(node, place)
+            _fold_norm(traced, node, place)
     traced.graph.eliminate_dead_code(is_impure_node=is_effect)
 
 
@@ -294,7 +356,7 @@ def norm_and_product(traced: Traced) -> None:
         if place is None or node.target is add_experts or not traced.is_norm(node.args[place]):
             continue
         if is_read_once(node.args[place]) and node.args[place + 1] is None:
-            _fold_norm(node, place)
+            _fold_norm(traced, node, place)
     traced.graph.eliminate_dead_code(is_impure_node=is_effect)
 
 
@@ -313,7 +375,7 @@ def norm_of_sum(traced: Traced) -> None:
             traced.graph.erase_node(old)
 
 
-SUMS = (add_project, add_normed, add_normed_and_norm, add_experts)  # with the stream, the first argument
+SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled)  # with the stream, the first argument
 NORM_PLACES: Mapping[object, int] = {
     project: 0,
     gated: 0,
@@ -322,9 +384,12 @@ NORM_PLACES: Mapping[object, int] = {
 }  # of x; the norm is behind it
 
 
-def _fold_norm(node: Call, place: int) -> None:
-    arguments = list(node.args)
+def _fold_norm(traced: Traced, node: Call, place: int) -> None:
+    """Have a product normalise what it reads, if that is still there: a sum may change the stream before."""
+    arguments, order = list(node.args), traced.order()
     norm = arguments[place]
+    if any(user.target in SUMS and order[user] < order[node] for user in norm.args[0].users if user is not node):
+        return
     arguments[place : place + 2] = [norm.args[0], norm_call(norm)]
     node.args = tuple(arguments)
 
@@ -354,22 +419,25 @@ def uncast(node: Any) -> Any:
     return node.args[0] if is_cast(node) else node
 
 
-def missing_entry(traced: Traced, entries: Container[object], what: str) -> str | None:
-    """Return which operation has no entry, or which sum cannot change the stream where it lies; None if all can run.
+def missing_entry(traced: Traced, entries: Container[object], what: str, changes_x: bool) -> str | None:
+    """Return which operation has no entry, or that the answer is not where it is wanted; None if all can run.
 
     Args:
         entries: functions, and classes of modules.
         what: an entry is, such as "native instruction".
+        changes_x: the answer is to lie where the module's input does, as a block's.
     """
-    last = dict(last_readers(traced.graph))
     for node in traced.nodes():
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         key = type(traced.modules[node.target]) if node.op == "call_module" else node.target
         if key not in entries:
             return f"no {what} for {name_of(traced, node)}"
-        if node.target in SUMS and last[node.args[0]] is not node:
-            return f"no {what} for a sum beside a stream that is read again ({name_of(traced, node)})"
+    answer = traced.nodes()[-1].args[0]
+    while changes_x and is_stream(answer) and answer.op != "placeholder":
+        answer = answer.args[0]
+    if changes_x and (not is_stream(answer) or answer.op != "placeholder"):
+        return f"no {what} for an answer that is no sum with the stream"
     return None
 
 

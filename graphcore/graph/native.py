@@ -76,8 +76,8 @@ def obstacle_of(decoder: Decoder) -> str | None:
             return f"no kernel multiplies {module.packing.format}, the format of {name}"
         if isinstance(module, Linear) and module.int8_order is not None and module.rounding != "token":
             return "float32 keeps to the reference's order of operations where activations are int8"
-    obstacles = (obstacle_of_operations(lowered(module)) for module in (*kinds_of(decoder).values(), decoder.head))
-    return next(filter(None, obstacles), None)
+    obstacles = (obstacle_of_operations(block, changes_x=True) for block in kinds_of(decoder).values())
+    return next(filter(None, obstacles), None) or obstacle_of_operations(decoder.head, changes_x=False)
 
 
 def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:

@@ -24,6 +24,7 @@ from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix
 from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
 from graphcore.nn.activation import Activation as ActivationModule
+from graphcore.nn.activation import capped
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts, choose, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
@@ -36,10 +37,12 @@ RULES = (
     fusing.heads,
     fusing.queries_keys_values,
     fusing.products,
+    fusing.gates,
+    fusing.sums_when_read,
     fusing.product_and_sum,
     fusing.norm_and_sum,
     fusing.experts_and_sum,
-    fusing.sums_when_read,
+    fusing.scaled_sums,
     fusing.norm_and_products,
 )
 NO_NORM = instructions.Norm()
@@ -67,9 +70,9 @@ def lowered(module: nn.Module) -> Traced:
     return trace(module, RULES)
 
 
-def obstacle_of_operations(traced: Traced) -> str | None:
-    """Return why there are no instructions for some operation, or None."""
-    return fusing.missing_entry(traced, ENTRIES, "native instruction")
+def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
+    """Return why there are no instructions for what a module computes, or None; `changes_x` as of a block."""
+    return fusing.missing_entry(lowered(module), ENTRIES, "native instruction", changes_x)
 
 
 @dataclass
@@ -89,7 +92,6 @@ class Recorder:
     fetches_experts: bool = False
     choices: list[Choice] = field(default_factory=list)
     _values: dict[Call, Any] = field(default_factory=dict)
-    _last_reader: Mapping[Call, Call] = field(default_factory=dict)
     _places: dict[Call, Tensor] = field(default_factory=dict)
 
     def record(self, traced: Traced, inputs: Mapping[str, object], place: Tensor | None = None) -> Tensor:
@@ -100,7 +102,6 @@ class Recorder:
             inputs: of the module's forward, by name; the stream, [D] float32, may be changed where it lies.
             place: of the answer, where it is a product.
         """
-        self._last_reader = dict(fusing.last_readers(traced.graph))
         answer = traced.nodes()[-1].args[0]
         for node in traced.nodes():
             match node.op:
@@ -148,18 +149,51 @@ class Recorder:
 
     def add_project(self, node: Call, stream: Tensor, x: Tensor, norm: Norm | None, linear: str) -> Tensor:
         """Append stream += linear(norm(x))."""
-        out, module = self._stream(node, stream), self._module(linear, Linear)
-        matrices = [matrix_of(self.program, module, out)]
+        module = self._module(linear, Linear)
+        matrices = [matrix_of(self.program, module, stream)]
         native.linear(self.program, x, matrices, rounding_of(module), self._norm(norm), "add")
-        return out
+        return stream
 
     def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: Norm) -> Tensor:
         """Append stream += norm(x)."""
-        out, program = self._stream(node, stream), self.program
-        program.needs(row_floats=out.numel())
-        program.add(
-            instructions.AddNorm(program.address(x), self._norm(norm), program.address(out), out.numel()),
-        )
+        program, dim = self.program, stream.numel()
+        program.needs(row_floats=dim)
+        program.add(instructions.AddNorm(program.address(x), self._norm(norm), program.address(stream), dim))
+        return stream
+
+    def add_scaled(self, _node: Call, stream: Tensor, x: Tensor, factor: float) -> Tensor:
+        """Append stream += factor * x."""
+        return self._elementwise("add", stream, x, stream, factor=factor)
+
+    def scaled_sum(self, _node: Call, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Append x + factor * y."""
+        return self._elementwise("add", x, y, self.program.buffer(x.numel()), factor=factor)
+
+    def gate(self, _node: Call, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
+        """Append activation(x) * y."""
+        kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
+        return self._elementwise("gate", x, y, self.program.buffer(y.numel()), kind)
+
+    def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
+        """Append cap * tanh(x / cap)."""
+        return self._elementwise("cap", x, None, self._out(node, x.numel()), factor=cap)
+
+    def parts(self, _node: Call, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
+        """Return parts of a buffer; they move nothing."""
+        return x.chunk(sizes) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes)
+
+    def _elementwise(
+        self,
+        elements: str,
+        x: Tensor,
+        y: Tensor | None,
+        out: Tensor,
+        kind: Activation = Activation.NONE,
+        factor: float = 0.0,
+    ) -> Tensor:
+        address, number = self.program.address, instructions.ELEMENTS[elements]
+        pointers = address(x), address(y), address(out)
+        self.program.add(instructions.Elementwise(number, kind, *pointers, out.numel(), factor))
         return out
 
     def attend_heads(
@@ -177,8 +211,8 @@ class Recorder:
         _counts: object,
         window: int,
         scale: float,
-        sinks: Tensor | None,
-        _library: str,
+        sinks: Tensor | None = None,
+        _library: str = "",
     ) -> Tensor:
         """Append norms of heads, rotation, the cache's write and the softmax of one token."""
         program, (_, kv_heads, slots, width) = self.program, k_cache.shape
@@ -192,6 +226,7 @@ class Recorder:
         arguments.v_cache = program.address(v_cache, v_cache.dtype)
         arguments.heads, arguments.kv_heads, arguments.head_dim = q.numel() // width, kv_heads, width
         arguments.slots, arguments.window = slots, window
+        arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
         arguments.cache_format, arguments.scale = DTYPE_NUMBERS[k_cache.dtype], scale
         program.needs_attention(width, slots)
         program.add(arguments)
@@ -215,7 +250,7 @@ class Recorder:
         self, node: Call, stream: Tensor, x: Tensor, norm: Norm | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
         """Append stream += the weighted sum of what the chosen experts make of norm(x)."""
-        program, out = self.program, self._stream(node, stream)
+        program = self.program
         assert choice.begin == len(program.arguments), "experts come right behind their choice"
         experts = self._module(name, Experts)
         parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
@@ -229,9 +264,9 @@ class Recorder:
         given = (program.address(x), self._norm(norm), rounding)
         clamp = (experts.limit, experts.alpha)
         program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *clamp))
-        sum_of = (program.address(shares), program.address(out), used)
+        sum_of = (program.address(shares), program.address(stream), used)
         program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *sum_of))
-        return out
+        return stream
 
     def _module(self, name: str, kind: type[fusing.M]) -> fusing.M:
         module = self.modules[name]
@@ -245,11 +280,6 @@ class Recorder:
         """Return where a product goes: its place, or a buffer of its own."""
         return self._places[node] if node in self._places else self.program.buffer(size)
 
-    def _stream(self, node: Call, stream: Tensor) -> Tensor:
-        """Return where the sum goes: where the stream lies."""
-        assert self._last_reader[node.args[0]] is node, "checked by obstacle_of_operations"
-        return stream
-
 
 ENTRIES: Mapping[object, Callable[..., Any]] = {
     fusing.project: Recorder.project,
@@ -258,6 +288,11 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     fusing.add_normed: Recorder.add_normed,
     fusing.attend_heads: Recorder.attend_heads,
     fusing.add_experts: Recorder.add_experts,
+    fusing.add_scaled: Recorder.add_scaled,
+    fusing.scaled_sum: Recorder.scaled_sum,
+    fusing.gate: Recorder.gate,
+    fusing.parts: Recorder.parts,
+    capped: Recorder.capped,
     choose: Recorder.choose,
     without_padding: lambda _recorder, _node, choice, _span: choice,  # its one token is real
     getattr: lambda _recorder, _node, owner, name: getattr(owner, name),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from graphcore import activations
@@ -14,6 +15,11 @@ def relu_squared(x: Tensor) -> Tensor:
     return nn.functional.relu(x).square()
 
 
+def capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), elementwise: about x where it is small, never beyond the cap."""
+    return (x / cap).tanh() * cap
+
+
 FUNCTIONS: Mapping[activations.Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         activations.Activation.SILU: nn.functional.silu,
@@ -21,12 +27,13 @@ FUNCTIONS: Mapping[activations.Activation, Callable[[Tensor], Tensor]] = Mapping
         activations.Activation.GELU_TANH: partial(nn.functional.gelu, approximate="tanh"),
         activations.Activation.RELU: nn.functional.relu,
         activations.Activation.RELU2: relu_squared,
+        activations.Activation.SIGMOID: torch.sigmoid,
     }
 )
 
 
 class Activation(nn.Module):
-    """An elementwise function by the name that config.json uses."""
+    """An elementwise function, by the name that config.json uses."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

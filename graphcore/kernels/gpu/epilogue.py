@@ -53,6 +53,8 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
         x = x * x
+    elif ACTIVATION == "sigmoid":
+        x = 1 / (1 + tl.exp(-x))
     else:
         tl.static_assert(ACTIVATION == "", "no such activation")
     return x

@@ -51,6 +51,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "window_of_8": attending(window=8),
     "no_rope": attending(rope=None),
     "scaled_rope": attending(rope=RopeSpec(1e4, LinearScaling(8.0))),
+    "partial_rope": attending(rope=RopeSpec(1e4, width=4)),
     "biases": attending(qkv_bias=True, output_bias=True),
     "sinks": attending(sinks=True),
     "sliding_sinks": attending(sinks=True, window=8),
