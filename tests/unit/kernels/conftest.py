@@ -1,9 +1,15 @@
-"""One thread for every test here: tiny tensors gain nothing from more, and lose much where the machine is shared."""
+"""The kernels of each instruction set, and one thread for every test here.
+
+Tiny tensors gain nothing from more threads, and lose much where the machine is shared.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+from packed_matrices import kernels_for, native_kernels
+
+TARGETS = ("native", "x86-64-v3", "x86-64")  # this processor; AVX2; SSE2, which is also what plain vectors become
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -12,3 +18,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", params=TARGETS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The kernels for each instruction set, built once for all tests."""
+    if request.param == "native":
+        return native_kernels()
+    return kernels_for(request.param, tmp_path_factory.getbasetemp() / "kernels")

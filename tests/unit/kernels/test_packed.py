@@ -11,7 +11,6 @@ from packed_matrices import (
     KERNEL_FORMATS,
     StoredMatrix,
     golden_matrix,
-    kernels_for,
     native_kernels,
     num_differing,
     relative_error,
@@ -23,7 +22,6 @@ from graphcore.checkpoint.i2_s_bytes import pack_i2_s
 from graphcore.kernels.packed import DENSE_TOKENS, PackedForm, packed_linear, packed_matrix, packed_rows
 from graphcore.quant import FORMATS
 
-TARGETS = ("native", "x86-64-v3", "x86-64")  # this processor; AVX2; SSE2, which is also what plain vectors become
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (1, 15, 16, 17, 53)
 TOKENS = (1, 2, 7, 8, 9, 16, 17, 40)
@@ -40,14 +38,6 @@ BOUNDS = {
     ("block", torch.bfloat16): 1.1e-2,
     ("block", torch.float16): 1e-2,
 }
-
-
-@pytest.fixture(scope="session", params=TARGETS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The kernels for each instruction set, built once for all tests."""
-    if request.param == "native":
-        return native_kernels()
-    return kernels_for(request.param, tmp_path_factory.getbasetemp() / "kernels")
 
 
 def columns_of(name: str, blocks: int) -> int:
