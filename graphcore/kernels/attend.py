@@ -8,6 +8,8 @@ On the CPU the op reads the live length and slices the cache; the cost follows t
 length may be read back, so it masks the whole buffer: `masked_attend` is also the plain statement of what is computed.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -19,7 +21,7 @@ QUERY_BLOCK = 128  # queries that are attended together; against 64, faster at 2
 torch.library.define(
     "graphcore::attend",
     "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
-    " int window, float scale, Tensor? sinks=None, str library='') -> Tensor",
+    " int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
 )
 
 
@@ -35,6 +37,7 @@ def attend(
     scale: float,
     sinks: Tensor | None = None,
     library: str = "",
+    cap: float = 0.0,
 ) -> Tensor:
     """Append keys and values to the cache and attend them and all that came before.
 
@@ -47,18 +50,42 @@ def attend(
         scale: multiplies q . k.
         sinks: [H] float32, a score of each head that its softmax counts and no value answers to; not scaled.
         library: file of the C++ kernels, for the CPU; empty without.
+        cap: what no score exceeds: s = cap * tanh(scale * q . k / cap), before the mask; sinks stay. 0 is none.
 
     Returns:
         [B, T, H, E] compute dtype.
     """
     op = torch.ops.graphcore.attend.default
-    spans = (starts, counts, window, scale, sinks, library)
+    spans = (starts, counts, window, scale, sinks, library, cap)
     return op(query, key, value, k_cache, v_cache, *spans)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
 def _attend_fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How products of queries and keys become weights; the fields are `attend`'s arguments."""
+
+    window: int
+    scale: float
+    sinks: Tensor | None
+    cap: float
+
+    def scores(self, products: Tensor) -> Tensor:
+        """Return products as scores, float32; float32 products are overwritten."""
+        scores = products.float().mul_(self.scale)
+        return scores.div_(self.cap).tanh_().mul_(self.cap) if self.cap else scores
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Return the softmax of [K, H/K, ..., L] over the last axis and the heads' sinks, whose weights are dropped."""
+        if self.sinks is None:
+            return scores.softmax(dim=-1)
+        sinks = self.sinks.view(*scores.shape[:2], *(1 for _ in scores.shape[2:]))
+        row = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+        return row.softmax(dim=-1)[..., :-1]
 
 
 def sliced_attend(
@@ -73,19 +100,21 @@ def sliced_attend(
     scale: float,
     sinks: Tensor | None = None,
     library: str = "",
+    cap: float = 0.0,
 ) -> Tensor:
     """Implement `attend` sequence by sequence, in C++ where there is a library, else on slices of the live length."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    scoring = _Scoring(window, scale, sinks, cap)
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         if not count:
             continue
         if library:
             parts = (query[row, :count], key[row, :count], value[row, :count], k_cache[row], v_cache[row])
-            attend_natively(library, parts, out[row, :count], start, window, scale, sinks)
+            attend_natively(library, parts, out[row, :count], start, window, scale, sinks, cap)
             continue
         new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
         one = _attend_token if count == 1 else _attend_chunk
-        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, window, scale, sinks)
+        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, scoring)
     return out
 
 
@@ -96,9 +125,7 @@ def _attend_token(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
-    window: int,
-    scale: float,
-    sinks: Tensor | None,
+    scoring: _Scoring,
 ) -> Tensor:
     """Write one key [K, 1, E] and attend the live slots; their order does not matter to a softmax.
 
@@ -107,28 +134,17 @@ def _attend_token(
     slots = k_cache.shape[1]
     k_cache[:, start % slots] = key[:, 0]
     v_cache[:, start % slots] = value[:, 0]
-    visible = min(start + 1, slots, window or slots)
+    visible = min(start + 1, slots, scoring.window or slots)
     live = slice(start + 1 - visible, start + 1) if start < slots else slice(0, slots)
     assert start < slots or visible == slots, f"a ring of {slots} slots serves a window of {visible}"
     kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
     rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
     keys, values = k_cache[None, :, live].to(query.dtype), v_cache[None, :, live].to(query.dtype)
-    if sinks is None:
-        return scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(query.shape)
-    scores = (rows[0] @ keys[0].transpose(1, 2)).float().mul_(scale)  # [K, H/K, L]
-    weights = _softmax_with_sinks(scores, sinks.view(kv_heads, -1, 1)).to(values.dtype)
+    if scoring.sinks is None and not scoring.cap:
+        return scaled_dot_product_attention(rows, keys, values, scale=scoring.scale).reshape(query.shape)
+    scores = scoring.scores(rows[0] @ keys[0].transpose(1, 2))  # [K, H/K, L]
+    weights = scoring.weights(scores).to(values.dtype)
     return (weights @ values[0]).reshape(query.shape)
-
-
-def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Return softmax over the last axis and the sink, the sink's weight dropped.
-
-    Args:
-        scores: [..., L] float32.
-        sinks: [..., 1] float32, broadcast to the scores.
-    """
-    row = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
-    return row.softmax(dim=-1)[..., :-1]
 
 
 def _attend_chunk(
@@ -138,13 +154,11 @@ def _attend_chunk(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
-    window: int,
-    scale: float,
-    sinks: Tensor | None,
+    scoring: _Scoring,
 ) -> Tensor:
     """Attend the visible past and the chunk itself, then write the chunk (a ring may lose its past to it)."""
     slots, count = k_cache.shape[1], query.shape[0]
-    first = max(0, start - window + 1) if window else 0
+    first = max(0, start - scoring.window + 1) if scoring.window else 0
     past = torch.arange(first, start) % slots
     wraps = start > slots
     old_k = k_cache[:, past] if wraps else k_cache[:, first:start]
@@ -155,12 +169,10 @@ def _attend_chunk(
     written = torch.arange(start + count - kept, start + count) % slots
     k_cache[:, written] = key[:, -kept:].to(k_cache.dtype)
     v_cache[:, written] = value[:, -kept:].to(v_cache.dtype)
-    return _attend_blocks(query, keys, values, start - first, window, scale, sinks)
+    return _attend_blocks(query, keys, values, start - first, scoring)
 
 
-def _attend_blocks(
-    query: Tensor, keys: Tensor, values: Tensor, offset: int, window: int, scale: float, sinks: Tensor | None
-) -> Tensor:
+def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, scoring: _Scoring) -> Tensor:
     """Attend in blocks of queries, each against the keys that it may see and no others.
 
     Plain products of a block are twice as fast as the library's fused attention at these sizes (256 tokens of SmolLM2:
@@ -174,7 +186,7 @@ def _attend_blocks(
         [T, H, E].
     """
     kv_heads, live, head_dim = keys.shape
-    tokens = query.shape[0]
+    tokens, window = query.shape[0], scoring.window
     rows = query.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [K, H/K, T, E]
     out = torch.empty_like(query)
     positions = torch.arange(live)
@@ -185,11 +197,8 @@ def _attend_blocks(
         distance = positions[offset + begin : offset + end, None] - positions[None, seen]
         hidden = (distance < 0) | (distance >= window) if window else distance < 0
         scores = torch.bmm(block, keys[:, seen].transpose(1, 2)).view(kv_heads, -1, end - begin, distance.shape[1])
-        scores = scores.float().mul_(scale).masked_fill_(hidden, float("-inf"))  # [K, H/K, block, L]
-        if sinks is None:
-            weights = scores.softmax(dim=-1).to(values.dtype)
-        else:
-            weights = _softmax_with_sinks(scores, sinks.view(kv_heads, -1, 1, 1)).to(values.dtype)
+        scores = scoring.scores(scores).masked_fill_(hidden, float("-inf"))  # [K, H/K, block, L]
+        weights = scoring.weights(scores).to(values.dtype)
         product = torch.bmm(weights.reshape(kv_heads, -1, distance.shape[1]), values[:, seen])
         out[begin:end] = product.view(kv_heads, -1, end - begin, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
     return out
@@ -206,7 +215,8 @@ def masked_attend(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
-    *_: str,
+    _library: str = "",
+    cap: float = 0.0,
 ) -> Tensor:
     """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write."""
     slots, tokens = k_cache.shape[2], query.shape[1]
@@ -229,15 +239,21 @@ def masked_attend(
     if sinks is not None:
         keys, values, bias = _with_sinks(keys, values, mask, sinks)
     group = query.shape[2] // key.shape[2]
-    out = scaled_dot_product_attention(
-        query.transpose(1, 2),
-        keys.repeat_interleave(group, dim=1),
-        values.repeat_interleave(group, dim=1),
-        attn_mask=bias,
-        scale=scale,
-    )
+    rows = query.transpose(1, 2)
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    if cap:
+        out = _attend_capped(rows, keys, values, bias, _Scoring(window, scale, sinks, cap))
+    else:
+        out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scale)
     _write_masked(key, value, k_cache, v_cache, starts, counts)
     return out.transpose(1, 2).contiguous()
+
+
+def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: _Scoring) -> Tensor:
+    """Return what torch's attention returns [B, H, T, E], from capped scores; a sink's key of zeros scores 0 still."""
+    scores = scoring.scores(query @ keys.transpose(2, 3))  # [B, H, T, L]
+    scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
+    return scores.softmax(dim=-1).to(values.dtype) @ values
 
 
 def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -72,6 +72,7 @@ class Attend(ctypes.Structure):
         ("cache_format", INT),
         ("unrotated", INT),
         ("scale", FLOAT),
+        ("cap", FLOAT),
     )
 
 

@@ -35,6 +35,7 @@ class Chunk(ctypes.Structure):
         ("format", INT),
         ("cache_format", INT),
         ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
     )
 
 
@@ -46,6 +47,7 @@ def attend_natively(
     window: int,
     scale: float,
     sinks: Tensor | None,
+    cap: float,
 ) -> None:
     """Attend and write the cache.
 
@@ -55,7 +57,7 @@ def attend_natively(
             caches contiguous.
         out: [T, H, E], contiguous; written.
         start: tokens that the cache holds.
-        window, scale, sinks: as for `attend`.
+        window, scale, sinks, cap: as for `attend`.
     """
     query, key, value = (part.contiguous() for part in parts[:3])
     k_cache, v_cache = parts[3:]
@@ -81,5 +83,6 @@ def attend_natively(
         DTYPE_NUMBERS[query.dtype],
         DTYPE_NUMBERS[k_cache.dtype],
         scale,
+        cap,
     )
     open_library(library).graphcore_attend_chunk(torch.get_num_threads(), ctypes.byref(chunk))

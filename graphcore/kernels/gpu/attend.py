@@ -24,13 +24,14 @@ def launch_attend(
     scale: float,
     sinks: Tensor | None = None,
     _library: str = "",
+    cap: float = 0.0,
 ) -> Tensor:
     """Implement `attend`."""
     new, caches, spans = (key, value), (k_cache, v_cache), (starts, counts)
     if query.shape[1] == 1:
         launch_write_cache(*new, *caches, *spans)
-        return launch_attend_written(query, *caches, *spans, window, scale, sinks)
-    out = launch_attend_chunk(query, *new, *caches, *spans, window, scale, sinks)
+        return launch_attend_written(query, *caches, *spans, window, scale, sinks, cap=cap)
+    out = launch_attend_chunk(query, *new, *caches, *spans, window, scale, sinks, cap)
     launch_write_cache(*new, *caches, *spans)
     return out
 

@@ -26,6 +26,12 @@ def load_rows(rows, at, stride, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.cons
 
 
 @triton.jit
+def capped(scores, cap):
+    """Return cap tanh(scores / cap) as 1 - 2 / (1 + e^(2 z)), whose power may overflow: it then is 1."""
+    return cap - 2 * cap / (1 + tl.exp2(scores * (2 * LOG2_E / cap)))
+
+
+@triton.jit
 def take_in(scores, values, best, total, sums, PRECISION: tl.constexpr):
     """Return a row state that has seen a tile more.
 
@@ -49,14 +55,15 @@ def empty_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def walk(
-    q, keys, values, first_slot, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale,
-    RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr,
+    q, keys, values, first_slot, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale, cap,
+    RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the row state after keys begin .. end, of which key 0 is in `first_slot`.
 
     RING: slots wrap.  ENDS: the last tile may hold fewer keys.  HIDES: of some keys that are there, rows see some only,
     by distance [R], each row's from key 0: none later than itself and, WINDOWED, the last `window`.
+    CAPPED: no score exceeds `cap`.
     """
     for at in range(begin, end, TILE):
         key = at + tl.arange(0, TILE)
@@ -66,7 +73,8 @@ def walk(
             slot = tl.where(slot >= slots, slot - slots, slot)
         k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
         v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = capped(scores * scale, cap) * LOG2_E if CAPPED else scores * (scale * LOG2_E)
         if HIDES:
             ago = distance[:, None] - key[None, :]
             is_seen = (ago >= 0) & is_there[None, :]

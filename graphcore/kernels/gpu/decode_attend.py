@@ -27,7 +27,7 @@ ABSENT_PROCESSORS = 132  # where there is no GPU to ask: an H100's or H200's
 torch.library.define(
     "graphcore::attend_written",
     "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor starts, Tensor counts, int window, float scale,"
-    " Tensor? sinks=None, Tensor(a!)? arrivals=None) -> Tensor",
+    " Tensor? sinks=None, Tensor(a!)? arrivals=None, float cap=0.0) -> Tensor",
 )
 
 
@@ -41,6 +41,7 @@ def attend_written(
     scale: float,
     sinks: Tensor | None = None,
     arrivals: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Attend one new token of each sequence, whose key and value are in the cache.
 
@@ -54,12 +55,13 @@ def attend_written(
         sinks: [H] float32, as in `attend`.
         arrivals: [B * K or more] int32 zeros, and zeros again afterwards; all layers of a stream may share one.
             Without it each call makes its own, which is one more fill on the stream.
+        cap: as in `attend`.
 
     Returns:
         [B, 1, H, E] compute dtype, contiguous.
     """
     op = torch.ops.graphcore.attend_written.default
-    return op(query, k_cache, v_cache, starts, counts, window, scale, sinks, arrivals)  # type: ignore[no-any-return]
+    return op(query, k_cache, v_cache, starts, counts, window, scale, sinks, arrivals, cap)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend_written")
@@ -101,6 +103,7 @@ def launch_attend_written(
     scale: float,
     sinks: Tensor | None = None,
     arrivals: Tensor | None = None,
+    cap: float = 0.0,
     tile: int = 0,
 ) -> Tensor:
     """Implement `attend_written`; tile: keys of a tile, 0 for what suits the head dim."""
@@ -124,9 +127,9 @@ def launch_attend_written(
     warps = 8 if query.dtype == torch.float32 else 4
     attend_splits[(splits, kv_heads, batch)](
         query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
-        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale,
-        WINDOWED=window > 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width), HEAD_DIM=head_dim,
-        WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
+        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale, cap,
+        WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
+        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps),
     )  # fmt: skip

@@ -22,9 +22,9 @@ from graphcore.kernels.gpu.attend_tiles import LOG2_E, divided, empty_state, loa
 def _attend_chunk(
     query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    old_k_batch, old_k_head, old_k_slot, old_v_batch, old_v_head, old_v_slot, slots, window, scale,
-    WINDOWED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, PRECISION: tl.constexpr,
+    old_k_batch, old_k_head, old_k_slot, old_v_batch, old_v_head, old_v_slot, slots, window, scale, cap,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
@@ -51,15 +51,15 @@ def _attend_chunk(
         rest = past // TILE * TILE
         best, total, sums = walk(
             q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
-            slots, window, scale, False, False, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
+            slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
         )  # fmt: skip
     best, total, sums = walk(
         q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
-        slots, window, scale, WINDOWED, True, WINDOWED, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
     best, total, sums = walk(
         q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token,
-        slots, window, scale, False, True, True, WINDOWED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        slots, window, scale, cap, False, True, True, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
     column = tl.arange(0, WIDTH)
     answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
@@ -92,6 +92,7 @@ def launch_attend_chunk(
     window: int,
     scale: float,
     sinks: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Return what `attend` returns, the cache not yet written."""
     batch, tokens, heads, head_dim = query.shape
@@ -104,7 +105,7 @@ def launch_attend_chunk(
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
         query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        slots, window, scale, WINDOWED=window > 0, GROUP=group, HEAD_DIM=head_dim, WIDTH=width, ROWS=rows, TILE=tile,
-        PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=2, enable_fp_fusion=True,
+        slots, window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim, WIDTH=width,
+        ROWS=rows, TILE=tile, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     return out

@@ -71,9 +71,10 @@ def _leave(part, state, best, total, sums, ROWS: tl.constexpr, GROUP: tl.constex
 @triton.jit
 def attend_splits(
     query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals,
-    q_batch, q_head, k_batch, k_head, k_slot, v_batch, v_head, v_slot, slots, window, scale,
-    WINDOWED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, MERGED_SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    q_batch, q_head, k_batch, k_head, k_slot, v_batch, v_head, v_slot, slots, window, scale, cap,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MERGED_SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -94,8 +95,8 @@ def attend_splits(
     k_rows, v_rows = k_cache + sequence * k_batch + kv_head * k_head, v_cache + sequence * v_batch + kv_head * v_head
     begin, end = split * share, tl.minimum(split * share + share, visible)
     best, total, sums = walk(
-        q, k_rows, v_rows, first % slots, begin, end, 0, best, total, sums, k_slot, v_slot, slots, window, scale,
-        WINDOWED, True, False, False, HEAD_DIM, WIDTH, TILE, PRECISION,
+        q, k_rows, v_rows, first % slots, begin, end, 0, best, total, sums, k_slot, v_slot, slots, window, scale, cap,
+        WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
     )  # fmt: skip
     answer = out + place * GROUP * HEAD_DIM
     if used == 1:

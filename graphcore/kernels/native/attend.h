@@ -94,6 +94,15 @@ void add_values(const float* weights, size_t weight_stride, const T* values, int
                 out[h * head_dim + rest] += weights[h * weight_stride + i] * widen_one(values + size_t(i) * head_dim + rest);
 }
 
+// scores become cap * tanh(score / cap), to within cap * 2^-22.
+inline void cap_scores(float* scores, int count, float cap) {
+    const float steps = 1.0f / cap;
+    int i = 0;
+    for (; i + PART_LANES <= count; i += PART_LANES)
+        store(scores + i, splat(cap) * hyperbolic_tangent(load<FloatPart>(scores + i) * splat(steps)));
+    for (; i < count; i++) scores[i] = cap * std::tanh(scores[i] * steps);
+}
+
 // scores become weights; a sink takes its share of the softmax and gives nothing.
 inline void softmax(float* scores, int count, const float* sink) {
     float most = sink ? *sink : -INFINITY;
@@ -131,15 +140,18 @@ void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int s
 // Floats of scratch for the scores of heads that are attended together, and for their queries.
 inline size_t attend_floats(int head_dim, int keys) { return size_t(2 + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES); }
 
-// out[h] = softmax(q[h] . keys) values, for HEADS rows of q over three runs.
+// out[h] = softmax(capped(q[h] . keys)) values, for HEADS rows of q over three runs.
 template <class T, int HEADS>
-void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, int head_dim, float* scores, float* out) {
+void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, float cap, int head_dim, float* scores, float* out) {
     const int count = runs[0].count + runs[1].count + runs[2].count;
     const size_t stride = size_t(count) + LANES;
     int at = 0;
     for (int run = 0; run < 3; at += runs[run++].count)
         score_keys<T, HEADS>(q, runs[run].keys, runs[run].count, head_dim, scores + at, stride);
-    for (int h = 0; h < HEADS; h++) softmax(scores + h * stride, count, sinks ? sinks + h : nullptr);
+    for (int h = 0; h < HEADS; h++) {
+        if (cap) cap_scores(scores + h * stride, count, cap);
+        softmax(scores + h * stride, count, sinks ? sinks + h : nullptr);
+    }
     std::memset(out, 0, size_t(HEADS) * head_dim * 4);
     at = 0;
     for (int run = 0; run < 3; at += runs[run++].count)
@@ -147,12 +159,12 @@ void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, int h
 }
 
 template <class T>
-void attend_some(int heads, const float* q, const Run<T> runs[3], const float* sinks, int head_dim, float* scores, float* out) {
+void attend_some(int heads, const float* q, const Run<T> runs[3], const float* sinks, float cap, int head_dim, float* scores, float* out) {
     switch (heads) {
-        case 1: return attend_rows<T, 1>(q, runs, sinks, head_dim, scores, out);
-        case 2: return attend_rows<T, 2>(q, runs, sinks, head_dim, scores, out);
-        case 3: return attend_rows<T, 3>(q, runs, sinks, head_dim, scores, out);
-        default: return attend_rows<T, MOST_HEADS>(q, runs, sinks, head_dim, scores, out);
+        case 1: return attend_rows<T, 1>(q, runs, sinks, cap, head_dim, scores, out);
+        case 2: return attend_rows<T, 2>(q, runs, sinks, cap, head_dim, scores, out);
+        case 3: return attend_rows<T, 3>(q, runs, sinks, cap, head_dim, scores, out);
+        default: return attend_rows<T, MOST_HEADS>(q, runs, sinks, cap, head_dim, scores, out);
     }
 }
 
@@ -193,7 +205,8 @@ void attend_heads(const Attend& a, int first, int last, float* scratch) {
             if (rope) rotate(head, rope, head_dim - a.unrotated);
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
-        attend_some<T>(together, q, runs, a.sinks ? a.sinks + first : nullptr, head_dim, scores, a.out + size_t(first) * head_dim);
+        const float* sinks = a.sinks ? a.sinks + first : nullptr;
+        attend_some<T>(together, q, runs, sinks, a.cap, head_dim, scores, a.out + size_t(first) * head_dim);
     }
     if (!writes) return;
     const size_t slot = size_t(position % a.slots) * head_dim;

@@ -21,6 +21,7 @@ struct Chunk {
     int64_t start;                       // tokens that the cache holds
     int32_t tokens, heads, kv_heads, head_dim, slots, window, format, cache_format;
     float scale;
+    float cap;  // scores become cap * tanh(score / cap); 0: they stay
 };
 
 constexpr int ROW_TILE = 8;
@@ -136,6 +137,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     for (int r = 0; r < ROW_TILE; r++) {
         float* row = scores + r * seen.stride;
         const int from = begin_of(r), to = end_of(r);
+        if (a.cap) cap_scores(row + from, to - from, a.cap);
         softmax(row + from, to - from, a.sinks ? a.sinks + kv_head * group + row_of(r) % group : nullptr);
         std::fill(row + begin, row + from, 0.0f);
         std::fill(row + to, row + end, 0.0f);

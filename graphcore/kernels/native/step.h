@@ -58,6 +58,7 @@ struct Attend {
     int32_t heads, kv_heads, head_dim, slots, window, cache_format;
     int32_t unrotated;  // features of a head, the last ones, that the rotation leaves alone
     float scale;
+    float cap;  // scores become cap * tanh(score / cap); 0: they stay
 };
 
 // x += norm(y)

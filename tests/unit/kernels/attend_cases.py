@@ -1,5 +1,6 @@
 """Sequences that grow pass by pass, and the attention over them as a plain loop in float64."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Shape:
     scale: float = 0.4
     is_ring: bool = True
     has_sinks: bool = False
+    cap: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -62,7 +64,7 @@ class Sequences:
         starts = torch.tensor([len(row) for row in self.keys])
         caches = (self.k_cache, self.v_cache)
         settings = (self.shape.window, self.shape.scale, self.sinks)
-        out = attend(query, key, value, *caches, starts, torch.tensor(counts), *settings)
+        out = attend(query, key, value, *caches, starts, torch.tensor(counts), *settings, cap=self.shape.cap)
         assert out.shape == query.shape
         assert out.dtype == query.dtype
         assert out.isfinite().all(), "padding may hold anything finite; a NaN is no key that a weight of 0 removes"
@@ -82,11 +84,13 @@ class Sequences:
         return range(self.shape.heads)
 
     def attended(self, row: int, position: int, head: int, query: Tensor) -> Tensor:
-        """Return softmax(scale q . k) v over the positions that this one sees, and the sink if any: [E] float64."""
+        """Return softmax(capped(scale q . k)) v over the positions that it sees, and the sink if any: [E] float64."""
         first = max(0, position - self.shape.window + 1) if self.shape.window else 0
         kv_head = head // (self.shape.heads // self.shape.kv_heads)
         seen = range(first, position + 1)
         scores = [self.shape.scale * float(query.double() @ self.keys[row][at][kv_head].double()) for at in seen]
+        if self.shape.cap:
+            scores = [self.shape.cap * math.tanh(score / self.shape.cap) for score in scores]
         sink = [] if self.sinks is None else [float(self.sinks[head].to(self.shape.dtype))]
         weights = torch.tensor(scores + sink, dtype=torch.float64).softmax(0)[: len(scores)]
         return sum(
@@ -102,3 +106,24 @@ class Sequences:
                 for position, entry in enumerate(positions):
                     cache[row, :, position % self.shape.slots] = entry.to(cache.dtype)
         return caches
+
+
+def beyond_the_cap(attend: Implementation, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what `attend` makes of scores of 1e4 and of -1e4 under a cap of 2, and softmax of 2 and -2 in float64."""
+    past, cap, head_dim = 37, 2.0, 8
+    generator = torch.Generator().manual_seed(tokens)
+    signs = torch.randint(0, 2, (past + tokens,), generator=generator) * 2.0 - 1
+    keys, values = torch.zeros(past + tokens, head_dim), torch.randn(past + tokens, head_dim, generator=generator)
+    keys[:, 0] = 1e4 * signs
+    values = values.to(dtype)
+    query = torch.zeros(1, tokens, 1, head_dim, dtype=dtype)
+    query[..., 0] = 1
+    caches = torch.zeros(2, 1, 1, 128, head_dim, dtype=dtype)
+    for cache, rows in zip(caches, (keys, values), strict=True):
+        cache[0, 0, :past] = rows[:past].to(dtype)
+    new = [rows[past:].to(dtype)[None, :, None] for rows in (keys, values)]
+    found = attend(query, *new, *caches, torch.tensor([past]), torch.tensor([tokens]), 0, 1.0, cap=cap)
+    expected = [
+        (cap * signs[:seen].double()).softmax(0) @ values[:seen].double() for seen in range(past + 1, past + tokens + 1)
+    ]
+    return found[0, :, 0].double(), torch.stack(expected)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attend_cases import SENTINEL, Implementation, Sequences, Shape
+from attend_cases import SENTINEL, Implementation, Sequences, Shape, beyond_the_cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_matrices import native_kernels
@@ -11,8 +11,8 @@ from torch import Tensor
 from graphcore.kernels.attend import attend, masked_attend, sliced_attend
 
 
-def native_attend(*arguments: Tensor | int | float | None) -> Tensor:
-    return sliced_attend(*arguments, library=native_kernels())  # type: ignore[arg-type]  # the op's own
+def native_attend(*arguments: Tensor | int | float | None, cap: float = 0.0) -> Tensor:
+    return sliced_attend(*arguments, library=native_kernels(), cap=cap)  # type: ignore[arg-type]  # the op's own
 
 
 IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": attend, "native": native_attend}
@@ -143,13 +143,53 @@ def test_a_sink_below_every_score_changes_nothing_and_one_above_takes_all(
 
 
 @every_implementation
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_scores_are_capped_before_mask_and_sinks(
+    implementation: Implementation, window: int, has_sinks: bool, dtype: torch.dtype
+) -> None:
+    """Scores reach 10: a cap of 2 bends nearly all of them, one of 30 few; 19 tokens leave no whole vectors."""
+    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 19], [1, 1, 1]]
+    for cap, heads in ((2.0, 6), (30.0, 4)):
+        shape = Shape(heads, 2, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=has_sinks, cap=cap)
+        check(Sequences(shape, 3), implementation, passes, padding=2)
+        check(Sequences(shape, 3), implementation, passes)
+
+
+@every_implementation
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_scores_beyond_a_cap_weigh_as_the_cap(implementation: Implementation, tokens: int, dtype: torch.dtype) -> None:
+    found, expected = beyond_the_cap(implementation, tokens, dtype)
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])
+
+
+@every_implementation
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_a_cap_of_zero_is_none_and_a_huge_one_changes_little(implementation: Implementation, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, tokens, heads, 8, generator=generator) for heads in (4, 2, 2))
+    past = torch.randn(2, 1, 2, 32, 8, generator=generator)
+    spans = (torch.tensor([20]), torch.tensor([tokens]), 0, 0.3)
+    none, zero, huge = (
+        implementation(query, key, value, *past.clone(), *spans, **cap) for cap in ({}, {"cap": 0.0}, {"cap": 3e3})
+    )
+    assert torch.equal(none, zero)
+    assert not torch.equal(none, huge)
+    torch.testing.assert_close(huge, none, rtol=0, atol=3e-3)  # a score of 3 moves by 1e-6, a last place of 1 is 4e-4
+
+
+@every_implementation
 def test_inputs_may_be_strided_views(implementation: Implementation) -> None:
     """Projections are sliced out of wider tensors; nothing may read past the strides."""
 
-    def on_views(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
+    def on_views(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object, **cap: float
+    ) -> torch.Tensor:
         views = [torch.cat((x, x + 50), dim=2)[:, :, : x.shape[2]] for x in (query, key, value)]
         assert not views[0].is_contiguous()
-        return implementation(*views, *rest)
+        return implementation(*views, *rest, **cap)
 
     check(Sequences(Shape(), 2), on_views, [[3, 2], [1, 1]])
 

@@ -33,10 +33,12 @@ def test_schema_says_that_both_caches_are_written_and_nothing_else() -> None:
     assert [result.alias_info for result in OP._schema.returns] == [None]
 
 
-@pytest.mark.parametrize("sinks", [(), (torch.arange(4.0),)], ids=["plain", "sinks"])
+@pytest.mark.parametrize("more", [(), (torch.arange(4.0),), (None, "", 2.0)], ids=["plain", "sinks", "capped"])
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_opcheck_finds_schema_and_fake_true_to_the_op(tokens: int, sinks: tuple[Tensor, ...]) -> None:
-    torch.library.opcheck(OP, (*arguments(tokens), *sinks), test_utils=("test_schema", "test_faketensor"))
+def test_opcheck_finds_schema_and_fake_true_to_the_op(
+    tokens: int, more: tuple[Tensor | str | float | None, ...]
+) -> None:
+    torch.library.opcheck(OP, (*arguments(tokens), *more), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("implementation", [sliced_attend, masked_attend])

@@ -8,21 +8,24 @@ import torch
 from graphcore.kernels.gpu.attend import launch_attend
 
 BF16, FP32 = torch.bfloat16, torch.float32
-# name, heads, kv heads, head dim, slots, window, sinks, dtype, tokens of a pass
+# name, heads, kv heads, head dim, slots, window, sinks, cap, dtype, tokens of a pass
 PASSES = (
-    ("Llama-3.1-8B", 32, 8, 128, 131072, 0, False, BF16, (1, 8, 512)),
-    ("Llama-3.1-8B", 32, 8, 128, 131072, 0, False, FP32, (1, 512)),
-    ("gpt-oss-20b, window", 64, 8, 64, 128, 128, True, BF16, (1, 512)),
-    ("gpt-oss-20b, whole", 64, 8, 64, 131072, 0, True, BF16, (1, 512)),
-    ("Gemma 3 4B, window", 8, 4, 256, 1024, 1024, False, BF16, (1, 512)),
-    ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, BF16, (1, 8)),
-    ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, FP32, (1, 512)),
-    ("Phi-3 mini", 32, 32, 96, 131072, 0, False, BF16, (1, 512)),
+    ("Llama-3.1-8B", 32, 8, 128, 131072, 0, False, 0.0, BF16, (1, 8, 512)),
+    ("Llama-3.1-8B", 32, 8, 128, 131072, 0, False, 0.0, FP32, (1, 512)),
+    ("gpt-oss-20b, window", 64, 8, 64, 128, 128, True, 0.0, BF16, (1, 512)),
+    ("gpt-oss-20b, whole", 64, 8, 64, 131072, 0, True, 0.0, BF16, (1, 512)),
+    ("Gemma 3 4B, window", 8, 4, 256, 1024, 1024, False, 0.0, BF16, (1, 512)),
+    ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, 0.0, BF16, (1, 8)),
+    ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, 0.0, FP32, (1, 512)),
+    ("Gemma 2 9B, window", 16, 8, 256, 4096, 4096, False, 50.0, BF16, (1, 512)),
+    ("Gemma 2 9B, whole", 16, 8, 256, 8192, 0, False, 50.0, BF16, (1, 512)),
+    ("Gemma 2 9B, whole", 16, 8, 256, 8192, 0, False, 50.0, FP32, (1, 512)),
+    ("Phi-3 mini", 32, 32, 96, 131072, 0, False, 0.0, BF16, (1, 512)),
 )
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    for name, heads, kv_heads, head_dim, slots, window, has_sinks, dtype, lengths in PASSES:
+    for name, heads, kv_heads, head_dim, slots, window, has_sinks, cap, dtype, lengths in PASSES:
         cache = torch.empty(1, kv_heads, slots, head_dim, dtype=dtype, device="meta")
         spans = torch.empty(2, 1, dtype=torch.int64, device="meta").unbind(0)
         sinks = torch.empty(heads, device="meta") if has_sinks else None
@@ -30,5 +33,5 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             # q, k and v are slices of one product's result
             product = torch.empty(1, tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device="meta")
             new = product.split([heads, kv_heads, kv_heads], dim=2)
-            call = partial(launch_attend, *new, cache, cache, *spans, window, 0.1, sinks)
+            call = partial(launch_attend, *new, cache, cache, *spans, window, 0.1, sinks, cap=cap)
             yield f"{name}, {tokens} tokens, {str(dtype).removeprefix('torch.')}", call

@@ -1,10 +1,11 @@
 """`attend` as a GPU computes it, chunks above all, against a loop over positions in float64 and the CPU's `attend`."""
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
-from attend_cases import Implementation, Sequences, Shape
+from attend_cases import Implementation, Sequences, Shape, beyond_the_cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -99,9 +100,10 @@ def compare(other: Implementation, tokens: int, starts: list[int], counts: list[
         for rows in new[1:]:
             rows[row, count:] = torch.nan  # padding
     spans = (torch.tensor(starts), torch.tensor(counts), shape.window, 0.3)
+    cap = {"cap": shape.cap}
     theirs, ours = caches.clone(), caches.clone()
-    expected = other(*(rows.nan_to_num() for rows in new), *theirs, *spans)
-    found = launch_attend(*new, *ours, *spans)
+    expected = other(*(rows.nan_to_num() for rows in new), *theirs, *spans, **cap)
+    found = launch_attend(*new, *ours, *spans, **cap)
     assert found.isfinite().all()
     for row, count in enumerate(counts):
         torch.testing.assert_close(found[row, :count], expected[row, :count], rtol=0, atol=CLOSE[shape.dtype])
@@ -126,15 +128,37 @@ def test_tiles_end_where_keys_end(tokens: int, start: int) -> None:
 
 
 def test_inputs_may_be_slices_of_one_product() -> None:
-    def sliced(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
+    def sliced(query: Tensor, key: Tensor, value: Tensor, *rest: object, **cap: float) -> Tensor:
         heads = [rows.shape[2] for rows in (query, key, value)]
         joined = torch.cat((query, key, value), dim=2)
-        return launch_attend(*joined.split(heads, dim=2), *rest)  # type: ignore[arg-type]
+        return launch_attend(*joined.split(heads, dim=2), *rest, **cap)  # type: ignore[arg-type]
 
     sequences = Sequences(Shape(), 2)
     for counts in ([3, 2], [1, 1]):
         found, expected = sequences.run(sliced, counts)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("window", "has_sinks"), [(0, False), (0, True), (6, False), (6, True)])
+def test_scores_are_capped_before_mask_and_sinks(window: int, has_sinks: bool, dtype: torch.dtype) -> None:
+    shape = Shape(6, 2, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=has_sinks, cap=2.0)
+    check(Sequences(shape, 3), [5, 1, 0], [2, 7, 3], [1, 1, 1], [4, 0, 19], [0, 0, 1], padding=1)
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_capped_chunks_of_many_tiles_over_a_past_of_many_tiles(window: int) -> None:
+    shape = Shape(4, 1, 16, 400, window, torch.bfloat16, torch.bfloat16, is_ring=False, cap=2.0)
+    compare(sliced_attend, 35, [0, 130, 64], [35, 30, 0], shape)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_scores_beyond_a_cap_weigh_as_the_cap(tokens: int, dtype: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the interpreter's numpy on a power that overflows
+        found, expected = beyond_the_cap(launch_attend, tokens, dtype)
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])
 
 
 @settings(max_examples=8, deadline=None)

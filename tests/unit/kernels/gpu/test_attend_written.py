@@ -31,6 +31,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype = torch.float32
     has_sinks: bool = False
+    cap: float = 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +42,11 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def attended(query: Tensor, keys: Tensor, values: Tensor, scale: float, sink: Tensor | None) -> Tensor:
+def attended(query: Tensor, keys: Tensor, values: Tensor, scale: float, sink: Tensor | None, cap: float) -> Tensor:
     """Return one head's answer [E] to its query [E] over keys and values [L, E]."""
     scores = scale * (keys.double() @ query.double())
+    if cap:
+        scores = cap * (scores / cap).tanh()
     if sink is not None:
         scores = torch.cat((scores, sink.double().view(1)))
     return scores.softmax(0)[: len(keys)] @ values.double()
@@ -65,13 +68,13 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None) -> None:
         for head in range(case.heads if length else 0):
             keys, values = new.to(case.dtype)[:, head // (case.heads // case.kv_heads)]
             sink = None if sinks is None else sinks[head]
-            expected[row, 0, head] = attended(query[row, 0, head], keys, values, scale, sink)
+            expected[row, 0, head] = attended(query[row, 0, head], keys, values, scale, sink, case.cap)
     starts, counts = (
         torch.tensor(numbers) for numbers in zip(*((n - 1, int(n > 0)) for n in case.lengths), strict=True)
     )
     starts = starts.clamp(min=0)
     spans = (starts, counts, case.window, scale, sinks)
-    found = launch_attend_written(query, k_cache, v_cache, *spans, arrivals, tile=tile)
+    found = launch_attend_written(query, k_cache, v_cache, *spans, arrivals, case.cap, tile=tile)
     assert found.dtype == case.dtype
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=CLOSE[case.dtype])
 
@@ -116,6 +119,14 @@ def test_cache_may_have_a_dtype_of_its_own(dtype: torch.dtype, cache_dtype: torc
 
 def test_many_splits_are_added_up_in_several_rounds() -> None:
     check(Case((400,), heads=16, kv_heads=1, head_dim=64, slots=400))
+
+
+@pytest.mark.parametrize(("slots", "window"), [(300, 0), (300, 37), (50, 50)])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_capped_scores_are_added_up_over_splits_rings_and_sinks(slots: int, window: int, dtype: torch.dtype) -> None:
+    for heads in (2, 6):
+        case = Case((290, 0, 17, 1), heads, 2, 32, slots, window, dtype, dtype, has_sinks=heads == 6, cap=1.5)
+        check(case)
 
 
 @pytest.mark.parametrize("lengths", [(60, 5, 0), (60, 60, 60), (1, 1, 1)])
@@ -167,6 +178,9 @@ def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
     spans = (torch.tensor([30, 3]), torch.tensor([1, 1]), 0, 0.25)
     found = attend_written(query, cache, cache.flip(2), *spans)
     assert torch.equal(found, launch_attend_written(query, cache, cache.flip(2), *spans))
+    capped = attend_written(query, cache, cache.flip(2), *spans, cap=0.5)
+    assert torch.equal(capped, launch_attend_written(query, cache, cache.flip(2), *spans, cap=0.5))
+    assert not torch.equal(capped, found)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in (query, cache, cache, *spans[:2])]
         fake = attend_written(*fakes, *spans[2:])
