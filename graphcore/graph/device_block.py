@@ -219,6 +219,7 @@ class DeviceRun:
         scale: float,
         sinks: Tensor | None = None,
         _library: str = "",
+        cap: float = 0.0,
     ) -> Tensor:
         """Write the new key and value; return what the heads answer, side by side."""
         place = (k_cache, v_cache, starts, counts)
@@ -229,7 +230,7 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = (first.weight, second.weight, first.eps, first.scale_in_float32)
             query = rotate_and_write(projected, rope, *place, *norms)
-        return attend_written(query, *place, window, scale, sinks, self.arrivals).view(len(query), -1)
+        return attend_written(query, *place, window, scale, sinks, self.arrivals, cap).view(len(query), -1)
 
     def choose(self, scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token, nobody for padding, and their shares."""

@@ -213,6 +213,7 @@ class Recorder:
         scale: float,
         sinks: Tensor | None = None,
         _library: str = "",
+        cap: float = 0.0,
     ) -> Tensor:
         """Append norms of heads, rotation, the cache's write and the softmax of one token."""
         program, (_, kv_heads, slots, width) = self.program, k_cache.shape
@@ -227,7 +228,7 @@ class Recorder:
         arguments.heads, arguments.kv_heads, arguments.head_dim = q.numel() // width, kv_heads, width
         arguments.slots, arguments.window = slots, window
         arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
-        arguments.cache_format, arguments.scale = DTYPE_NUMBERS[k_cache.dtype], scale
+        arguments.cache_format, arguments.scale, arguments.cap = DTYPE_NUMBERS[k_cache.dtype], scale, cap
         program.needs_attention(width, slots)
         program.add(arguments)
         return out

@@ -69,6 +69,7 @@ class Attention(nn.Module):
             self.spec.scale,
             self.sinks,
             self.library,
+            self.spec.cap,
         )
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:

@@ -107,6 +107,7 @@ class AttentionSpec:
         qkv_bias, output_bias: whether the projections have biases.
         sinks: each head has a learned score that its softmax counts and no key answers to (gpt-oss).
         sub_norm: normalises the concatenated heads before the output projection (BitNet).
+        cap: scores become cap * tanh(score / cap) before the mask and the softmax (Gemma 2); 0 leaves them.
     """
 
     heads: int
@@ -120,6 +121,7 @@ class AttentionSpec:
     output_bias: bool = False
     sinks: bool = False
     sub_norm: NormSpec | None = None
+    cap: float = 0.0
 
 
 @dataclass(frozen=True)

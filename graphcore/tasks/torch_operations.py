@@ -93,7 +93,7 @@ class TorchOperations:
                     self._attend(node, sizes[node] // width, cache)
 
     def _attend(self, node: Call, heads: int, cache: LayerCache) -> None:
-        window, scale, sinks = node.args[7:10]
+        window, scale, sinks, _, cap = node.args[7:]
         _, kv_heads, _, width = cache.k.shape
         query, key, value = (self._input(count, width) for count in (heads, kv_heads, kv_heads))
         of_window = f", window {window}" if window else ""
@@ -101,7 +101,7 @@ class TorchOperations:
         name = OperationName("attend", shape, str(cache.k.dtype).removeprefix("torch."))
         scores = None if sinks is None else torch.zeros(heads, device=self.device)
         span = self.state.span
-        where = (cache.k[:1], cache.v[:1], span.starts, span.counts, window, scale, scores)
+        where = (cache.k[:1], cache.v[:1], span.starts, span.counts, window, scale, scores, "", cap)
         self.found.append(Operation.of(name, 0, lambda: attend(query, key, value, *where)))
 
     def _activation(self, activation: Activation, size: int, is_gate: bool) -> None:

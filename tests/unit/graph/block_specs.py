@@ -55,6 +55,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "biases": attending(qkv_bias=True, output_bias=True),
     "sinks": attending(sinks=True),
     "sliding_sinks": attending(sinks=True, window=8),
+    "capped": attending(cap=2.0),
     "sub_norms": feeding(attending(sub_norm=NORM), sub_norm=NORM, activation="relu2"),
     "layer_norm": replace(PLAIN, norm=LAYER_NORM),
     "not_gated": feeding(gated=False, bias=True),

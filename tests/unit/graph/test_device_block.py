@@ -28,6 +28,7 @@ from graphcore.quant.packing import StoredPacking
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
     "gemma3 sliding": attending(FULL, window=4),
+    "llama capped": attending(cap=2.0, window=4),
     "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
     **{f"gated {name}": feeding(activation=name) for name in ACTIVATIONS},
 }

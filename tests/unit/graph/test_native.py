@@ -105,7 +105,7 @@ def test_any_number_of_threads_gives_the_same(name: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=str)
-@pytest.mark.parametrize("name", ["sandwich", "sliding", "sinks", "head_of_20"])
+@pytest.mark.parametrize("name", ["sandwich", "sliding", "sinks", "capped", "head_of_20"])
 def test_narrow_caches_hold_what_the_modules_round_to(name: str, kv_dtype: torch.dtype, bound: float) -> None:
     """A last place of float32 may turn the rounding of a key; most logits do not notice."""
     native, eager = both(model_of(BLOCKS[name]), kv_dtype)
@@ -352,7 +352,7 @@ RECORDED = {
     BlockSpec: {"dim", "norm", "attention", "mlp", "sandwich", "int8_activations"},
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
-        "sub_norm",
+        "sub_norm", "cap",
     },
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
     MoESpec: {"experts", "top_k", "hidden", "limit", "alpha"},

@@ -108,6 +108,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.qkv_bias": (MODEL, attention(qkv_bias=True)(MODEL)),
     "AttentionSpec.output_bias": (MODEL, attention(output_bias=True)(MODEL)),
     "AttentionSpec.sinks": (MODEL, attention(sinks=True)(MODEL)),
+    "AttentionSpec.cap": (MODEL, attention(cap=2.0)(MODEL)),
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),
