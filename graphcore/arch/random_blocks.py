@@ -32,7 +32,7 @@ def draw_pool(encoding: str, seed: int) -> Tensor:
     if encoding == TERNARY:
         return ternary_bytes(POOL * 32, generator).view(POOL, 32)
     one = FORMATS[encoding]
-    elements = DENSE if one.block_elements == 1 else one.block_elements
+    elements = DENSE if one.is_dense else one.block_elements
     weights = torch.empty(POOL, elements).normal_(0.0, STANDARD_DEVIATION, generator=generator)
     return one.quantize(weights).view(POOL, -1)
 

@@ -12,10 +12,12 @@ A format knows no file, no tensor name and no module. It has no state: one froze
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
+from typing import Self
 
 import torch
 
+from graphcore.encodings import ENCODINGS, Encoding
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant.slices import decode_in_slices, slices_of_blocks
 
@@ -23,18 +25,13 @@ SURELY_IN_RANGE = 3e4  # weights up to here overflow no format's float16 scale
 
 
 @dataclass(frozen=True)
-class Format(ABC):
-    """One stored encoding of weights.
+class Format(Encoding, ABC):
+    """One stored encoding of weights: its facts, and what its bytes mean."""
 
-    Attributes:
-        name: lower-case ggml type name, such as "q4_k".
-        block_elements: weights per block.
-        block_nbytes: bytes per block.
-    """
-
-    name: str
-    block_elements: int
-    block_nbytes: int
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the format of an encoding's name."""
+        return cls(**vars(ENCODINGS[name]))
 
     @abstractmethod
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
@@ -114,13 +111,13 @@ class Format(ABC):
         Raises:
             CheckpointError: the rows are not a whole number of blocks.
         """
-        row_elements = shape[-1] if shape else 1
-        if row_elements % self.block_elements:
+        if not self.divides(shape):
+            row_elements = shape[-1] if shape else 1
             raise CheckpointError(
                 f"{self.name}: shape {list(shape)} has rows of {row_elements} elements, which is not a multiple of the "
                 f"block of {self.block_elements}; the shape must be in torch order, rows first"
             )
-        return prod(shape) // self.block_elements * self.block_nbytes
+        return super().nbytes(shape)
 
     def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
         """Return the rows of a tensor, and the scale of all of it where the format has one (else 1).

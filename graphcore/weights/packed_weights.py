@@ -116,7 +116,7 @@ class WeightPacker:
             chosen = self.checkpoint.tensors[source.name].encoding if can_stay else None
         else:
             chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
-        if chosen is None or FORMATS[chosen].block_elements == 1:
+        if chosen is None or FORMATS[chosen].is_dense:
             return None
         return choose_packing(chosen, shape[-2], shape[-1], self.policy.library, on_gpu=self.policy.on_gpu)
 
@@ -127,7 +127,7 @@ class WeightPacker:
 def is_stored_packed(checkpoint: Checkpoint, source: TensorSource) -> bool:
     """Return whether the stored tensor is in a format of blocks."""
     encoding = checkpoint.tensors[source.name].encoding
-    return encoding in FORMATS and FORMATS[encoding].block_elements > 1
+    return encoding in FORMATS and not FORMATS[encoding].is_dense
 
 
 def packing_of(module: nn.Module, name: str) -> Packing | None:

@@ -16,13 +16,14 @@ from math import isfinite, prod
 
 import torch
 
+from graphcore.encodings import ENCODINGS, Encoding
 from graphcore.errors import CheckpointError
 from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.bits import field, planes
 from graphcore.quant.format import Format
 from graphcore.quant.slices import slices_of_blocks
 
-TAIL_NBYTES = 32  # the scale and its padding
+TAIL_NBYTES = ENCODINGS["i2_s"].tail_nbytes  # the scale and its padding
 SMALLEST_SCALE = 1e-5  # of weights that are rounded, as BitNet's own code has it
 
 
@@ -35,13 +36,12 @@ class I2SFormat(Format):
         Raises:
             CheckpointError: the tensor is not a whole number of groups.
         """
-        num_elements = prod(shape)
-        if num_elements % self.block_elements:
+        if not self.divides(shape):
             raise CheckpointError(
-                f"{self.name}: shape {list(shape)} has {num_elements} elements, which is not a multiple of the group "
+                f"{self.name}: shape {list(shape)} has {prod(shape)} elements, which is not a multiple of the group "
                 f"of {self.block_elements}; the shape must be that of the whole tensor"
             )
-        return num_elements // self.block_elements * self.block_nbytes + TAIL_NBYTES
+        return Encoding.nbytes(self, shape)
 
     def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
         """Return the rows, which must be whole groups, and the tensor's scale."""
@@ -106,4 +106,4 @@ def _magnitudes(weights: torch.Tensor) -> tuple[float, float, bool]:
     return total / max(1, weights.numel()), largest, num_other == 0
 
 
-I2_S = I2SFormat("i2_s", block_elements=128, block_nbytes=32)
+I2_S = I2SFormat.of("i2_s")

@@ -11,8 +11,8 @@ Legend: N blocks.
 
 import torch
 
+from graphcore.encodings import IQ4_LEVELS
 from graphcore.quant.bits import field, fp16, lookup, planes, runs
-from graphcore.quant.codebooks import IQ4_LEVELS
 from graphcore.quant.format import Format
 
 
@@ -27,4 +27,4 @@ class Iq4XsFormat(Format):
         return lookup(IQ4_LEVELS, codes).mul_(scales.unsqueeze(2)).flatten(1)
 
 
-IQ4_XS = Iq4XsFormat("iq4_xs", block_elements=256, block_nbytes=136)
+IQ4_XS = Iq4XsFormat.of("iq4_xs")

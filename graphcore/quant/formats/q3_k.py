@@ -56,4 +56,4 @@ class Q3KFormat(Format):
         return torch.cat((third_bits, low, packed_scales, fp16_bytes(scales.unit)), dim=1)
 
 
-Q3_K = Q3KFormat("q3_k", block_elements=256, block_nbytes=110)
+Q3_K = Q3KFormat.of("q3_k")

@@ -41,4 +41,4 @@ class Q4KFormat(Format):
         return torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit), packed_scales, nibbles), dim=1)
 
 
-Q4_K = Q4KFormat("q4_k", block_elements=256, block_nbytes=144)
+Q4_K = Q4KFormat.of("q4_k")

@@ -45,4 +45,4 @@ class Q5KFormat(Format):
         return torch.cat((units, packed_scales, fifth_bits, nibbles), dim=1)
 
 
-Q5_K = Q5KFormat("q5_k", block_elements=256, block_nbytes=176)
+Q5_K = Q5KFormat.of("q5_k")
