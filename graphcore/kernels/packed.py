@@ -22,37 +22,15 @@ import torch
 from torch import Tensor
 
 from graphcore.device import product_dtype
+from graphcore.encodings import ENCODINGS
 from graphcore.kernels.library import Matrix, open_library
 
-# The numbers are those of native/matrix.h.
-FORMAT_NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        [
-            "f32",
-            "f16",
-            "bf16",
-            "q4_0",
-            "q4_1",
-            "q5_0",
-            "q5_1",
-            "q8_0",
-            "q2_k",
-            "q3_k",
-            "q4_k",
-            "q5_k",
-            "q6_k",
-            "iq4_nl",
-            "iq4_xs",
-            "tq2_0",
-            "mxfp4",
-            "nvfp4",
-            "q1_0",
-            "q2_0",
-            "i2_s",
-        ]
+FORMAT_NUMBERS = dict(
+    sorted(
+        ((one.name, one.kernel_number) for one in ENCODINGS.values() if one.kernel_number is not None),
+        key=lambda pair: pair[1],
     )
-}
+)
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from graphcore.kernels.device_layout import GROUP_ROWS, TAIL_NBYTES, DeviceForm
 from graphcore.kernels.device_packed import device_linear, device_matrix, device_rows
-from graphcore.quant.device_planes import blocks_of_parts, plane_parts
 from graphcore.quant.packing import Packing
 from graphcore.quant.registry import FORMATS
 
@@ -70,7 +69,7 @@ class DevicePacking(Packing):
             out.zero_()
         groups = out.view(-1, GROUP_ROWS * sum(self.form.planes))
         start = 0
-        for part, row_nbytes in zip(plane_parts(self.format, blocks), self.form.planes, strict=True):
+        for part, row_nbytes in zip(FORMATS[self.format].planes_of(blocks), self.form.planes, strict=True):
             if part is not None:
                 plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, GROUP_ROWS)
                 place = _unfold(plane[:, :rows], 2, part.shape[1])
@@ -120,7 +119,7 @@ def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, d
         parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
         start += GROUP_ROWS * nbytes
     scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
-    raw = one.join_rows(blocks_of_parts(name, parts).flatten(1), scale)
+    raw = one.join_rows(one.blocks_of(parts).flatten(1), scale)
     return one.dequantize(raw, (*ids.shape, columns), dtype)
 
 
