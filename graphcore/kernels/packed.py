@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from graphcore.device import product_dtype
-from graphcore.encodings import ENCODINGS
+from graphcore.encodings import ENCODINGS, has_tensor_scale
 from graphcore.kernels.library import Matrix, open_library
 
 FORMAT_NUMBERS = dict(
@@ -33,7 +33,7 @@ FORMAT_NUMBERS = dict(
 )
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
-TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
+TAIL_NBYTES = 64  # behind the last group, where the tensor has a float32 scale
 GROUP_ROWS = 16  # rows that lie together
 SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
@@ -57,7 +57,7 @@ class PackedForm:
     def nbytes(self) -> int:
         """Size in bytes."""
         codes = open_library(self.library).graphcore_packed_nbytes(*self.numbers)
-        return int(codes) + (TAIL_NBYTES if self.format == "i2_s" else 0)
+        return int(codes) + (TAIL_NBYTES if has_tensor_scale(self.format) else 0)
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -109,7 +109,7 @@ class PackedForm:
 
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the scale of the whole tensor behind the rows, where the format has one (i2_s)."""
-        if self.format == "i2_s":
+        if has_tensor_scale(self.format):
             out[-TAIL_NBYTES:] = 0
             out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
 
@@ -139,7 +139,7 @@ class PackedForm:
         assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
         assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
         scale = 1.0
-        if self.format == "i2_s":
+        if has_tensor_scale(self.format):
             scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
         number, rows, columns = self.numbers
         return Matrix(packed.data_ptr(), rows, columns, number, scale)

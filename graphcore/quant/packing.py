@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.encodings import has_tensor_scale
 from graphcore.kernels.packed import (
     GROUP_ROWS,
     PackedForm,
@@ -76,7 +77,7 @@ class Packing(ABC):
     @property
     def can_split(self) -> bool:
         """Whether some of the rows are a matrix of their own: not where a scale of all of them lies behind the last."""
-        return self.format != "i2_s"
+        return not has_tensor_scale(self.format)
 
     def part(self, begin: int, end: int) -> tuple[Self, int]:
         """Return rows begin .. end - 1 as a matrix of their own, and where its bytes begin in the whole.

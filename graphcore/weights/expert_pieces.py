@@ -15,6 +15,7 @@ from graphcore.arch.folds import Fold, PickRows, Transpose
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import has_tensor_scale
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
@@ -113,7 +114,7 @@ def expert_obstacle(loader: Loader, weights: Mapping[str, ExpertLinear]) -> str:
         info = loader.checkpoint.tensors[source.name]
         is_packed_as_stored = linear.packing is None or linear.packing.format == info.encoding
         is_known = info.encoding in FORMATS or DENSE_DTYPES[info.encoding].is_floating_point
-        if info.encoding == "i2_s" or len(info.shape) != 3 or not (is_packed_as_stored and is_known):
+        if has_tensor_scale(info.encoding) or len(info.shape) != 3 or not (is_packed_as_stored and is_known):
             return f"experts of tensor '{source.name}' ({info.encoding}) cannot be read one by one"
         if _pick_of(source.folds, linear.packing is not None) is None:
             return f"experts of tensor '{source.name}' are not stored as runs of rows"

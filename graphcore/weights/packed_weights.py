@@ -8,6 +8,7 @@ from torch import nn
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.encodings import has_tensor_scale
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
@@ -17,8 +18,6 @@ from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing
 from graphcore.quant.packing_choice import choose_packing
 from graphcore.weights.matching import EMBEDDING, HEAD
-
-TERNARY = "i2_s"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class WeightPacker:
         if linear.int8_order is not None:
             rounds_itself = isinstance(packing, KernelPacking | DevicePacking) and rounding != "float"
             rounding = "token" if rounds_itself else "float"
-            if packing.format != TERNARY:
+            if not has_tensor_scale(packing.format):
                 linear.hold_scale()
         linear.pack(packing, rounding)
 

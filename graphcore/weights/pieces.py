@@ -21,6 +21,7 @@ from graphcore.arch.folds import PickRows
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import has_tensor_scale
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
@@ -193,7 +194,7 @@ def first_row(loader: Loader, source: TensorSource, info: TensorInfo, packing: P
     """Return the stored row that is the weight's first, or None if the weight is not made row by row."""
     spans = loader.checkpoint.spans(source.name)
     is_plain = info.file is not None and len(spans) == 1 and spans[0].nbytes == info.nbytes and len(info.shape) == 2
-    if not is_plain or not info.nbytes or info.encoding == "i2_s":
+    if not is_plain or not info.nbytes or has_tensor_scale(info.encoding):
         return None
     is_known = info.encoding in FORMATS or DENSE_DTYPES[info.encoding].is_floating_point
     if not is_known or (packing is not None and packing.format != info.encoding):

@@ -19,7 +19,7 @@ from packed_matrices import (
 )
 from torch import Tensor
 
-from graphcore.checkpoint.i2_s_bytes import pack_i2_s
+from graphcore.checkpoint.bitnet_packing import pack_i2_s
 from graphcore.kernels.packed import DENSE_TOKENS, PackedForm, packed_linear, packed_matrix, packed_rows
 from graphcore.quant import FORMATS
 
