@@ -29,8 +29,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from graphcore.encodings import E2M1_DOUBLED, ENCODINGS, IQ4_LEVELS, Encoding, Place, Planes
+from graphcore.kernels.packing import GROUP_ROWS
 
-GROUP_ROWS = 16  # rows that lie together
 TAIL_NBYTES = 16  # behind the last group, where the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
 SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}

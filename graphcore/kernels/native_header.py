@@ -7,7 +7,8 @@ The header is committed, so that kernels are built where no Python runs; a test 
 
 from graphcore.encodings import ENCODINGS, Encoding
 from graphcore.kernels.library import SOURCES
-from graphcore.kernels.packed import FORMAT_NUMBERS, GROUP_ROWS, TAIL_NBYTES
+from graphcore.kernels.packed import FORMAT_NUMBERS, TAIL_NBYTES
+from graphcore.kernels.packing import GROUP_ROWS
 
 HEADER = SOURCES / "encodings.h"
 TABLE_SIZE = 16  # a vector's lookup takes codes of four bits

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import GROUP_ROWS, TAIL_NBYTES, DeviceForm
+from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
 from graphcore.kernels.device_packed import device_linear, device_matrix, device_rows
-from graphcore.quant.packing import Packing
+from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant.registry import FORMATS
 
 SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale

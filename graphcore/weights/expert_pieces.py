@@ -16,11 +16,12 @@ from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.encodings import has_tensor_scale
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import PIECE_NBYTES, ROWS, Piece, copy_bytes
+from graphcore.weights.pieces import PIECE_NBYTES, Piece, copy_bytes
 
 EVERY = PickRows(0, 1 << 62, axis=-2)
 
@@ -148,7 +149,7 @@ def _pieces(loader: Loader, name: str, expert: int, targets: Sequence[Target]) -
     first, stop = (pick.start, min(pick.stop, rows)) if is_half else (0, rows)
     spans = loader.checkpoint.spans(name)
     row_nbytes = [span.nbytes // (experts * rows) for span in spans]
-    unit = ROWS * (1 if targets[0].is_transposed else pick.step)
+    unit = GROUP_ROWS * (1 if targets[0].is_transposed else pick.step)
     step = max(unit, PIECE_NBYTES // sum(row_nbytes) // unit * unit)
     for begin in range(first, stop, step):
         end = min(begin + step, stop)

@@ -10,7 +10,7 @@ from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.encodings import has_tensor_scale
 from graphcore.errors import CheckpointError
-from graphcore.kernels.packed import GROUP_ROWS
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.quant.packing_error import SquaredError, packing_error

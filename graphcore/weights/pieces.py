@@ -22,6 +22,7 @@ from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
 from graphcore.encodings import has_tensor_scale
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
@@ -29,7 +30,6 @@ from graphcore.weights.loader import Loader
 # Most stored bytes of a RowsPiece: large enough for a disk's full speed; the buffers of all threads together are then
 # less than a twentieth of a budget of 300 MB.
 PIECE_NBYTES = 5 << 19
-ROWS = 16  # rows that packed matrices keep together
 
 
 class Piece(Protocol):
@@ -178,7 +178,7 @@ def pieces_of(
     row_nbytes = span.nbytes // info.shape[0]
     count = len(rows) if rows is not None else _num_rows(source, info)
     first += rows.start if rows is not None else 0
-    step = max(ROWS, PIECE_NBYTES // row_nbytes // ROWS * ROWS)
+    step = max(GROUP_ROWS, PIECE_NBYTES // row_nbytes // GROUP_ROWS * GROUP_ROWS)
     pieces: list[Piece] = []
     for begin in range(0, count, step):
         end = min(begin + step, count)

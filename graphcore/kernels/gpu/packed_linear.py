@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import GROUP_ROWS, DeviceForm
+from graphcore.kernels.device_layout import DeviceForm
 from graphcore.kernels.gpu.codes import launch_norm_to_codes
 from graphcore.kernels.gpu.matrix import MOST_TOKENS, Matrix
 from graphcore.kernels.gpu.packed_gemv import launch_packed_product
 from graphcore.kernels.gpu.unpack import launch_unpack, tensor_scale_of
+from graphcore.kernels.packing import GROUP_ROWS
 
 SLICE_ELEMENTS = 1 << 23  # of a matrix that are unpacked at a time: 16 MiB in bf16
 CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from graphcore.encodings import IQ4_LEVELS
-from graphcore.kernels import device_layout
+from graphcore.kernels import device_layout, packing
 
-GROUP_ROWS = tl.constexpr(device_layout.GROUP_ROWS)
+GROUP_ROWS = tl.constexpr(packing.GROUP_ROWS)
 SUPER_WEIGHTS = tl.constexpr(device_layout.SUPER_WEIGHTS)
 
 
