@@ -72,3 +72,10 @@ def _multiply_codes(
     for begin, end in _slices(form):
         product = (x @ launch_unpack(packed, form, x.dtype, begin, end, is_scaled=False).T).float() / divisor
         out[:, begin:end] = product if bias is None else product + bias[begin:end].float()
+
+
+def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
+    return launch_packed_linear(x, packed, bias, DeviceForm(name, rows, x.shape[-1]), rounds)
+
+
+torch.library.impl("graphcore::device_linear", "CUDA", _linear)

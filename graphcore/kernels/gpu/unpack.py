@@ -141,3 +141,15 @@ def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: D
         num_warps=1,
         enable_fp_fusion=False,
     )
+
+
+def _rows(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_rows(ids, packed, DeviceForm(name, rows, columns), dtype)
+
+
+def _matrix(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_unpack(packed, DeviceForm(name, rows, columns), dtype)
+
+
+torch.library.impl("graphcore::device_rows", "CUDA", _rows)
+torch.library.impl("graphcore::device_matrix", "CUDA", _matrix)
