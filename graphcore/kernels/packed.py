@@ -33,7 +33,11 @@ FORMAT_NUMBERS = dict(
         key=lambda pair: pair[1],
     )
 )
-DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+DTYPE_NUMBERS = {
+    torch.float32: FORMAT_NUMBERS["f32"],
+    torch.float16: FORMAT_NUMBERS["f16"],
+    torch.bfloat16: FORMAT_NUMBERS["bf16"],
+}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # behind the last group, where the tensor has a float32 scale
 SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
