@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
+from graphcore.activations import ACTIVATIONS
 from graphcore.checkpoint.config_defaults import ClassDefaults
 from graphcore.checkpoint.config_fields import Fields
 from graphcore.checkpoint.config_ternary import METHOD as BITNET
 from graphcore.checkpoint.quoted import quoted
 from graphcore.errors import UnsupportedError
-
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu", "relu2")
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),

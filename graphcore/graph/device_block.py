@@ -1,4 +1,4 @@
-"""A block's decode step on a GPU, as kernels called one after another: what a captured graph consists of.
+"""A decode step on a GPU as kernels called one after another, one entry for each operation: what a captured graph has.
 
 Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head dim, S cache slots, F hidden features.
 
@@ -8,37 +8,41 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
 
 Nothing here is compiled: between these kernels there is nothing left to fuse. The residual stream is changed in place,
 in float32, and sublayers' answers reach it unrounded; but those of experts are rounded to the compute dtype, each and
-their sum, so that the bits are the same where experts are fetched and their answers lie in memory first. What a block
-computes is nn/block.py's matter; what cannot run is said by graph/device_obstacle.py before.
+their sum, so that the bits are the same where experts are fetched and their answers lie in memory first. What is
+computed is the module's matter, what is fused and what cannot run is said by graph/device_obstacle.py.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
-from graphcore.graph.device_obstacle import obstacle_of, obstacle_of_head
+from graphcore.graph import fusing
+from graphcore.graph.device_obstacle import OPERATIONS, lowered, obstacle_of, obstacle_of_head
+from graphcore.graph.fusing import Call, Norm, Traced
 from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
 from graphcore.kernels.gpu.codes import norm_to_codes
 from graphcore.kernels.gpu.decode_attend import attend_written
+from graphcore.kernels.gpu.elementwise import add_scaled, cap, gate
 from graphcore.kernels.gpu.experts import add_experts
 from graphcore.kernels.gpu.matrix import DENSE, Matrix
 from graphcore.kernels.gpu.norm import add_normed, residual_norm
 from graphcore.kernels.gpu.product import add_product, gated, product
 from graphcore.kernels.gpu.rotate_write import rotate_and_write
 from graphcore.kernels.gpu.router import choose_experts
-from graphcore.nn.attention import Attention
+from graphcore.nn.activation import Activation, capped
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import Experts, choose, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.span import Span
+from graphcore.nn.spec import BlockSpec
 
-AnyNorm = RMSNorm | LayerNorm
 NO_NORM = (None, None, 0.0, True, True)
 Fed = tuple[Tensor, Tensor | None]  # rows, and what they were multiplied with where they are int8 codes
 
@@ -52,6 +56,7 @@ class DeviceBlocks:
     """
 
     arrivals: Tensor
+    _operations: dict[BlockSpec, Traced] = field(default_factory=dict)
 
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
@@ -73,59 +78,221 @@ class DeviceBlocks:
         self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
         """Run the block for one token of each sequence; arguments as of `Block.forward`, and `x` is changed."""
-        stream, fed = self._until_mlp(block, x, rope, span, k_cache, v_cache)
-        if isinstance(block.mlp, MoE):
-            _add_experts(block.mlp, stream, fed[0], span)
-        else:
-            _add_mlp(block, block.mlp, stream, fed)
+        stream = x.view(len(x), -1)
+        inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        answer = DeviceRun(dict(block.named_modules()), self.arrivals).run(self._lowered(block), inputs)
+        assert answer is stream, "the stream is changed where it lies"
         return x
 
     def route(
         self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
     ) -> Routed:
         """Run the block up to its experts, as `Block.route` does; `x` is changed."""
-        assert isinstance(block.mlp, MoE), "a block without experts runs whole"
-        _, (fed, _) = self._until_mlp(block, x, rope, span, k_cache, v_cache)
-        chosen, shares = _choose(block.mlp, fed, span)
+        inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        run = DeviceRun(dict(block.named_modules()), self.arrivals)
+        _, fed, _, chosen, shares, _ = run.run(self._lowered(block), inputs, until=fusing.add_experts)
         return Routed(x, fed[:, None], chosen[:, None], shares[:, None])
 
-    def _until_mlp(
-        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
-    ) -> tuple[Tensor, Fed]:
-        """Add attention to the stream; return it, [B, D], and what the second half is fed."""
-        stream, attention = x.view(len(x), -1), block.self_attn
-        heads = self._attend(block, stream, rope, span, k_cache, v_cache)
-        joined = _prepared(heads.view(len(x), -1), attention.attn_sub_norm, attention.o_proj)
-        added = _add_or_return(block, attention.o_proj, stream, joined)
-        norm = block.pre_feedforward_layernorm if block.sandwich else block.post_attention_layernorm
-        first = block.mlp.router if isinstance(block.mlp, MoE) else block.mlp.up_proj
-        if added is None:
-            return stream, _prepared(stream, norm, first)
-        assert isinstance(block.post_attention_layernorm, RMSNorm), "said by obstacle_of"
-        after = block.post_attention_layernorm.weight
-        fed = residual_norm(stream, added, *_norm(norm), block.dtype, _is_wide(norm), after)
-        return stream, (fed, None) if first.int8_order is None else norm_to_codes(fed, *NO_NORM, block.dtype)
-
-    def _attend(
-        self, block: Block, stream: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
-    ) -> Tensor:
-        """Write the new key and value; return what the heads answer, [B, 1, H, E] compute dtype."""
-        attention = block.self_attn
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        x, scale = _prepared(stream, block.input_layernorm, attention.q_proj)
-        matrices = [matrix_of(linear) for linear in projections]
-        projected = product(x, scale, matrices, block.dtype, _divides(attention.q_proj))
-        place = (k_cache, v_cache, span.starts, span.counts)
-        query = rotate_and_write(projected, rope, *place, *_head_norms(attention))
-        window, spec = attention.spec.window or 0, attention.spec
-        return attend_written(query, *place, window, spec.scale, attention.sinks, self.arrivals)
+    def _lowered(self, block: Block) -> Traced:
+        """Return the operations of the block's spec, traced once."""
+        if block.spec not in self._operations:
+            self._operations[block.spec] = lowered(block)
+        return self._operations[block.spec]
 
 
 def run_head(head: Head, x: Tensor) -> Tensor:
     """Return logits [B, V] float32 of the residual stream `x` [B, D], as `Head.forward` does."""
-    dtype = head.dtype if head.lm_head.packing is None else torch.float32
-    fed = residual_norm(x.contiguous(), None, *_norm(head.norm), dtype, _is_wide(head.norm))
-    return product(fed, None, [matrix_of(head.lm_head)], torch.float32)
+    logits: Tensor = DeviceRun(dict(head.named_modules())).run(lowered(head), {"x": x.contiguous()})
+    return logits
+
+
+def run_block(block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    """Run any module for one token of each sequence; arguments as of `Block.forward`, and `x` is changed."""
+    inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+    arrivals = torch.zeros(k_cache.shape[0] * k_cache.shape[1], dtype=torch.int32, device=x.device)
+    DeviceRun(dict(block.named_modules()), arrivals).run(lowered(block), inputs)
+    return x
+
+
+@dataclass
+class DeviceRun:
+    """Calls a module's kernels in order.
+
+    Attributes:
+        modules: by their names in the operations.
+        arrivals: as of `DeviceBlocks`; None where nothing is attended.
+    """
+
+    modules: Mapping[str, nn.Module]
+    arrivals: Tensor | None = None
+    _values: dict[Call, Any] = field(default_factory=dict)
+    _counts: Tensor | None = None  # [B] int64, 0 of a row without a token
+
+    def run(self, traced: Traced, inputs: Mapping[str, object], until: Callable[..., object] | None = None) -> Any:
+        """Return the answer, or the arguments of the call of `until`, which is not made.
+
+        Args:
+            inputs: of the module's forward, by name; `x` is [B, D], and changed where it is the residual stream.
+        """
+        span = inputs.get("span")
+        self._counts = span.counts if isinstance(span, Span) else None
+        for node in traced.nodes():
+            arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
+            match node.op:
+                case "placeholder":
+                    self._values[node] = inputs.get(node.target)
+                case "get_attr":
+                    owner, _, attribute = node.target.rpartition(".")
+                    self._values[node] = getattr(self.modules[owner], attribute)
+                case "call_module":
+                    self._values[node] = self._norm(arguments[0], None, fusing.norm_call(node))
+                case "call_function" if node.target is until:
+                    return arguments
+                case "call_function" | "call_method":
+                    self._values[node] = ENTRIES[node.target](self, *arguments)
+        return arguments[0]
+
+    def project(self, x: Tensor, norm: Norm | None, names: Sequence[str], activation: str | None, wide: bool) -> Tensor:
+        """Return products of one input, side by side."""
+        linears = [self._module(name, Linear) for name in names]
+        kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
+        rows, scale = self._fed(x, norm, linears[0])
+        matrices = [matrix_of(linear) for linear in linears]
+        return product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
+
+    def gated(self, x: Tensor, norm: Norm | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
+        """Return activation(gate) * up."""
+        first, second = (self._module(name, Linear) for name in (gate, up))
+        kind = self._module(activation, Activation).kind.kernel_name
+        matrices = matrix_of(first), matrix_of(second)
+        return gated(*self._fed(x, norm, second), *matrices, _dtype(second, wide), _divides(second), kind)
+
+    def add_project(self, stream: Tensor, x: Tensor, norm: Norm | None, name: str) -> Tensor:
+        """Add a product to the stream."""
+        linear = self._module(name, Linear)
+        add_product(stream, *self._fed(x, norm, linear), matrix_of(linear), _divides(linear))
+        return stream
+
+    def add_normed(self, stream: Tensor, x: Tensor, norm: Norm) -> Tensor:
+        """Add a normalised answer to the stream."""
+        after = self._module(norm.name, RMSNorm)
+        add_normed(stream, x, after.weight, after.eps)
+        return stream
+
+    def add_scaled(self, stream: Tensor, x: Tensor, factor: float) -> Tensor:
+        """Add x, scaled, to the stream."""
+        add_scaled(stream, stream, x, factor)
+        return stream
+
+    def scaled_sum(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Return x + y, scaled, in float32."""
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        add_scaled(out, x, y, factor)
+        return out
+
+    def gate(self, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
+        """Return activation(x) * y."""
+        kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
+        return gate(x, y, kind)
+
+    def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
+        """Return the parts of a row."""
+        return x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
+
+    def add_normed_and_norm(self, stream: Tensor, x: Tensor, norm: Norm, norm_of_sum: Norm) -> tuple[Tensor, Tensor]:
+        """Add a normalised answer to the stream; return it, and it normalised."""
+        return stream, self._norm(stream, None, norm_of_sum, x, self._module(norm.name, RMSNorm).weight)
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rope: Tensor | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        window: int,
+        scale: float,
+        sinks: Tensor | None = None,
+        _library: str = "",
+    ) -> Tensor:
+        """Write the new key and value; return what the heads answer, side by side."""
+        place = (k_cache, v_cache, starts, counts)
+        projected = q if q is k else torch.cat((q, k, v), dim=-1)  # of one product they are the whole of it
+        if q_norm is None or k_norm is None:
+            query = rotate_and_write(projected, rope, *place)
+        else:
+            first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
+            norms = (first.weight, second.weight, first.eps, first.scale_in_float32)
+            query = rotate_and_write(projected, rope, *place, *norms)
+        return attend_written(query, *place, window, scale, sinks, self.arrivals).view(len(query), -1)
+
+    def choose(self, scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Return the experts chosen for each token, nobody for padding, and their shares."""
+        return choose_experts(scores, self._counts, top_k)
+
+    def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
+        """Add what the chosen experts answer to the stream."""
+        experts = self._module(name, Experts)
+        parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
+        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+        formats = [DENSE if part.packing is None else part.packing.format for part in parts]
+        add_experts(stream, x, chosen, shares, weights, biases, None, (experts.limit, experts.alpha), formats)
+        return stream
+
+    def _fed(self, x: Tensor, norm: Norm | None, linear: Linear) -> Fed:
+        """Return `x` [B, I], normalised where there is a norm, as the projection reads it: codes if int8."""
+        if linear.int8_order is None:
+            return (x if norm is None else self._norm(x, linear.dtype, norm)), None
+        if norm is None:
+            return norm_to_codes(x, *NO_NORM, linear.dtype)
+        return norm_to_codes(x, *_weights(self.modules[norm.name]), norm.dtype or linear.dtype)
+
+    def _norm(
+        self,
+        x: Tensor,
+        dtype: torch.dtype | None,
+        norm: Norm,
+        added: Tensor | None = None,
+        weight_after: Tensor | None = None,
+    ) -> Tensor:
+        """Return `x` normalised, in the norm's dtype or this; `added` is added before, as kernels/gpu/norm.py does."""
+        weight, bias, eps, is_rms, wide = _weights(self.modules[norm.name])
+        kept = norm.dtype or dtype or x.dtype
+        return residual_norm(x, added, weight, bias, eps, is_rms, kept, wide, weight_after)
+
+    def _module(self, name: str, kind: type[fusing.M]) -> fusing.M:
+        module = self.modules[name]
+        assert isinstance(module, kind), f"{name} is a {type(module).__name__}"
+        return module
+
+
+ENTRIES: Mapping[object, Callable[..., Any]] = {
+    fusing.project: DeviceRun.project,
+    fusing.gated: DeviceRun.gated,
+    fusing.add_project: DeviceRun.add_project,
+    fusing.add_normed: DeviceRun.add_normed,
+    fusing.add_normed_and_norm: DeviceRun.add_normed_and_norm,
+    fusing.attend_heads: DeviceRun.attend_heads,
+    fusing.add_experts: DeviceRun.add_experts,
+    fusing.add_scaled: DeviceRun.add_scaled,
+    fusing.scaled_sum: DeviceRun.scaled_sum,
+    fusing.gate: DeviceRun.gate,
+    fusing.parts: DeviceRun.parts,
+    "float": lambda _run, x: x.float(),
+    "to": lambda _run, x, dtype: x.to(dtype),
+    capped: lambda _run, x, limit: cap(x, limit),
+    choose: DeviceRun.choose,
+    without_padding: lambda _run, chosen, _span: chosen,  # `choose` has seen to it
+    getattr: lambda _run, owner, name: getattr(owner, name),
+    # products of one input stay side by side
+    operator.getitem: lambda _run, values, index: values if isinstance(values, Tensor) else values[index],
+}
+assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/device_obstacle.py says what has an entry here"
 
 
 def matrix_of(linear: Linear) -> Matrix:
@@ -134,76 +301,16 @@ def matrix_of(linear: Linear) -> Matrix:
     return Matrix(linear.weight, linear.bias, linear.weight_scale, name, linear.outputs)
 
 
-def _add_mlp(block: Block, mlp: MLP, stream: Tensor, fed: Fed) -> None:
-    """Add down(act(gate) * up), or down(act(up)), to the stream."""
-    x, scale = fed
-    activation, divides = mlp.spec.activation, _divides(mlp.up_proj)
-    # relu2 squares: the product outgrows fp16 where its factors do not, so it stays float32 up to the norm
-    dtype = block.dtype if mlp.ffn_sub_norm is None else torch.float32
-    up = matrix_of(mlp.up_proj)
-    if mlp.gate_proj is None:
-        hidden = product(x, scale, [up], dtype, divides, activation)
-    else:
-        hidden = gated(x, scale, matrix_of(mlp.gate_proj), up, dtype, divides, activation)
-    added = _add_or_return(block, mlp.down_proj, stream, _prepared(hidden, mlp.ffn_sub_norm, mlp.down_proj))
-    if added is not None:
-        norm = block.post_feedforward_layernorm
-        assert isinstance(norm, RMSNorm), "said by obstacle_of"
-        add_normed(stream, added, norm.weight, norm.eps)
-
-
-def _add_or_return(block: Block, linear: Linear, stream: Tensor, fed: Fed) -> Tensor | None:
-    """Add a sublayer's answer to the stream; where it is normalised before, return it instead, [B, D] float32."""
-    x, scale = fed
-    if block.sandwich:
-        return product(x, scale, [matrix_of(linear)], torch.float32, _divides(linear))
-    add_product(stream, x, scale, matrix_of(linear), _divides(linear))
-    return None
-
-
-def _add_experts(moe: MoE, stream: Tensor, fed: Tensor, span: Span) -> None:
-    """Add what the chosen experts answer to the stream."""
-    chosen, shares = _choose(moe, fed, span)
-    parts = (moe.experts.gate_proj, moe.experts.up_proj, moe.experts.down_proj)
-    weights, biases = [part.weight for part in parts], [part.bias for part in parts]
-    formats = [DENSE if part.packing is None else part.packing.format for part in parts]
-    clamp = (moe.experts.limit, moe.experts.alpha)
-    add_experts(stream, fed, chosen, shares, weights, biases, None, clamp, formats)
-
-
-def _choose(moe: MoE, fed: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    """Return the experts chosen for each token and their shares, [B, C] each; scores have the compute dtype."""
-    return choose_experts(product(fed, None, [matrix_of(moe.router)], fed.dtype), span.counts, moe.top_k)
-
-
-def _prepared(x: Tensor, norm: AnyNorm | None, linear: Linear) -> Fed:
-    """Return `x` [B, I], normalised where there is a norm, as the projection reads it: contiguous, codes if int8."""
-    if linear.int8_order is not None:
-        if norm is None:
-            return norm_to_codes(x, *NO_NORM, linear.dtype)
-        return norm_to_codes(x, *_norm(norm), _is_wide(norm), linear.dtype)
-    if norm is None:
-        return x, None
-    return residual_norm(x, None, *_norm(norm), linear.dtype, _is_wide(norm)), None
-
-
-def _norm(norm: AnyNorm) -> tuple[Tensor, Tensor | None, float, bool]:
-    """Return weight, bias, eps and whether it is an RMSNorm."""
+def _weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, bool, bool]:
+    """Return weight, bias, eps, whether it is an RMSNorm, and whether it multiplies before it rounds."""
     if isinstance(norm, RMSNorm):
-        return norm.weight, None, norm.eps, True
-    return norm.weight, norm.bias, norm.eps, False
+        return norm.weight, None, norm.eps, True, norm.scale_in_float32
+    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
+    return norm.weight, norm.bias, norm.eps, False, True
 
 
-def _is_wide(norm: AnyNorm) -> bool:
-    return not isinstance(norm, RMSNorm) or norm.scale_in_float32
-
-
-def _head_norms(attention: Attention) -> tuple[Tensor | None, Tensor | None, float, bool]:
-    """Return the weights of the norms of queries and keys, their eps, and where they round."""
-    q_norm, k_norm = attention.q_norm, attention.k_norm
-    if q_norm is None or k_norm is None:
-        return None, None, 0.0, True
-    return q_norm.weight, k_norm.weight, q_norm.eps, _is_wide(q_norm)
+def _dtype(linear: Linear, wide: bool) -> torch.dtype:
+    return torch.float32 if wide else linear.dtype
 
 
 def _divides(linear: Linear) -> bool:

@@ -1,37 +1,89 @@
-"""Which blocks the GPU's own decode kernels can run (graph/device_block.py), and why others cannot.
+"""What of a module the GPU's own decode kernels compute (graph/device_block.py), and why others cannot run.
 
 Knows no kernel: this is asked where nothing of Triton may be there.
 """
 
-import torch
+import operator
 
+import torch
+from torch import nn
+
+from graphcore.graph import fusing
+from graphcore.graph.fusing import Traced, trace
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
-from graphcore.nn.block import Block
+from graphcore.nn.activation import capped
+from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear
-from graphcore.nn.moe import ExpertLinear, MoE
-from graphcore.nn.norm import LayerNorm
+from graphcore.nn.moe import ExpertLinear, choose, without_padding
+from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.quant.device_packing import DevicePacking
 
 MOST_HEAD_DIM = 256
+RULES = (
+    fusing.gate_and_up,
+    fusing.product_and_activation,
+    fusing.heads,
+    fusing.queries_keys_values,
+    fusing.products,
+    fusing.wide_products,
+    fusing.gates,
+    fusing.sums_when_read,
+    fusing.product_and_sum,
+    fusing.norm_and_sum,
+    fusing.experts_and_sum,
+    fusing.scaled_sums,
+    fusing.norm_of_sum,
+    fusing.norm_and_product,
+)
+OPERATIONS = frozenset(  # that graph/device_block.py has an entry for
+    {
+        fusing.project,
+        fusing.gated,
+        fusing.add_project,
+        fusing.add_normed,
+        fusing.add_normed_and_norm,
+        fusing.attend_heads,
+        fusing.add_experts,
+        fusing.add_scaled,
+        fusing.scaled_sum,
+        fusing.gate,
+        fusing.parts,
+        "float",
+        "to",
+        capped,
+        choose,
+        without_padding,
+        getattr,
+        operator.getitem,
+        RMSNorm,
+        LayerNorm,
+    }
+)
 
 
-def obstacle_of(block: Block, batch: int) -> str | None:
+def lowered(module: nn.Module) -> Traced:
+    """Return a module's operations as a GPU's kernels take them."""
+    return trace(module, RULES)
+
+
+def obstacle_of(block: nn.Module, batch: int) -> str | None:
     """Return why a decode step of that many sequences cannot run through the block on a GPU's kernels, or None."""
     if batch > MOST_TOKENS:
         return f"batches of more than {MOST_TOKENS} have no decode kernels, this is {batch}"
-    if block.sandwich and isinstance(block.mlp, MoE):
-        return "experts between sandwich norms have no decode kernels"
-    if block.sandwich and isinstance(block.post_attention_layernorm, LayerNorm):
-        return "a LayerNorm behind a sublayer has no decode kernel"
-    return _obstacle_of_attention(block) or _obstacle_of_matrices(block)
+    traced = lowered(block)
+    return (
+        fusing.missing_entry(traced, OPERATIONS, "GPU kernel", changes_x=True)
+        or _obstacle_of_norms(traced)
+        or _obstacle_of_attention(block)
+        or _obstacle_of_matrices(block)
+    )
 
 
 def first_obstacle(decoder: Decoder, batch: int) -> str | None:
     """Return the obstacle of the first block that has one, or of the head, or None: all of them run."""
     for index, block in enumerate(decoder.layers):
-        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         obstacle = obstacle_of(block, batch)
         if obstacle is not None:
             return f"layer {index}: {obstacle}"
@@ -45,16 +97,25 @@ def obstacle_of_head(head: Head, batch: int) -> str | None:
     return _obstacle_of_linear("lm_head", head.lm_head)
 
 
-def _obstacle_of_attention(block: Block) -> str | None:
-    spec = block.self_attn.spec
-    if spec.head_dim % 2 or spec.head_dim > MOST_HEAD_DIM:
-        return f"heads of {spec.head_dim} have no decode kernel, only even ones up to {MOST_HEAD_DIM}"
-    if spec.qk_norm is not None and spec.qk_norm.kind != "rms":
-        return "heads that a LayerNorm normalises have no decode kernel"
+def _obstacle_of_norms(traced: Traced) -> str | None:
+    for node in traced.nodes(fusing.add_normed):
+        if isinstance(traced.modules[node.args[2].name], LayerNorm):
+            return "a LayerNorm behind a sublayer has no decode kernel"
+    for node in traced.nodes(fusing.attend_heads):
+        if any(norm and isinstance(traced.modules[norm.name], LayerNorm) for norm in node.args[4:6]):
+            return "heads that a LayerNorm normalises have no decode kernel"
     return None
 
 
-def _obstacle_of_matrices(block: Block) -> str | None:
+def _obstacle_of_attention(block: nn.Module) -> str | None:
+    for module in block.modules():
+        width = module.spec.head_dim if isinstance(module, Attention) else 2
+        if width % 2 or width > MOST_HEAD_DIM:
+            return f"heads of {width} have no decode kernel, only even ones up to {MOST_HEAD_DIM}"
+    return None
+
+
+def _obstacle_of_matrices(block: nn.Module) -> str | None:
     for name, module in block.named_modules():
         obstacle = _obstacle_of_linear(name, module) if isinstance(module, Linear | ExpertLinear) else None
         if obstacle is not None:

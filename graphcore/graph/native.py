@@ -9,21 +9,23 @@ nothing is left out in silence. One sequence; wider batches run compiled.
 
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from graphcore.graph.native_block import BlockRecorder, Choice, matrix_of, norm_of, rounding_of
+from graphcore.graph.fusing import Traced
+from graphcore.graph.native_block import Choice, lowered, obstacle_of_operations
+from graphcore.graph.native_block import Recorder as ModuleRecorder
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
-from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder, Embedding, Head
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
+from graphcore.nn.spec import BlockSpec
 from graphcore.quant.packing import KernelPacking
 
 EXPERT_INSTRUCTIONS = 2  # up and down
@@ -74,7 +76,13 @@ def obstacle_of(decoder: Decoder) -> str | None:
             return f"no kernel multiplies {module.packing.format}, the format of {name}"
         if isinstance(module, Linear) and module.int8_order is not None and module.rounding != "token":
             return "float32 keeps to the reference's order of operations where activations are int8"
-    return None
+    obstacles = (obstacle_of_operations(block, changes_x=True) for block in kinds_of(decoder).values())
+    return next(filter(None, obstacles), None) or obstacle_of_operations(decoder.head, changes_x=False)
+
+
+def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
+    """Return a layer of each spec: layers of one spec compute the same."""
+    return dict(zip(reversed(decoder.spec.blocks), reversed(decoder.layers), strict=True))
 
 
 @dataclass
@@ -113,6 +121,8 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
+    _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
+
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step over the state's inputs; fill `logits`, and if greedy `chosen`."""
         program = native.NativeProgram(self.library, torch.get_num_threads())
@@ -128,8 +138,8 @@ class Recorder:
             ends.append((group, len(program.arguments)))
         state.logits = program.buffer(self.decoder.spec.vocab).view(1, -1)
         for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
-            matrices = [matrix_of(program, head.lm_head, state.logits[0, rows.start : rows.stop])]
-            native.linear(program, x, matrices, rounding_of(head.lm_head), norm_of(program, head.norm))
+            recorder = ModuleRecorder(program, state, dict(head.named_modules()))
+            recorder.record(self._lowered(None, head), {"x": x}, state.logits[0, rows.start : rows.stop])
             ends.append((group, len(program.arguments)))
         if is_greedy:
             self._choose(program, state)
@@ -162,11 +172,20 @@ class Recorder:
     def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Choice]:
         """Append a block; return its choice of experts, if it has any."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
-        assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         rope = None if rope_index is None else self.tables[rope_index]
-        recorder = BlockRecorder(program, x, state, index, fetches_experts=self.fetcher is not None)
-        recorder.record(block, rope, self.caches[index])
+        cache = self.caches[index]
+        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
+        modules = dict(block.named_modules())
+        recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
+        answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)
+        assert answer is x, "the stream is changed where it lies"
         return recorder.choices
+
+    def _lowered(self, kind: BlockSpec | None, module: nn.Module) -> Traced:
+        """Return the operations of a kind of module, traced once."""
+        if kind not in self._operations:
+            self._operations[kind] = lowered(module)
+        return self._operations[kind]
 
     def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
         embedding = self.decoder.embed_tokens

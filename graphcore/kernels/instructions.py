@@ -5,8 +5,8 @@ import ctypes
 from graphcore.kernels.library import Matrix
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 STORES = {"put": 0, "add": 1, "gated": 2}
+ELEMENTS = {"gate": 0, "add": 1, "cap": 2}
 NORM_KINDS = {"rms": 1, "layer": 2}
 CHOICE_PARTS = 64  # that the vocabulary is cut into
 
@@ -70,6 +70,7 @@ class Attend(ctypes.Structure):
         ("slots", INT),
         ("window", INT),
         ("cache_format", INT),
+        ("unrotated", INT),
         ("scale", FLOAT),
     )
 
@@ -143,6 +144,21 @@ class ExpertsDown(ctypes.Structure):
         ("weights", POINTER),
         ("x", POINTER),
         ("used", INT),
+    )
+
+
+class Elementwise(ctypes.Structure):
+    """GATE: out = activation(a) * b; ADD: out = a + factor * b; CAP: out = factor * tanh(a / factor)."""
+
+    KIND = 9
+    _fields_ = (
+        ("elements", INT),
+        ("activation", INT),
+        ("a", POINTER),
+        ("b", POINTER),
+        ("out", POINTER),
+        ("size", INT),
+        ("factor", FLOAT),
     )
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from graphcore.kernels.instructions import ACTIVATIONS, NORM_KINDS, STORES, Instruction, Linear, Norm
+from graphcore.activations import Activation
+from graphcore.kernels.instructions import NORM_KINDS, STORES, Instruction, Linear, Norm
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packed import DTYPE_NUMBERS
 
@@ -121,7 +122,7 @@ def linear(
     rounding: int,
     normalise: Norm,
     store: str = "put",
-    activation: str = "none",
+    activation: Activation = Activation.NONE,
 ) -> None:
     """Append a Linear.
 
@@ -131,13 +132,13 @@ def linear(
         rounding: number of the rounding of x.
         normalise: of x.
         store: "put", "add" or "gated".
-        activation: name, of what is put or of the gate.
+        activation: of what is put or of the gate.
     """
     arguments = Linear()
     arguments.x = program.address(x)
     arguments.norm = normalise
     arguments.rounding, arguments.num_matrices = rounding, len(matrices)
-    arguments.store, arguments.activation = STORES[store], ACTIVATIONS[activation]
+    arguments.store, arguments.activation = STORES[store], activation
     for index, (matrix, bias, out) in enumerate(matrices):
         arguments.matrices[index] = matrix
         arguments.biases[index] = program.address(bias)

@@ -53,7 +53,8 @@ class Attention(nn.Module):
         value = self.v_proj(shared).unflatten(-1, (-1, self.spec.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if rope is not None:
+        if self.spec.rope is not None:
+            assert rope is not None, "this attention rotates"
             query, key = rotate(query, rope), rotate(key, rope)
         window = self.spec.window or 0
         heads = attend(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import ExpertLinear, MoE, weighted_sum
+from graphcore.nn.moe import ExpertLinear, MoE, choose, weighted_sum, without_padding
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, MoESpec
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
     def __init__(self, spec: BlockSpec, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.spec, self.dtype = spec, dtype
         self.sandwich = spec.sandwich
         int8_order = spec.int8_activations
         self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
@@ -88,8 +88,8 @@ class Block(nn.Module):
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
-        chosen, shares = self.mlp.route(fed)
-        return Routed(x, fed, chosen.masked_fill(~span.is_real(x.shape[1])[..., None], -1), shares)
+        chosen, shares = choose(self.mlp.router(fed), self.mlp.top_k)
+        return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
         """Finish the block.

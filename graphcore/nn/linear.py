@@ -4,11 +4,15 @@ Legend: B batch, T tokens, I input features, O output features.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from graphcore.nn.int8_rows import Int8Rows, quantize_rows
 from graphcore.nn.spec import Int8Order
 from graphcore.quant.packing import Packing
+
+fx.wrap(
+    "quantize_rows"
+)  # one operation in a trace (graph/fusing.py), which meets `prepare` before any Linear is called
 
 CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
 

@@ -2,11 +2,11 @@
 
 Legend: B batch, T tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
 
-    route: token -> C experts and their shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
+    choose: token -> C experts and their shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
 
 The experts are one custom op (kernels/experts.py), so that which ones were chosen never becomes a shape or a branch of
-the compiled graph, and a decode step reads the chosen ones only. Whoever fetches experts' weights does it between route
-and experts.
+the compiled graph, and a decode step reads the chosen ones only. Whoever fetches experts' weights does it between the
+two.
 """
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from graphcore.kernels.experts import Places, experts
 from graphcore.nn.linear import Linear
+from graphcore.nn.span import Span
 from graphcore.nn.spec import MoESpec
 from graphcore.quant.packed_experts import packed_experts
 from graphcore.quant.packing import Packing
@@ -84,13 +85,19 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = self.route(x)
+        chosen, shares = choose(self.router(x), self.top_k)
         return weighted_sum(self.experts(x, chosen), shares)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts chosen for each token of `x` [B, T, D], best first, and their shares: [B, T, C] each."""
-        scores, chosen = self.router(x).topk(self.top_k, dim=-1)
-        return chosen, scores.softmax(dim=-1)
+
+def choose(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return the likeliest experts by their scores [..., X], best first, and their shares: [..., C] each."""
+    best, chosen = scores.topk(top_k, dim=-1)
+    return chosen, best.softmax(dim=-1)
+
+
+def without_padding(chosen: Tensor, span: Span) -> Tensor:
+    """Return the choices [B, T, C] with nobody, -1, where a token is padding."""
+    return chosen.masked_fill(~span.is_real(chosen.shape[1])[..., None], -1)
 
 
 def weighted_sum(y: Tensor, shares: Tensor) -> Tensor:

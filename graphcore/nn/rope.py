@@ -1,9 +1,9 @@
 """Rotary position embedding: tables once per model, one rotation for every architecture.
 
-Legend: B batch, T tokens, H heads, E head dim, P positions.
+Legend: B batch, T tokens, H heads, E head dim, R features of a head that rotate (usually E), P positions.
 
-    angle(p, i) = p / theta^(2i / E)          for i in 0 .. E/2 - 1, then scaled
-    (x[i], x[i + E/2]) -> (x[i] cos - x[i + E/2] sin,  x[i + E/2] cos + x[i] sin)
+    angle(p, i) = p / theta^(2i / R)          for i in 0 .. R/2 - 1, then scaled
+    (x[i], x[i + R/2]) -> (x[i] cos - x[i + R/2] sin,  x[i + R/2] cos + x[i] sin)
 
 Source: Su et al. 2021, equation 34, in the half-split pairing of GPT-NeoX.
 """
@@ -17,8 +17,9 @@ from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, Rope
 
 
 def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Return the angle per position of each pair: [E/2] float32, radians."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    """Return the angle per position of each pair: [R/2] float32, radians."""
+    width = spec.width or head_dim
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
     plain = 1.0 / spec.theta**exponents
     match spec.scaling:
         case None:
@@ -64,22 +65,24 @@ def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tens
 
 
 def rope_table(spec: RopeSpec, head_dim: int, positions: int) -> Tensor:
-    """Return cosines and sines of positions 0 .. P-1: [P, 2, E/2] float32 (index 0 cos, 1 sin)."""
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(spec, head_dim)  # [P, E/2]
+    """Return cosines and sines of positions 0 .. P-1: [P, 2, R/2] float32 (index 0 cos, 1 sin)."""
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(spec, head_dim)  # [P, R/2]
     table = torch.stack((angles.cos(), angles.sin()), dim=1)
     return table * spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else table
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate each pair of `x` by its position's angle, in float32.
+    """Rotate each pair of `x` by its position's angle, in float32; features behind the first R stay as they are.
 
     Args:
         x: [B, T, H, E] compute dtype.
-        rope: [B, T, 2, E/2] float32, rows of `rope_table`.
+        rope: [B, T, 2, R/2] float32, rows of `rope_table`.
 
     Returns:
         [B, T, H, E] compute dtype.
     """
-    cos, sin = rope[:, :, None, 0], rope[:, :, None, 1]  # [B, T, 1, E/2]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    cos, sin = rope[:, :, None, 0], rope[:, :, None, 1]  # [B, T, 1, R/2]
+    width = 2 * rope.shape[-1]
+    first, second = (x if width == x.shape[-1] else x[..., :width]).float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)

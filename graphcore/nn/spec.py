@@ -73,10 +73,15 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding over the whole head, halves paired (x[i], x[i + head_dim / 2])."""
+    """Rotary position embedding, halves paired (x[i], x[i + width / 2]).
+
+    Attributes:
+        width: features of a head that rotate, the first ones; None is all.
+    """
 
     theta: float
     scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | None = None
+    width: int | None = None
 
 
 Int8Order = Literal["divided", "multiplied", "online"]

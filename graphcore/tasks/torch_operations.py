@@ -3,27 +3,26 @@
 Where blocks run compiled, so does each operation, as a graph of its own: what Inductor fuses in a block stands apart
 here, and residual additions are left out. One sequence, one token.
 
-Legend: H heads, K kv heads, E head dim, I input features.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from graphcore.graph.compile import compile_cache, compile_whole
+from graphcore.graph.fusing import Call, is_call, trace
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.attend import attend
-from graphcore.nn.attention import Attention
-from graphcore.nn.block import Block
+from graphcore.nn.activation import Activation
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import MoE
+from graphcore.nn.moe import Experts, MoE, choose
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.rope import rotate
 from graphcore.tasks.operation import Operation, OperationName
@@ -59,7 +58,6 @@ class TorchOperations:
         name = OperationName("embed", str(self.decoder.spec.dim), weight_format(embedding))
         self.found.append(Operation.of(name, embedding_nbytes(embedding, 1), program.steps[0].replay))
         for block, cache in zip(self.decoder.layers, self.caches, strict=True):
-            assert isinstance(block, Block), f"a layer is a {type(block).__name__}"
             self._block(block, cache)
         self._norm(head.norm, self.decoder.spec.dim)
         self._linear(head.lm_head, "head")
@@ -67,53 +65,49 @@ class TorchOperations:
         self.found.append(Operation.of(OperationName("argmax", vocab, ""), 0, program.steps[-1].replay))
         return self.found
 
-    def _block(self, block: Block, cache: LayerCache) -> None:
-        dim, attention = self.decoder.spec.dim, block.self_attn
-        self._norm(block.input_layernorm, dim)
-        self._attention(attention, cache)
-        if block.sandwich:
-            self._norm(block.pre_feedforward_layernorm, dim)
-        self._norm(block.post_attention_layernorm, dim)
-        if isinstance(block.mlp, MoE):
-            self._experts(block.mlp, dim)
-        else:
-            self._mlp(block.mlp)
-        if block.sandwich:
-            self._norm(block.post_feedforward_layernorm, dim)
+    def _block(self, block: nn.Module, cache: LayerCache) -> None:
+        """Add the operations of a layer, as a trace of its forward lists them."""
+        traced, width = trace(block), cache.k.shape[3]
+        sizes: dict[Call, int] = {}  # features of what each operation gives
+        for node in traced.nodes():
+            x = node.args[0] if node.args else None
+            sizes[node] = sizes.get(x, self.decoder.spec.dim)
+            match traced.modules.get(str(node.target)) if node.op == "call_module" else node.target:
+                case Linear() as linear:
+                    sizes[node] = linear.outputs
+                    if not any(is_call(user, choose) for user in node.users):
+                        self._linear(linear)
+                case RMSNorm() | LayerNorm() as norm:
+                    self._norm(norm, sizes[node])
+                case Activation() as activation:
+                    self._activation(activation, sizes[node], is_gate=any(is_call(user, mul) for user in node.users))
+                case Experts():
+                    moe = traced.modules[str(node.target).rpartition(".")[0]]
+                    assert isinstance(moe, MoE), "experts belong to a mixture"
+                    self._experts(moe, self.decoder.spec.dim)
+                case function if function is rotate:
+                    x = self._input(sizes[node] // width, width)
+                    table = torch.ones(1, 1, 2, width // 2, device=self.device)
+                    self._add("rope", f"{x.shape[-2]}x{width}", None, rotate, x, table)
+                case function if function is attend:
+                    self._attend(node, sizes[node] // width, cache)
 
-    def _attention(self, attention: Attention, cache: LayerCache) -> None:
-        spec = attention.spec
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
-            self._linear(linear)
-        query = self._input(spec.heads, spec.head_dim)
-        key, value = (self._input(spec.kv_heads, spec.head_dim) for _ in range(2))
-        for norm, x in ((attention.q_norm, query), (attention.k_norm, key)):
-            if norm is not None:
-                self._add("norm", f"{x.shape[-2]}x{x.shape[-1]}", norm, type(norm).forward, norm, x)
-        if spec.rope is not None:
-            table = torch.ones(1, 1, 2, spec.head_dim // 2, device=self.device)
-            for x in (query, key):
-                self._add("rope", f"{x.shape[-2]}x{x.shape[-1]}", None, rotate, x, table)
-        window = f", window {spec.window}" if spec.window else ""
-        shape = f"{spec.heads} heads, {spec.kv_heads} kv, {spec.head_dim}{window}"
+    def _attend(self, node: Call, heads: int, cache: LayerCache) -> None:
+        window, scale, sinks = node.args[7:10]
+        _, kv_heads, _, width = cache.k.shape
+        query, key, value = (self._input(count, width) for count in (heads, kv_heads, kv_heads))
+        of_window = f", window {window}" if window else ""
+        shape = f"{heads} heads, {kv_heads} kv, {width}{of_window}"
         name = OperationName("attend", shape, str(cache.k.dtype).removeprefix("torch."))
-        span, sinks = self.state.span, attention.sinks
-        where = (cache.k[:1], cache.v[:1], span.starts, span.counts, spec.window or 0, spec.scale, sinks)
+        scores = None if sinks is None else torch.zeros(heads, device=self.device)
+        span = self.state.span
+        where = (cache.k[:1], cache.v[:1], span.starts, span.counts, window, scale, scores)
         self.found.append(Operation.of(name, 0, lambda: attend(query, key, value, *where)))
-        if attention.attn_sub_norm is not None:
-            self._norm(attention.attn_sub_norm, spec.heads * spec.head_dim)
-        self._linear(attention.o_proj)
 
-    def _mlp(self, mlp: MLP) -> None:
-        for linear in (mlp.gate_proj, mlp.up_proj):
-            if linear is not None:
-                self._linear(linear)
-        hidden = self._input(mlp.up_proj.outputs)
-        gate = None if mlp.gate_proj is None else hidden
-        self._add(f"activation {mlp.spec.activation}", str(hidden.shape[-1]), None, activate, mlp, gate, hidden)
-        if mlp.ffn_sub_norm is not None:
-            self._norm(mlp.ffn_sub_norm, mlp.up_proj.outputs)
-        self._linear(mlp.down_proj)
+    def _activation(self, activation: Activation, size: int, is_gate: bool) -> None:
+        hidden = self._input(size)
+        name = activation.name
+        self._add(f"activation {name}", str(size), None, activate, activation, hidden if is_gate else None, hidden)
 
     def _experts(self, moe: MoE, dim: int) -> None:
         """Add router, choice and chosen experts, which are one operation here."""
@@ -123,8 +117,14 @@ class TorchOperations:
         name = OperationName("experts", shape, weight_format(experts.gate_proj))
         self._found(name, nbytes + moe.router.weight.nbytes, MoE.forward, moe, self._input(dim))
 
-    def _norm(self, norm: AnyNorm, dim: int) -> None:
-        self._add("norm", str(dim), norm, type(norm).forward, norm, self._input(dim), self.dtype)
+    def _norm(self, norm: AnyNorm, size: int) -> None:
+        """Add a norm of `size` features: of one row, or of several heads."""
+        width = norm.weight.numel()
+        if size == width:
+            self._add("norm", str(size), norm, type(norm).forward, norm, self._input(size), self.dtype)
+        else:
+            x = self._input(size // width, width)
+            self._add("norm", f"{size // width}x{width}", norm, type(norm).forward, norm, x)
 
     def _linear(self, linear: Linear, kind: str = "linear") -> None:
         inputs = linear.weight.shape[1] if linear.packing is None else linear.packing.columns
@@ -150,9 +150,9 @@ class TorchOperations:
         return torch.randn(1, 1, *shape, device=self.device).to(self.dtype)
 
 
-def activate(mlp: MLP, gate: Tensor | None, up: Tensor) -> Tensor:
+def activate(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
     """Return act(gate) * up, or act(up) without a gate."""
-    return mlp.activation(up) if gate is None else mlp.activation(gate) * up
+    return activation.forward(up) if gate is None else activation.forward(gate) * up
 
 
 def weight_format(module: nn.Module | None) -> str:

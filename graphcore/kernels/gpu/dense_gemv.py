@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.dense_sums import dotted_sums, multiplied_sums
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled, store_sums
+from graphcore.kernels.gpu.epilogue import activated, scaled, store_sums
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, Matrix
 
 LOAD_NBYTES = 16
@@ -114,7 +114,7 @@ def launch_dense_product(
         *(count or 0 for count in rows),
         out.stride(0),
         DIVIDES=divides,
-        ACTIVATION=ACTIVATION_NAMES[activation],
+        ACTIVATION=activation,
         ADDS=adds,
         **tile,
     )
@@ -140,7 +140,7 @@ def launch_dense_gated(
         gate.rows,
         out.stride(0),
         DIVIDES=divides,
-        ACTIVATION=ACTIVATION_NAMES[activation],
+        ACTIVATION=activation,
         **tile,
     )
 

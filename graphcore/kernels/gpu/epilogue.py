@@ -10,15 +10,6 @@ import triton.language as tl
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
-ACTIVATION_NAMES = {
-    "": "",
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-}  # by the name that config.json uses; nothing for none
 
 
 @triton.jit
@@ -49,7 +40,7 @@ def scaled(sums, token, rows, is_row, x_scale, scale, bias, DIVIDES: tl.constexp
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """Return the activation of x, float32; ACTIVATION is a value of ACTIVATION_NAMES."""
+    """Return the activation of x, float32; ACTIVATION is a kernel_name of graphcore/activations.py."""
     if ACTIVATION == "silu":
         x = x / (1 + tl.exp(-x))
     elif ACTIVATION == "gelu":
@@ -62,6 +53,10 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
         x = x * x
+    elif ACTIVATION == "sigmoid":
+        x = 1 / (1 + tl.exp(-x))
+    else:
+        tl.static_assert(ACTIVATION == "", "no such activation")
     return x
 
 

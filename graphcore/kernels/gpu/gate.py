@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated
+from graphcore.kernels.gpu.epilogue import activated
 
 BLOCK = 256
 
@@ -29,11 +29,11 @@ def launch_gate(both: Tensor, activation: str, out: Tensor) -> None:
 
     Args:
         both: [N, 2 F] float32, gate before up.
-        activation: by the name that config.json uses.
+        activation: as epilogue.py calls it.
         out: [N, F] contiguous.
     """
     assert both.dtype is torch.float32, "products that are not rounded yet"
     tokens, hidden = out.shape
     _gate[(triton.cdiv(hidden, BLOCK), tokens)](
-        both, out, hidden, ACTIVATION=ACTIVATION_NAMES[activation], BLOCK=BLOCK, num_warps=2, enable_fp_fusion=True
+        both, out, hidden, ACTIVATION=activation, BLOCK=BLOCK, num_warps=2, enable_fp_fusion=True
     )

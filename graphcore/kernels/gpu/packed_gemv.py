@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES, activated, scaled, store_sums
+from graphcore.kernels.gpu.epilogue import activated, scaled, store_sums
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, Matrix
 from graphcore.kernels.gpu.packed_dot import dot_rows
 from graphcore.kernels.gpu.packed_tensor import dotted_rows
@@ -125,7 +125,7 @@ def launch_packed_product(
         x.stride(0),
         out.stride(0),
         DIVIDES=divides,
-        ACTIVATION=ACTIVATION_NAMES[activation],
+        ACTIVATION=activation,
         ADDS=adds,
         **constants_of(matrices[0].format, tile),
     )
@@ -151,6 +151,6 @@ def launch_packed_gated(
         x.stride(0),
         out.stride(0),
         DIVIDES=divides,
-        ACTIVATION=ACTIVATION_NAMES[activation],
+        ACTIVATION=activation,
         **constants_of(gate.format, tile),
     )

@@ -47,7 +47,7 @@ def product(
         matrices: of I input features each.
         dtype: of the result.
         divides: matrices' scales divide.
-        activation: of the result, by the name that config.json uses; empty for none.
+        activation: of the result, by its kernel_name (graphcore/activations.py); empty for none.
 
     Returns:
         [N, sum of the matrices' rows] dtype.

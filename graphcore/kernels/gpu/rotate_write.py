@@ -1,10 +1,10 @@
 """From a token's projections to its query and to its key and value in the cache, in one kernel.
 
-Legend: B batch (one token of each), H heads, K kv heads, E head dim, S cache slots.
+Legend: B batch (one token of each), H heads, K kv heads, E head dim, R features of a head that rotate, S cache slots.
 
     projected: [q of H heads | k of K heads | v of K heads]     q, k: normalised per head, rotated     slot: start mod S
 
-One program takes one head of one token, in halves, since rotation pairs x[i] with x[i + E/2].
+One program takes one head of one token: two halves of R, since rotation pairs x[i] with x[i + R/2], and the rest.
 """
 
 import torch
@@ -35,7 +35,7 @@ def rotate_and_write(
 
     Args:
         projected: [B, (H + 2 K) E] compute dtype, contiguous.
-        rope: [B, 1, 2, E/2] float32 as nn/rope.py's `rotate` takes it, or None.
+        rope: [B, 1, 2, R/2] float32 as nn/rope.py's `rotate` takes it, or None.
         k_cache, v_cache: [B, K, S, E] cache dtype, contiguous; slot start mod S is written where count is not 0.
         starts: [B] int64, the token's position.  counts: [B] int64, 1 or 0.
         q_weight, k_weight: [E] float32, of an RMSNorm of each head before the rotation, or None.
@@ -72,23 +72,35 @@ def _rotate_and_write(
     slots,
     eps,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
 ):
     head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = projected.dtype.element_ty
     at = tl.arange(0, BLOCK)
     is_there = at < HALF
-    source = projected + (token * (heads + 2 * kv_heads) + head) * 2 * HALF
+    width: tl.constexpr = 2 * HALF + REST
+    source = projected + (token * (heads + 2 * kv_heads) + head) * width
     first = tl.load(source + at, mask=is_there, other=0.0).to(tl.float32)
     second = tl.load(source + HALF + at, mask=is_there, other=0.0).to(tl.float32)
+    behind = tl.arange(0, REST_BLOCK)
+    is_rest = behind < REST
+    rest = tl.load(source + 2 * HALF + behind, mask=is_rest, other=0.0).to(tl.float32)
     is_value = head >= heads + kv_heads
     if q_weight is not None:
         if not is_value:
             weight = tl.where(head < heads, q_weight, k_weight)
-            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / (2 * HALF) + eps)
+            squares = tl.sum(first * first) + tl.sum(second * second)
+            if REST:
+                squares += tl.sum(rest * rest)
+            scale = tl.rsqrt(squares / width + eps)
             first = _weighted(first * scale, tl.load(weight + at, mask=is_there, other=0.0), WIDE, dtype)
             second = _weighted(second * scale, tl.load(weight + HALF + at, mask=is_there, other=0.0), WIDE, dtype)
+            if REST:
+                of_rest = tl.load(weight + 2 * HALF + behind, mask=is_rest, other=0.0)
+                rest = _weighted(rest * scale, of_rest, WIDE, dtype)
     if rope is not None:
         if not is_value:
             cos = tl.load(rope + token * 2 * HALF + at, mask=is_there, other=0.0)
@@ -96,16 +108,20 @@ def _rotate_and_write(
             first, second = first * cos - second * sin, second * cos + first * sin
     first, second = first.to(dtype), second.to(dtype)
     if head < heads:
-        target = query + (token * heads + head) * 2 * HALF
+        target = query + (token * heads + head) * width
         tl.store(target + at, first, mask=is_there)
         tl.store(target + HALF + at, second, mask=is_there)
+        if REST:
+            tl.store(target + 2 * HALF + behind, rest.to(dtype), mask=is_rest)
     elif tl.load(counts + token) > 0:
         cache = tl.where(is_value, v_cache, k_cache)
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
         slot = tl.load(starts + token) % slots
-        target = cache + ((token * kv_heads + kv_head) * slots + slot) * 2 * HALF
+        target = cache + ((token * kv_heads + kv_head) * slots + slot) * width
         tl.store(target + at, first.to(cache.dtype.element_ty), mask=is_there)
         tl.store(target + HALF + at, second.to(cache.dtype.element_ty), mask=is_there)
+        if REST:
+            tl.store(target + 2 * HALF + behind, rest.to(dtype).to(cache.dtype.element_ty), mask=is_rest)
 
 
 @triton.jit
@@ -135,7 +151,8 @@ def launch_rotate_and_write(
         assert tensor.is_contiguous(), "the kernel finds its place by shape alone"
     heads = projected.shape[1] // head_dim - 2 * kv_heads
     query = torch.empty(batch, 1, heads, head_dim, dtype=projected.dtype, device=projected.device)
-    half = head_dim // 2
+    half = head_dim // 2 if rope is None else rope.shape[-1]
+    rest = head_dim - 2 * half
     _rotate_and_write[(heads + 2 * kv_heads, batch)](
         projected,
         rope,
@@ -151,8 +168,10 @@ def launch_rotate_and_write(
         slots,
         eps,
         HALF=half,
+        REST=rest,
         WIDE=scale_in_float32,
         BLOCK=triton.next_power_of_2(half),
+        REST_BLOCK=triton.next_power_of_2(max(rest, 1)),
         num_warps=1,
         enable_fp_fusion=False,  # products are rounded before they are added, as nn/rope.py's are
     )

@@ -161,7 +161,7 @@ template <class T>
 void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T* entry) {
     const int head_dim = a.head_dim;
     normalise(a.k_norm, a.k + size_t(kv_head) * head_dim, head_dim, work);
-    if (rope) rotate(work, rope, head_dim);
+    if (rope) rotate(work, rope, head_dim - a.unrotated);
     for (int e = 0; e < head_dim; e++) {
         narrow(work[e], entry + e);
         narrow(a.v[size_t(kv_head) * head_dim + e], entry + head_dim + e);
@@ -174,7 +174,7 @@ template <class T>
 void attend_heads(const Attend& a, int first, int last, float* scratch) {
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
     const int64_t position = *a.position;
-    const float* rope = a.rope ? a.rope + position * head_dim : nullptr;
+    const float* rope = a.rope ? a.rope + position * (head_dim - a.unrotated) : nullptr;
     T* keys = (T*)a.k_cache + size_t(kv_head) * a.slots * head_dim;
     T* values = (T*)a.v_cache + size_t(kv_head) * a.slots * head_dim;
     T* entry = (T*)scratch;
@@ -190,7 +190,7 @@ void attend_heads(const Attend& a, int first, int last, float* scratch) {
         for (int h = 0; h < together; h++) {
             float* head = q + h * head_dim;
             normalise(a.q_norm, a.q + size_t(first + h) * head_dim, head_dim, head);
-            if (rope) rotate(head, rope, head_dim);
+            if (rope) rotate(head, rope, head_dim - a.unrotated);
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
         attend_some<T>(together, q, runs, a.sinks ? a.sinks + first : nullptr, head_dim, scores, a.out + size_t(first) * head_dim);

@@ -21,6 +21,7 @@ inline FloatPart activate_part(Activation activation, FloatPart x) {
             const FloatPart kept = larger(x, FloatPart{});
             return kept * kept;
         }
+        case Activation::SIGMOID: return splat(1.0f) / (splat(1.0f) + exponential(-x));
         case Activation::CLAMPED_SWIGLU: break;
     }
     return x;
@@ -82,8 +83,8 @@ inline void normalise(const Norm& norm, const float* x, int count, float* to) {
 }
 
 // Halves paired: (x[i], x[i + E/2]) turned by the angle whose cosine and sine the row holds.
-inline void rotate(float* x, const float* row, int head_dim) {
-    const int half = head_dim / 2;
+inline void rotate(float* x, const float* row, int width) {
+    const int half = width / 2;
     const float *cosines = row, *sines = row + half;
     for (int i = 0; i < half; i++) {
         const float first = x[i], second = x[i + half];

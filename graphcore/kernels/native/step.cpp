@@ -192,6 +192,29 @@ void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
     }
 }
 
+constexpr int ELEMENTS = 1024;  // of a unit
+
+int units_of(const Elementwise& a) { return (a.size + ELEMENTS - 1) / ELEMENTS; }
+
+FloatPart element(const Elementwise& a, FloatPart x, FloatPart y) {
+    switch (a.elements) {
+        case Elements::GATE: return activate_part(a.activation, x) * y;
+        case Elements::ADD: return x + splat(a.factor) * y;
+        default: return splat(a.factor) * hyperbolic_tangent(x / splat(a.factor));
+    }
+}
+
+void run_elementwise(const Elementwise& a, Range mine) {
+    const float* other = a.b ? a.b : a.a;
+    const int end = std::min(mine.end * ELEMENTS, a.size);
+    int i = mine.begin * ELEMENTS;
+    for (; i + PART_LANES <= end; i += PART_LANES) store(a.out + i, element(a, load<FloatPart>(a.a + i), load<FloatPart>(other + i)));
+    FloatPart x{}, y{};
+    for (int lane = 0; i + lane < end; lane++) x[lane] = a.a[i + lane], y[lane] = other[i + lane];
+    const FloatPart rest = element(a, x, y);
+    for (int lane = 0; i + lane < end; lane++) a.out[i + lane] = rest[lane];
+}
+
 }  // namespace
 
 Deal deal_of(const Instruction& instruction, int threads) {
@@ -205,6 +228,7 @@ Deal deal_of(const Instruction& instruction, int threads) {
         case Kind::CHOOSE: return {CHOICE_PARTS, CHOICE_PARTS / PORTIONS};
         case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * ((const ExpertsUp*)a)->used, threads);
         case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
+        case Kind::ELEMENTWISE: return Deal::even(units_of(*(const Elementwise*)a), threads);
         default: return {};
     }
 }
@@ -233,6 +257,7 @@ void run_units(const Instruction& instruction, Range units, Scratch& scratch) {
         case Kind::ROUTE: return run_route(*(const Route*)a, scratch);
         case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, units, scratch);
         case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, units, scratch);
+        case Kind::ELEMENTWISE: return run_elementwise(*(const Elementwise*)a, units);
     }
 }
 

@@ -12,9 +12,10 @@
 namespace graphcore {
 
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
-enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, CLAMPED_SWIGLU = 6 };
+enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, LINEAR = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8 };
+enum class Kind : int32_t { EMBED = 0, LINEAR = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9 };
+enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2 };
 
 struct Norm {
     NormKind kind;
@@ -49,12 +50,13 @@ struct Linear {
 struct Attend {
     const float *q, *k, *v;
     Norm q_norm, k_norm;
-    const float* rope;  // [positions, 2, head_dim / 2], or null
+    const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
     const int64_t* position;
     uint8_t *k_cache, *v_cache;  // [kv_heads, slots, head_dim]
     float* out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, slots, window, cache_format;
+    int32_t unrotated;  // features of a head, the last ones, that the rotation leaves alone
     float scale;
 };
 
@@ -114,6 +116,16 @@ struct ExpertsDown {
     const float* weights;
     float* x;
     int32_t used;
+};
+
+// GATE: out = f(a) * b;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).  out may be a or b.
+struct Elementwise {
+    Elements elements;
+    Activation activation;  // f
+    const float *a, *b;
+    float* out;
+    int32_t size;
+    float factor;
 };
 
 struct Instruction {

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
-from graphcore.nn.mlp import ACTIVATIONS
+from graphcore.activations import ACTIVATIONS
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
@@ -51,6 +51,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "window_of_8": attending(window=8),
     "no_rope": attending(rope=None),
     "scaled_rope": attending(rope=RopeSpec(1e4, LinearScaling(8.0))),
+    "partial_rope": attending(rope=RopeSpec(1e4, width=4)),
     "biases": attending(qkv_bias=True, output_bias=True),
     "sinks": attending(sinks=True),
     "sliding_sinks": attending(sinks=True, window=8),

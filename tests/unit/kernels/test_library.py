@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from graphcore.activations import Activation
 from graphcore.compiler import TARGETS, find_compiler, prebuilt_name
 from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
@@ -243,8 +244,9 @@ def test_numbers_of_choices_are_those_of_the_sources() -> None:
     step = (SOURCES / "step.h").read_text(encoding="utf-8")
     for enum, ours in (
         ("NormKind", {"none": 0, **native_instructions.NORM_KINDS}),
-        ("Activation", {**native_instructions.ACTIVATIONS, "clamped_swiglu": 6}),
+        ("Activation", {one.name.lower(): one for one in Activation} | {"clamped_swiglu": len(Activation)}),
         ("Store", native_instructions.STORES),
+        ("Elements", native_instructions.ELEMENTS),
     ):
         theirs = step.split(f"enum class {enum} : int32_t {{")[1].split("}")[0]
         found = {name.strip().lower(): int(number) for name, number in (part.split("=") for part in theirs.split(","))}

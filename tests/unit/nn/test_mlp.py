@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphcore.nn.mlp import ACTIVATIONS, MLP
+from graphcore.activations import ACTIVATIONS
+from graphcore.nn.mlp import MLP
 from graphcore.nn.spec import MLPSpec, NormSpec
 
 DIM, HIDDEN = 24, 40
@@ -19,6 +20,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 DEFINITIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu_new": tanh_gelu,
     "gelu_pytorch_tanh": tanh_gelu,

@@ -165,3 +165,16 @@ def test_rotation_keeps_lengths_and_relative_angles() -> None:
 
     assert score(7, 3) == pytest.approx(score(44, 40), abs=1e-5)
     assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-2)
+
+
+def test_a_part_of_a_head_rotates_as_a_head_of_that_size_and_the_rest_stays() -> None:
+    x = torch.randn(1, 3, 2, 10, generator=torch.Generator().manual_seed(1))
+    table = rope_table(RopeSpec(1e4, width=4), 10, 3)
+    assert torch.equal(table, rope_table(RopeSpec(1e4), 4, 3))
+    turned = rotate(x, table[None])
+    assert torch.equal(turned[..., :4], rotate(x[..., :4], table[None]))
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    angles = torch.tensor([1.0, 1e-2], dtype=torch.float64) * 2  # of position 2; the second of two pairs: 1e4^(-2/4)
+    first, second = x[0, 2, 0, :2].double(), x[0, 2, 0, 2:4].double()
+    expected = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()))
+    assert torch.allclose(turned[0, 2, 0, :4].double(), expected, atol=1e-6)

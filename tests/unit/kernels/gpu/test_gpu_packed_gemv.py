@@ -8,15 +8,15 @@ import torch
 from packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_matrix
 from torch import Tensor
 
+from graphcore.activations import Activation
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu import packed_linear, packed_tile
-from graphcore.kernels.gpu.epilogue import ACTIVATION_NAMES
 from graphcore.kernels.gpu.matrix import Matrix
 from graphcore.kernels.gpu.packed_gemv import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.packed_linear import launch_packed_linear
 from graphcore.kernels.gpu.packed_tile import Tile, tile_of
+from graphcore.nn.activation import FUNCTIONS
 from graphcore.nn.int8_rows import quantize_rows
-from graphcore.nn.mlp import ACTIVATIONS
 from graphcore.quant import FORMATS
 from graphcore.quant.device_packing import DevicePacking
 
@@ -135,15 +135,15 @@ def test_rows_of_x_may_lie_apart_and_columns_beside_the_result_are_left_alone() 
     assert out[:, 29:].isnan().all()
 
 
-@pytest.mark.parametrize("activation", sorted(set(ACTIVATION_NAMES) - {""}))
-def test_gate_and_up_are_one_launch(activation: str) -> None:
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_gate_and_up_are_one_launch(activation: Activation) -> None:
     gate, up = (stored_matrix("q4_k", 19, 256, seed=seed) for seed in (1, 2))
     x = random(1, 256) / (gate.dense.std() * 16)  # products of about one
     gates, ups = (x.double() @ one.dense.double().T for one in (gate, up))
     out = poisoned(1, 19)
-    launch_packed_gated(x, None, packed(gate), packed(up), False, activation, out)
+    launch_packed_gated(x, None, packed(gate), packed(up), False, activation.kernel_name, out)
     # the interpreter's exponential and error function are as good as numpy's float32
-    assert relative_error(out, ACTIVATIONS[activation](gates) * ups) < 3e-6
+    assert relative_error(out, FUNCTIONS[activation](gates) * ups) < 3e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

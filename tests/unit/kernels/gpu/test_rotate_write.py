@@ -26,12 +26,14 @@ def norms(spec: NormSpec, head_dim: int) -> tuple[RMSNorm, RMSNorm]:
 @pytest.mark.parametrize("head_dim", [2, 24, 64, 80, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spec", [None, NormSpec("rms", 1e-6), NormSpec("rms", 1e-6, scale_in_float32=True)])
-@pytest.mark.parametrize("has_rope", [True, False])
+@pytest.mark.parametrize("rotated", [1.0, 0.5, 0.0])
 def test_heads_are_normalised_rotated_and_written(
-    head_dim: int, dtype: torch.dtype, spec: NormSpec | None, has_rope: bool
+    head_dim: int, dtype: torch.dtype, spec: NormSpec | None, rotated: float
 ) -> None:
     projected = random(3, (HEADS + 2 * KV_HEADS) * head_dim, dtype=dtype)
-    rope = rope_table(RopeSpec(1e4), head_dim, 16)[list(STARTS)][:, None].contiguous() if has_rope else None
+    width = int(rotated * head_dim) // 2 * 2
+    table = rope_table(RopeSpec(1e4, width=width or None), head_dim, 16)
+    rope = table[list(STARTS)][:, None].contiguous() if width else None
     caches = [torch.full((3, KV_HEADS, SLOTS, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
     starts, counts = torch.tensor(STARTS), torch.tensor(COUNTS)
     weights: list[Tensor | None] = [None, None]

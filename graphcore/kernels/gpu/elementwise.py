@@ -1,0 +1,86 @@
+"""What stands between a decode step's products and cannot be a part of one: gates, sums and caps, element by element.
+
+    gate   f(a) * b          add   a + factor * b          cap   factor * tanh(a / factor)
+
+Computed in float32, rounded once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.epilogue import activated
+
+BLOCK = 1024
+
+torch.library.define(
+    "graphcore::gpu_elementwise",
+    "(Tensor(a!) out, Tensor a, Tensor? b, str elements, str activation, float factor) -> ()",
+)
+
+
+def gate(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    """Return activation(a) * b, of b's shape and dtype; `activation` by its kernel_name (graphcore/activations.py)."""
+    out = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+    torch.ops.graphcore.gpu_elementwise.default(out, a, b, "gate", activation, 1.0)
+    return out
+
+
+def add_scaled(out: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
+    """Store a + factor * b in `out`, all of one shape; `out` may be `a`."""
+    torch.ops.graphcore.gpu_elementwise.default(out, a, b, "add", "", factor)
+
+
+def cap(a: Tensor, limit: float) -> Tensor:
+    """Return limit * tanh(a / limit), of a's shape and dtype."""
+    out = torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    torch.ops.graphcore.gpu_elementwise.default(out, a, None, "cap", "", limit)
+    return out
+
+
+@torch.library.register_fake("graphcore::gpu_elementwise")
+def _fake(_out: Tensor, *_: object) -> None:
+    return None
+
+
+@triton.jit
+def _elementwise(
+    out,
+    a,
+    b,
+    columns,
+    a_stride,
+    b_stride,
+    factor,
+    ELEMENTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < columns
+    x = tl.load(a + row * a_stride + at, mask=is_there, other=0.0).to(tl.float32)
+    if b is not None:
+        y = tl.load(b + row * b_stride + at, mask=is_there, other=0.0).to(tl.float32)
+        x = activated(x, ACTIVATION) * y if ELEMENTS == "gate" else x + factor * y
+    else:
+        tl.static_assert(ELEMENTS == "cap", "the others have two operands")
+        x = factor - 2 * factor / (1 + tl.exp(2 * x / factor))  # tanh(z) = 1 - 2 / (1 + e^2z): both ends are exact
+    tl.store(out + row * columns + at, x.to(out.dtype.element_ty), mask=is_there)
+
+
+def launch_elementwise(out: Tensor, a: Tensor, b: Tensor | None, elements: str, activation: str, factor: float) -> None:
+    """Implement `gpu_elementwise`: rows [N, I] whose last stride is 1; `out` is contiguous."""
+    assert out.is_contiguous(), "the kernel finds its place by shape alone"
+    rows, columns = out.shape
+    for operand in (a, b):
+        assert operand is None or (operand.shape == out.shape and operand.stride(1) == 1), "operands have out's shape"
+    _elementwise[(triton.cdiv(columns, BLOCK), rows)](
+        out, a, b, columns, a.stride(0), 0 if b is None else b.stride(0), factor,
+        ELEMENTS=elements, ACTIVATION=activation, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+torch.library.impl("graphcore::gpu_elementwise", "CompositeExplicitAutograd", launch_elementwise)

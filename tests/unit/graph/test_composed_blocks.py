@@ -1,0 +1,146 @@
+"""Blocks of plain modules decode eager, compiled, as native programs and as a GPU's kernels, as their forward says.
+
+None of them is known to graph/ or kernels/: what they need are the operations, and rules that ask who reads what.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from composed_blocks import COMPOSED, DIM, ComposedBlock
+from device_runners import let_programs_be_few
+from packed_matrices import native_kernels
+from torch import Tensor, nn
+
+from graphcore.graph.compile import compile_whole
+from graphcore.graph.device_block import run_block
+from graphcore.graph.device_obstacle import obstacle_of
+from graphcore.graph.native_block import Recorder, lowered, obstacle_of_operations
+from graphcore.graph.state import StepState
+from graphcore.kernels.native_step import NativeProgram
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.rope import rope_table
+from graphcore.nn.span import Span
+
+TOKENS, SLOTS = 6, 16
+CLOSE = 2e-5  # float32, numbers of order one; the order of a sum may differ
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_programs_be_few(monkeypatch)
+
+
+def block_of(name: str, dtype: torch.dtype = torch.float32) -> ComposedBlock:
+    """Return a block whose buffers are drawn from their names."""
+    block = COMPOSED[name](dtype)
+    for key, buffer in block.named_buffers():
+        generator = torch.Generator().manual_seed(sum(map(ord, key)))
+        is_norm = "norm" in key and key.endswith("weight")
+        scale = 0.2 if buffer.ndim == 1 else buffer.shape[-1] ** -0.5
+        buffer.normal_(1.0 if is_norm else 0.0, scale, generator=generator)
+    return block
+
+
+def cache_of(block: ComposedBlock, dtype: torch.dtype) -> LayerCache:
+    size = (1, block.spec.kv_heads, SLOTS, block.spec.head_dim)
+    return LayerCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype))
+
+
+def tokens() -> Tensor:
+    return torch.randn(TOKENS, 1, 1, DIM, generator=torch.Generator().manual_seed(1))
+
+
+def ropes(block: ComposedBlock) -> Sequence[Tensor | None]:
+    """Return each token's rows of the table."""
+    if block.spec.rope is None:
+        return [None] * TOKENS
+    return list(rope_table(block.spec.rope, block.spec.head_dim, SLOTS)[:TOKENS, None, None])
+
+
+def span_at(position: int) -> Span:
+    return Span(torch.tensor([position]), torch.tensor([1]))
+
+
+def run_by(run: object, block: ComposedBlock, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return what one token after another becomes, [TOKENS, D]."""
+    cache, found = cache_of(block, dtype), []
+    for position, (x, rope) in enumerate(zip(tokens(), ropes(block), strict=True)):
+        found.append(run(block, x.clone(), rope, span_at(position), cache.k, cache.v).flatten())
+    return torch.stack(found)
+
+
+def run_natively(block: ComposedBlock) -> Tensor:
+    program = NativeProgram(native_kernels(), 2)
+    state, cache = StepState.empty(1, 1, torch.device("cpu")), cache_of(block, torch.float32)
+    x = program.buffer(DIM)
+    table = None if block.spec.rope is None else rope_table(block.spec.rope, block.spec.head_dim, SLOTS)
+    inputs = {"x": x, "rope": table, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
+    recorder = Recorder(program, state, dict(block.named_modules()))
+    assert recorder.record(lowered(block), inputs) is x
+    found = []
+    for position, token in enumerate(tokens()):
+        x.copy_(token.flatten())
+        state.span.starts.fill_(position)
+        program.run()
+        found.append(x.clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_native_programs_compute_what_the_forward_does(name: str) -> None:
+    block = block_of(name)
+    assert obstacle_of_operations(block, changes_x=True) is None
+    expected = run_by(ComposedBlock.forward, block)
+    assert (run_natively(block) - expected).abs().max() < CLOSE
+    assert (expected[1:] - expected[:-1]).abs().min() > 0  # every number depends on its token
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_gpus_kernels_compute_what_the_forward_does(name: str) -> None:
+    block = block_of(name)
+    assert obstacle_of(block, 1) is None
+    assert (run_by(run_block, block) - run_by(ComposedBlock.forward, block)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_gpus_kernels_err_no_more_than_the_forward_in_16_bits(name: str) -> None:
+    narrow, wide = block_of(name, torch.bfloat16), block_of(name)
+    wide.load_state_dict({key: tensor.float() for key, tensor in narrow.state_dict().items()})
+    truth = run_by(ComposedBlock.forward, wide)
+    runs = (run_block, ComposedBlock.forward)
+    errors = [(run_by(run, narrow, torch.bfloat16) - truth).pow(2).mean().sqrt() for run in runs]
+    assert 0 < errors[0] < 1.5 * errors[1]
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_compiled_blocks_compute_what_the_forward_does(name: str) -> None:
+    block = block_of(name)
+    compiled = compile_whole(type(block).forward, name.replace(" ", "_"))
+    assert (run_by(compiled, block) - run_by(ComposedBlock.forward, block)).abs().max() < CLOSE
+
+
+class Forgotten(nn.Module):
+    """A block with an operation that nothing has an entry for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = block_of("plain")
+
+    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        return x + self.inner.mlp(torch.sin(x))
+
+
+class NoStream(Forgotten):
+    """A block whose answer is no sum with what it is given."""
+
+    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        return self.inner.mlp(self.inner.first_norm(x))
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"), [(Forgotten, "for sin"), (NoStream, "for an answer that is no sum with the stream")]
+)
+def test_what_has_no_entry_is_refused_by_name(block: type[nn.Module], reason: str) -> None:
+    assert obstacle_of_operations(block(), changes_x=True) == f"no native instruction {reason}"
+    assert obstacle_of(block(), 1) == f"no GPU kernel {reason}"

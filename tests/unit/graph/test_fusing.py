@@ -1,0 +1,187 @@
+"""Each rule on the smallest module that shows it: what the operations are before and after, and what stops it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from block_specs import ARCHITECTURES, DIM, PLAIN, attending
+from tiny_graph import NORM
+from torch import Tensor, nn
+
+from graphcore.graph import fusing
+from graphcore.graph.fusing import Rule, Traced, trace
+from graphcore.kernels.attend import attend
+from graphcore.nn.activation import Activation
+from graphcore.nn.attention import Attention
+from graphcore.nn.block import Block
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import build_norm
+from graphcore.nn.rope import rotate
+
+
+class Parts(nn.Module):
+    """Modules to write a forward with."""
+
+    def __init__(self, forward: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = (Linear(DIM, DIM, bias=False, dtype=torch.float32) for _ in range(2))
+        self.norm, self.after = build_norm(NORM, DIM), build_norm(NORM, DIM)
+        self.act = Activation("silu")
+        self.attention = Attention(PLAIN.attention, DIM, torch.float32)
+        self.written = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.written(self, x)
+
+
+def operations(traced: Traced) -> list[str]:
+    """Return what is called, in order."""
+    nodes = [node for node in traced.nodes() if node.op.startswith("call")]
+    return [fusing.name_of(traced, node).rpartition(" ")[2] for node in nodes]
+
+
+def written(forward: Callable[..., Tensor], *rules: Rule) -> list[str]:
+    return operations(trace(Parts(forward), rules))
+
+
+def test_views_are_nothing_and_cuts_are_parts() -> None:
+    assert written(lambda m, x: m.a(x.unflatten(-1, (2, -1)).flatten(-2))) == ["a"]
+    assert written(lambda m, x: m.a(x).split([16, 16], dim=-1)[0]) == ["a", "parts", "getitem"]
+    assert written(lambda m, x: m.a(x).chunk(2, dim=-1)[1]) == ["a", "parts", "getitem"]
+
+
+def test_casts_are_nothing_where_everything_is_float32() -> None:
+    assert written(lambda m, x: m.a(x.to(torch.float16)).float()) == ["to", "a", "float"]
+    assert written(lambda m, x: m.a(x.to(torch.float16)).float(), fusing.without_casts) == ["a"]
+
+
+GATED = (fusing.gate_and_up, fusing.product_and_activation, fusing.products, fusing.gates)
+
+
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda m, x: m.act(m.a(x)) * m.b(x), ["gated"]),
+        (lambda m, x: m.act(m.a(x).float()) * m.b(x).float(), ["gated"]),
+        (lambda m, x: m.act(m.a(x)), ["project"]),
+        (lambda m, x: m.a(x) * m.b(x), ["project", "project", "gate"]),
+        (lambda m, x: m.act(m.a(x)) * m.b(m.norm(x)), ["project", "norm", "project", "gate"]),  # two inputs
+        (lambda m, x: m.act(x) * m.b(x), ["project", "gate"]),
+        (lambda m, x: m.b(x) * m.act(x), ["project", "gate"]),
+    ],
+)
+def test_activations_are_part_of_a_product_or_a_gate(forward: Callable[..., Tensor], found: list[str]) -> None:
+    assert written(forward, *GATED) == found
+
+
+def test_a_gate_that_somebody_else_reads_stays_a_product() -> None:
+    def forward(m: Parts, x: Tensor) -> Tensor:
+        gate = m.a(x)
+        return m.act(gate) * m.b(x) + gate
+
+    assert "gated" not in written(forward, *GATED)
+
+
+@pytest.mark.parametrize("spec", ["llama", "qwen3", "gpt2"])
+def test_attention_takes_norms_and_rotation_and_its_products_are_one(spec: str) -> None:
+    block = Block(ARCHITECTURES[spec], torch.float32)
+    traced = trace(block, (fusing.heads, fusing.queries_keys_values))
+    (attend,), (project,) = traced.nodes(fusing.attend_heads), traced.nodes(fusing.project)
+    assert project.args[2] == ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    assert (attend.args[3] is None) == (spec == "gpt2")
+    assert [norm and norm.name for norm in attend.args[4:6]] == (
+        ["self_attn.q_norm", "self_attn.k_norm"] if spec == "qwen3" else [None, None]
+    )
+
+
+class HalfRotated(Parts):
+    """Attention whose queries alone are rotated."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, x: x)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor
+    ) -> Tensor:
+        return attend(rotate(self.a(x), rope), self.b(x), self.b(x), k_cache, v_cache, starts, counts, 0, 1.0)
+
+
+def test_only_what_rotates_both_is_taken() -> None:
+    names = operations(trace(HalfRotated(), (fusing.heads,)))
+    assert "rotate" in names
+    assert "attend_heads" not in names
+
+
+IN_PLACE = (fusing.products, fusing.sums_when_read, fusing.product_and_sum, fusing.norm_and_sum, fusing.scaled_sums)
+
+
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda m, x: x + m.a(x), ["add_project"]),
+        (lambda m, x: m.a(x) + x, ["add_project"]),
+        (lambda m, x: x + m.norm(m.a(x)), ["project", "add_normed"]),
+        (lambda m, x: x + m.a(x) * 0.5, ["project", "mul", "add_scaled"]),
+        (lambda m, x: x + 0.5 * m.a(x), ["project", "mul", "add_scaled"]),
+        (lambda m, x: x + m.a(x) + m.b(x), ["add_project", "add_project"]),
+        (lambda m, x: (x + m.a(x)) + (x + m.b(x)), ["project", "scaled_sum", "add_project", "add_scaled"]),
+        (lambda m, x: x + m.b(x + m.a(x)), ["project", "scaled_sum", "add_project"]),  # x is read behind the first
+    ],
+)
+def test_a_sum_changes_the_stream_only_where_nobody_reads_it_behind(
+    forward: Callable[..., Tensor], found: list[str]
+) -> None:
+    assert [name for name in written(forward, *IN_PLACE) if name != "mul"] == [name for name in found if name != "mul"]
+
+
+def test_a_sum_waits_for_its_first_reader() -> None:
+    """b reads x before the sum of x and a, which Python computes first, changes it."""
+    traced = trace(Parts(lambda m, x: x + m.a(x) + m.b(m.norm(x))), IN_PLACE)
+    assert operations(traced) == ["norm", "add_project", "add_project"]
+
+
+def test_a_product_that_is_cast_stays_float32() -> None:
+    traced = trace(Parts(lambda m, x: m.a(x).float()), (fusing.products, fusing.wide_products))
+    assert [node.args[4] for node in traced.nodes(fusing.project)] == [True]
+
+
+def test_norms_go_into_what_reads_them() -> None:
+    def both(m: Parts, x: Tensor) -> Tensor:
+        fed = m.norm(x, torch.float16)
+        return m.a(fed) + m.b(fed)
+
+    every = trace(Parts(both), (fusing.products, fusing.norm_and_products))
+    assert operations(every) == ["project", "project", "add"]
+    assert {node.args[1] for node in every.nodes(fusing.project)} == {fusing.Norm("norm", torch.float16)}
+    assert written(both, fusing.products, fusing.norm_and_product) == ["norm", "project", "project", "add"]
+    assert written(lambda m, x: m.a(m.norm(x)), fusing.products, fusing.norm_and_product) == ["project"]
+
+
+def test_a_norm_is_not_moved_behind_a_sum_that_changes_what_it_reads() -> None:
+    def forward(m: Parts, x: Tensor) -> Tensor:
+        fed = m.norm(x)
+        total = x + m.a(x)
+        return total + m.act(total) * m.b(fed)
+
+    names = written(forward, *IN_PLACE, fusing.norm_and_products)
+    assert "norm" in names
+
+
+def test_a_sum_of_a_normalised_answer_is_normalised_in_one_go() -> None:
+    block = Block(ARCHITECTURES["gemma3"], torch.float32)
+    names = operations(trace(block, (*IN_PLACE, fusing.norm_of_sum)))
+    assert names.count("add_normed_and_norm") == 1
+    assert names.count("add_normed") == 1
+
+
+def test_experts_and_their_weighted_sum_are_one() -> None:
+    block = Block(ARCHITECTURES["gpt_oss"], torch.float32)
+    names = operations(trace(block, (fusing.products, fusing.sums_when_read, fusing.experts_and_sum)))
+    assert names[-1] == "add_experts"
+    assert not {"weighted_sum", "mlp.experts"} & set(names)
+
+
+def test_blocks_of_one_spec_share_their_operations() -> None:
+    blocks = [Block(attending(window=8), torch.float32) for _ in range(2)]
+    first, second = (trace(block, IN_PLACE) for block in blocks)
+    assert str(first.graph) == str(second.graph)

@@ -1,0 +1,64 @@
+"""Gates, sums and caps of a native program against float64, for each instruction set."""
+
+import pytest
+import torch
+from packed_matrices import kernels_for, native_kernels
+from torch import Tensor
+
+from graphcore.activations import Activation
+from graphcore.kernels.instructions import ELEMENTS, Elementwise
+from graphcore.kernels.native_step import NativeProgram
+from graphcore.nn.activation import FUNCTIONS
+
+SIZES = (1, 15, 33, 1024, 5000)  # a part of a vector, several units
+
+
+@pytest.fixture(scope="module", params=["native", "x86-64", "x86-64-v3"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "native":
+        return native_kernels()
+    return kernels_for(request.param, tmp_path_factory.getbasetemp() / "kernels")
+
+
+def run(library: str, elements: str, a: Tensor, b: Tensor | None, kind: Activation, factor: float, out: Tensor) -> None:
+    program = NativeProgram(library, 2)
+    pointers = program.address(a), program.address(b), program.address(out)
+    program.add(Elementwise(ELEMENTS[elements], kind, *pointers, out.numel(), factor))
+    program.run()
+
+
+def numbers(size: int, seed: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [Activation.NONE, *FUNCTIONS])
+def test_a_gate_is_the_activation_times_the_other(library: str, kind: Activation, size: int) -> None:
+    a, b, out = numbers(size, 1), numbers(size, 2), torch.full((size + 1,), 7.0)
+    run(library, "gate", a, b, kind, 0.0, out[:size])
+    activated = a.double() if kind is Activation.NONE else FUNCTIONS[kind](a.double())
+    torch.testing.assert_close(out[:size].double(), activated * b.double(), rtol=2e-6, atol=2e-6)
+    assert out[size] == 7.0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_scaled_sum_may_lie_where_its_first_term_did(library: str, size: int) -> None:
+    a, b = numbers(size, 1), numbers(size, 2)
+    expected = a.double() + 0.22 * b.double()
+    run(library, "add", a, b, Activation.NONE, 0.22, a)
+    torch.testing.assert_close(a.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_cap_is_never_passed(library: str, size: int) -> None:
+    a = numbers(size, 1) * torch.tensor([1.0, 1e4])[torch.arange(size) % 2]
+    out = torch.empty(size)
+    run(library, "cap", a, None, Activation.NONE, 30.0, out)
+    torch.testing.assert_close(out.double(), 30 * (a.double() / 30).tanh(), rtol=2e-6, atol=2e-6)
+    assert out.abs().max() <= 30
+
+
+def test_a_sigmoid_ends_in_0_and_1(library: str) -> None:
+    a, ones, out = torch.tensor([-200.0, -1.0, 0.0, 2.0, 200.0]), torch.ones(5), torch.empty(5)
+    run(library, "gate", a, ones, Activation.SIGMOID, 0.0, out)
+    torch.testing.assert_close(out.double(), 1 / (1 + (-a.double()).exp()), rtol=2e-6, atol=1e-30)
