@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graphcore.config.compose import compose_settings
 from graphcore.kernels.library import build_library, find_library
-from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm
+from graphcore.kernels.packed import FORMAT_NUMBERS, KernelPacking
 from graphcore.quant import FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -69,11 +69,11 @@ class StoredMatrix:
     scale: float
     dense: Tensor
 
-    def form(self, library: str) -> PackedForm:
-        return PackedForm(library, self.format, *self.dense.shape)
+    def packing(self, library: str) -> KernelPacking:
+        return KernelPacking(self.format, *self.dense.shape, library)
 
     def packed(self, library: str) -> Tensor:
-        return self.form(library).pack(self.rows, self.scale)
+        return self.packing(library).pack(self.rows, self.scale)
 
 
 def stored_matrix(

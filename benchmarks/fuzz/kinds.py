@@ -24,7 +24,7 @@ from graphcore.engine.assembly import prepare
 from graphcore.engine.model import open_model
 from graphcore.errors import TemplateError
 from graphcore.kernels.library import find_library
-from graphcore.kernels.packed import FORMAT_NUMBERS, PackedForm, packed_linear
+from graphcore.kernels.packed import FORMAT_NUMBERS, KernelPacking
 from graphcore.progress import ignore_progress
 from graphcore.quant import FORMATS
 from graphcore.tokenizer.chat_template import ChatTemplate
@@ -149,11 +149,11 @@ def _packed(_: Path) -> Kind:
         width, rows = golden[name].shape[1], 1 + (content[1] % 40 if len(content) > 1 else 0)
         raw = torch.frombuffer(bytearray(content[2:].ljust(rows * width, b"\x7f")), dtype=torch.uint8)
         raw = raw[: rows * width].view(rows, width)
-        form = PackedForm(library, name, rows, FORMATS[name].block_elements)
-        packed = form.pack(raw)
-        by_definition = FORMATS[name].dequantize(raw.flatten(), (rows, form.columns), torch.float32)
-        torch.testing.assert_close(form.unpack(packed, torch.float32), by_definition, rtol=0, atol=0, equal_nan=True)
-        packed_linear(torch.ones(3, form.columns), packed, None, library, name, rows, "wide")
+        packing = KernelPacking(name, rows, FORMATS[name].block_elements, library)
+        packed = packing.pack(raw)
+        by_definition = FORMATS[name].dequantize(raw.flatten(), (rows, packing.columns), torch.float32)
+        torch.testing.assert_close(packing.unpack(packed, torch.float32), by_definition, rtol=0, atol=0, equal_nan=True)
+        packing.linear(torch.ones(3, packing.columns), packed, None, "wide")
 
     whole = [bytes([index, 40]) + golden[name][:40].tobytes() for index, name in enumerate(names)]
     return Kind(whole, damage_bytes, read)

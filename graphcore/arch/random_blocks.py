@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.i2_s_bytes import ENCODING as TERNARY
-from graphcore.checkpoint.i2_s_bytes import TAIL_NBYTES, with_i2_s_tail
 from graphcore.quant import FORMATS
 
 STANDARD_DEVIATION = 0.02  # of every matrix, as models are initialised
@@ -23,27 +21,28 @@ DENSE = 256  # weights of a block of a dense encoding
 
 
 def draw_pool(encoding: str, seed: int) -> Tensor:
-    """Return blocks of normally distributed weights, of i2_s ternary codes: [POOL, W] uint8.
+    """Return blocks of normally distributed weights; of ternary codes where the tensor has the scale: [POOL, W] uint8.
 
     Raises:
         UnsupportedError: weights cannot be packed as this format.
     """
     generator = torch.Generator().manual_seed(seed)
-    if encoding == TERNARY:
-        return ternary_bytes(POOL * 32, generator).view(POOL, 32)
     one = FORMATS[encoding]
-    elements = DENSE if one.block_elements == 1 else one.block_elements
+    if one.has_tensor_scale:
+        return ternary_bytes(POOL * one.block_nbytes, generator).view(POOL, one.block_nbytes)
+    elements = DENSE if one.is_dense else one.block_elements
     weights = torch.empty(POOL, elements).normal_(0.0, STANDARD_DEVIATION, generator=generator)
     return one.quantize(weights).view(POOL, -1)
 
 
 def pick_blocks(pool: Tensor, encoding: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Return a tensor's stored bytes, made of the pool's blocks: [nbytes] uint8."""
-    nbytes = FORMATS[encoding].nbytes(shape) - (TAIL_NBYTES if encoding == TERNARY else 0)
+    one = FORMATS[encoding]
+    nbytes = one.nbytes(shape) - one.tail_nbytes
     count = -(-nbytes // pool.shape[1])
     places = torch.randint(len(pool), (count,), generator=generator, dtype=torch.int32)
     picked = pool.index_select(0, places).view(-1)[:nbytes]
-    return with_i2_s_tail(picked, torch.tensor(TERNARY_SCALE)) if encoding == TERNARY else picked
+    return one.join_rows(picked, TERNARY_SCALE)
 
 
 def ternary_bytes(nbytes: int, generator: torch.Generator) -> Tensor:

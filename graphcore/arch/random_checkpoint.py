@@ -10,9 +10,9 @@ from graphcore.arch.architecture import split_layer
 from graphcore.arch.random_blocks import STANDARD_DEVIATION, TERNARY_SCALE, draw_pool, pick_blocks, ternary_bytes
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, with_i2_s_tail
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import I2_S, MXFP4
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS
@@ -78,9 +78,9 @@ class RandomCheckpoint(Checkpoint):
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         if self.pools is not None and len(shape) > 1:
             return self._picked(info, generator)
-        if info.encoding == "mxfp4":
+        if info.encoding == MXFP4.name:
             return _random_blocks(info.nbytes, generator)
-        if info.encoding == ENCODING:
+        if info.encoding == I2_S.name:
             return _random_ternary(shape, generator)
         tensor = torch.empty(shape, dtype=torch.bfloat16)
         return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
@@ -101,11 +101,11 @@ def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int], asked: str) -
     Where that packs no such weight, it is bf16.
     """
     index, _ = split_layer(name)
-    if len(shape) == 3 and shape[-1] % FORMATS["mxfp4"].block_elements == 0:
-        return "mxfp4"
+    if len(shape) == 3 and MXFP4.divides(shape):
+        return MXFP4.name
     is_ternary = index is not None and spec.blocks[index].int8_activations is not None and len(shape) == 2
-    if is_ternary and fits_i2_s(shape):
-        return ENCODING
+    if is_ternary and I2_S.divides(shape):
+        return I2_S.name
     is_packed = asked not in DENSE_DTYPES and len(shape) == 2
     return (choose_format(name, shape, asked, spec.tied) if is_packed else None) or "bf16"
 
@@ -117,11 +117,12 @@ def _info(name: str, shape: tuple[int, ...], encoding: str) -> TensorInfo:
 def _random_blocks(nbytes: int, generator: torch.Generator) -> torch.Tensor:
     """Return random codes under scales near each other: [nbytes] uint8."""
     blocks = torch.empty(nbytes, dtype=torch.uint8).random_(0, 256, generator=generator)
-    exponents = blocks.view(-1, FORMATS["mxfp4"].block_nbytes)[:, 0]
+    exponents = blocks.view(-1, MXFP4.block_nbytes)[:, 0]
     exponents.random_(*EXPONENTS, generator=generator)
     return blocks
 
 
 def _random_ternary(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     """Return the bytes of an i2_s tensor."""
-    return with_i2_s_tail(ternary_bytes(torch.Size(shape).numel() // 4, generator), torch.tensor(TERNARY_SCALE))
+    codes = ternary_bytes(I2_S.nbytes(shape) - I2_S.tail_nbytes, generator)
+    return FORMATS[I2_S.name].join_rows(codes, TERNARY_SCALE)

@@ -7,7 +7,8 @@ Legend: R rows (output features), C columns (input features).
     unpacked  X.weight float [R, C] of -1, 0, 1, and X.weight_scale [1]
     online    X.weight float [R, C]: scale = mean |w|, ternary = clip(round(w / scale), -1, 1)
 
-Source: transformers, integrations/bitnet.py (`unpack_weights`, `BitLinear`, `AutoBitLinear`, `WeightQuant`).
+Source: transformers, integrations/bitnet.py (`unpack_weights`, `BitLinear`, `AutoBitLinear`, `WeightQuant`); of what is
+written: microsoft/BitNet, src/ggml-bitnet-mad.cpp, quantize_i2_s. quant/formats/i2_s.py draws it.
 """
 
 import re
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.config_ternary import TernaryScaling
-from graphcore.checkpoint.i2_s_bytes import ENCODING, fits_i2_s, i2_s_nbytes, pack_i2_s
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import I2_S
 from graphcore.errors import CheckpointError
 
 ROWS_PER_BYTE = 4
@@ -77,7 +78,7 @@ class TernaryCheckpoint(Checkpoint):
             codes, scale = _ternarized(weight)
         else:
             codes, scale = self._codes(name, weight), self._scale(name, parts[count:])
-        if self.tensors[name].encoding == ENCODING:
+        if self.tensors[name].encoding == I2_S.name:
             return pack_i2_s(codes, scale)
         return (codes.float() - 1.0) * scale
 
@@ -104,8 +105,8 @@ class TernaryCheckpoint(Checkpoint):
     def _virtual_info(self, info: TensorInfo) -> TensorInfo:
         rows, columns = info.shape
         shape = (rows * ROWS_PER_BYTE if info.encoding == "u8" else rows, columns)
-        if fits_i2_s(shape):
-            return TensorInfo(info.name, shape, ENCODING, None, 0, i2_s_nbytes(shape))
+        if I2_S.divides(shape):
+            return TensorInfo(info.name, shape, I2_S.name, None, 0, I2_S.nbytes(shape))
         return TensorInfo(info.name, shape, "f32", None, 0, 4 * shape[0] * shape[1])
 
     def _codes(self, name: str, weight: Tensor) -> Tensor:
@@ -137,3 +138,27 @@ def _ternarized(weight: Tensor) -> tuple[Tensor, Tensor]:
     wide = weight.float()
     inverse = 1.0 / wide.abs().mean().clamp(min=SMALLEST_MEAN)
     return ((wide * inverse).round_().clamp_(-1, 1) + 1.0).to(torch.uint8), 1.0 / inverse
+
+
+def pack_i2_s(codes: Tensor, scale: Tensor) -> Tensor:
+    """Return the bytes of a tensor of (codes - 1) * scale.
+
+    Args:
+        codes: any shape of a whole number of groups, uint8, 0 to 3.
+        scale: one float32.
+
+    Returns:
+        [elements / 4 + 32] uint8.
+    """
+    groups = codes.reshape(-1, 4, 32)  # element 32 * j + l of a group is [j, l]
+    packed = groups[:, 0] << 6
+    for position in (1, 2, 3):
+        packed |= groups[:, position] << (6 - 2 * position)
+    return with_scale_behind(packed.flatten(), scale)
+
+
+def with_scale_behind(packed: Tensor, scale: Tensor) -> Tensor:
+    """Return packed codes [n] uint8 with the tensor's scale, one float32, and its padding after them."""
+    tail = torch.zeros(I2_S.tail_nbytes, dtype=torch.uint8, device=packed.device)
+    tail[:4] = scale.to(torch.float32).reshape(1).view(torch.uint8)
+    return torch.cat((packed, tail))

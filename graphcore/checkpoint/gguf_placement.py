@@ -4,9 +4,10 @@ from itertools import pairwise
 from math import prod
 
 from graphcore.checkpoint.gguf_header import GGUFHeader, GGUFTensor
-from graphcore.checkpoint.gguf_types import GGML_TYPES, GGML_TYPES_BY_ID, TL2_ID, UNREAD_TYPE_NAMES, GGMLType
+from graphcore.checkpoint.gguf_types import GGML_TYPES, TL2_ID, UNREAD_TYPE_NAMES
 from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import Encoding
 from graphcore.errors import CheckpointError, UnsupportedError
 
 
@@ -55,12 +56,13 @@ def _place(header: GGUFHeader, tensor: GGUFTensor, architecture: str) -> TensorI
     return TensorInfo(tensor.name, tensor.shape, kind.name, header.path, offset, nbytes)
 
 
-def _known_type(type_id: int, architecture: str, where: str) -> GGMLType:
+def _known_type(type_id: int, architecture: str, where: str) -> Encoding:
     if type_id == TL2_ID and architecture.startswith("bitnet"):
         raise UnsupportedError(
             f"{where} has type {type_id}, which is tl2 in a {quoted(architecture)} file and not read; use the i2_s file"
         )
-    if type_id in GGML_TYPES_BY_ID:
-        return GGML_TYPES_BY_ID[type_id]
+    if type_id in GGML_TYPES:
+        return GGML_TYPES[type_id]
     name = f" ({UNREAD_TYPE_NAMES[type_id]})" if type_id in UNREAD_TYPE_NAMES else ""
-    raise UnsupportedError(f"{where} has type {type_id}{name}, which no format reads; known: {', '.join(GGML_TYPES)}")
+    known = ", ".join(one.name for one in GGML_TYPES.values())
+    raise UnsupportedError(f"{where} has type {type_id}{name}, which no format reads; known: {known}")

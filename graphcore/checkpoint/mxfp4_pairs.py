@@ -19,10 +19,10 @@ from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import MXFP4
 from graphcore.errors import CheckpointError
 
 BLOCKS, SCALES = "_blocks", "_scales"
-BLOCK_ELEMENTS = 32
 
 
 class Mxfp4PairsCheckpoint(SafetensorsCheckpoint):
@@ -39,7 +39,7 @@ class Mxfp4PairsCheckpoint(SafetensorsCheckpoint):
 
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return the bytes of a pair's blocks, then of its scales; one run for what is no pair."""
-        if self.find(name).encoding != "mxfp4":
+        if self.find(name).encoding != MXFP4.name:
             return super().spans(name)
         return self._stored[name].span(), self._stored[_scales_of(name)].span()
 
@@ -48,7 +48,7 @@ class Mxfp4PairsCheckpoint(SafetensorsCheckpoint):
 
         Of a pair some consecutive rows will do, as many blocks as scales.
         """
-        if self.find(name).encoding != "mxfp4":
+        if self.find(name).encoding != MXFP4.name:
             return super().assemble(name, parts)
         blocks, scales = parts
         return ggml_bytes(
@@ -81,14 +81,14 @@ def _scales_of(name: str) -> str:
 def _joined_info(blocks: TensorInfo, scales: TensorInfo, source: str) -> TensorInfo:
     """Return the description of one tensor, [..., O, I]; its offset is that of the blocks."""
     are_bytes = blocks.encoding == scales.encoding == "u8"
-    if not are_bytes or blocks.shape != (*scales.shape, BLOCK_ELEMENTS // 2) or len(scales.shape) < 2:
+    if not are_bytes or blocks.shape != (*scales.shape, MXFP4.block_elements // 2) or len(scales.shape) < 2:
         raise CheckpointError(
             f"{source}: tensors {quoted(blocks.name)} ({blocks.encoding}, {list(blocks.shape)}) and "
             f"{quoted(scales.name)} ({scales.encoding}, {list(scales.shape)}) are no MXFP4 blocks and scales; fetch "
             "the checkpoint again"
         )
-    shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK_ELEMENTS)
-    return replace(blocks, shape=shape, encoding="mxfp4", nbytes=blocks.nbytes + scales.nbytes)
+    shape = (*scales.shape[:-1], scales.shape[-1] * MXFP4.block_elements)
+    return replace(blocks, shape=shape, encoding=MXFP4.name, nbytes=blocks.nbytes + scales.nbytes)
 
 
 def ggml_bytes(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -101,8 +101,8 @@ def ggml_bytes(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     Returns:
         [nbytes] uint8, 17 bytes a block.
     """
-    half = BLOCK_ELEMENTS // 4
-    out = torch.empty(*scales.shape, 1 + BLOCK_ELEMENTS // 2, dtype=torch.uint8)
+    half = MXFP4.block_elements // 4
+    out = torch.empty(*scales.shape, MXFP4.block_nbytes, dtype=torch.uint8)
     first, second = blocks[..., :half], blocks[..., half:]  # elements 0 .. 15 and 16 .. 31
     out[..., 0] = scales
     out[..., 1::2] = (first & 15) | (second << 4)  # even elements j, and j + 16

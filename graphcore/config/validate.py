@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from graphcore.config.settings import SamplingSettings, Settings
 from graphcore.config.validate_streaming import check_streaming
+from graphcore.encodings import ENCODINGS
 from graphcore.errors import ConfigError
 
 THREADS_PER_CPU = 4
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
-PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
-QUANT_FORMATS = ("stored", *PACKED, "tq1_0", "tq2_0", "i2_s", "f32", "f16", "bf16")
+QUANT_FORMATS = ("stored", *(name for name, one in ENCODINGS.items() if one.is_written))
 
 
 def check(settings: Settings) -> None:

@@ -19,6 +19,7 @@ from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.config.settings import ModelSettings
+from graphcore.encodings import has_tensor_scale
 from graphcore.errors import CheckpointError, ConfigError
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
@@ -95,7 +96,7 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
     if isinstance(checkpoint, GGUFCheckpoint):
         freqs = _rope_freqs(checkpoint) if ROPE_FREQS in checkpoint.tensors else None
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-        has_ternary = any(info.encoding == "i2_s" for info in checkpoint.tensors.values())
+        has_ternary = any(has_tensor_scale(info.encoding) for info in checkpoint.tensors.values())
         return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary)
     assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no config of its own"
     return load_model_config(checkpoint.folder)

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import torch
 
-from graphcore.checkpoint.gguf_types import GGML_TYPES
+from graphcore.encodings import ENCODINGS
 
 FieldValue = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 """Stored as bool, u32 (i64 where negative or too large), f32, string; arrays as i32, f32, strings."""
@@ -59,7 +59,7 @@ class TensorEntry:
     Attributes:
         name: as llama.cpp has it.
         shape: torch order.
-        encoding: a name in `GGML_TYPES`.
+        encoding: a name in `ENCODINGS`.
     """
 
     name: str
@@ -69,7 +69,7 @@ class TensorEntry:
     @property
     def nbytes(self) -> int:
         """Stored size in bytes."""
-        return GGML_TYPES[self.encoding].nbytes(self.shape)
+        return ENCODINGS[self.encoding].nbytes(self.shape)
 
     @property
     def num_elements(self) -> int:
@@ -98,7 +98,7 @@ class GGUFFile:
             self._writer.add_key_value(key, field.value, field.kind, field.element)
         for entry in entries:
             # A dtype other than uint8 makes gguf take the shape as it is; it need not know the type.
-            kind = GGML_TYPES[entry.encoding].id
+            kind = ENCODINGS[entry.encoding].ggml_id
             self._writer.add_tensor_info(
                 entry.name,
                 entry.shape,

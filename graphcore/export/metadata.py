@@ -10,6 +10,7 @@ import gguf
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.encodings import ENCODINGS
 from graphcore.engine.model import Model
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
 from graphcore.export.model_fields import check_says_the_same, gguf_architecture, model_fields
@@ -20,27 +21,9 @@ from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 QUANTIZATION_VERSION = 2  # of ggml's block layouts
 NOT_COPIED = ("split.", "general.architecture", "general.alignment")  # written anew
 
-# What llama.cpp calls a file of these tensors, for people; nothing reads it. Source: gguf.constants.LlamaFileType.
+# What llama.cpp calls a file of these tensors, for people; nothing reads it.
 FILE_TYPES: Mapping[str, int] = MappingProxyType(
-    {
-        "f32": 0,
-        "f16": 1,
-        "q4_0": 2,
-        "q4_1": 3,
-        "q8_0": 7,
-        "q5_0": 8,
-        "q5_1": 9,
-        "q2_k": 10,
-        "q3_k": 11,
-        "q4_k": 14,
-        "q5_k": 16,
-        "q6_k": 18,
-        "iq4_nl": 25,
-        "bf16": 32,
-        "tq1_0": 36,
-        "tq2_0": 37,
-        "mxfp4": 38,
-    }
+    {name: one.file_type for name, one in ENCODINGS.items() if one.file_type is not None}
 )
 
 

@@ -34,8 +34,6 @@ from graphcore.weights.making import FLOAT32_NBYTES, packing_nbytes
 from graphcore.weights.pieces import first_row
 from graphcore.weights.plan import check_free, free_nbytes
 
-WRITTEN_DENSE = ("f32", "f16", "bf16")
-
 
 @dataclass(frozen=True)
 class PackedTensor:
@@ -117,7 +115,7 @@ class Packer:
     def _stays_packed(self, members: tuple[Member, ...]) -> bool:
         """Return whether a packed tensor of another container is, but for the order of its rows, the file's."""
         name = members[0].name
-        is_packed = self._encoding_of(name) in FORMATS and FORMATS[self._encoding_of(name)].block_elements > 1
+        is_packed = self._encoding_of(name) in FORMATS and not FORMATS[self._encoding_of(name)].is_dense
         moves_rows = all(fold.works_packed for fold in self._sources[name].folds)
         return not self.is_gguf and is_packed and moves_rows and len(members) == 1 and not members[0].folds
 
@@ -128,7 +126,7 @@ class Packer:
             return stored
         if len(shape) < 2 or any(part in name for part in NEVER_PACKED):
             return "f32"  # llama.cpp adds and scales with these, which it does in float32 alone
-        return stored if stored in WRITTEN_DENSE else "f32"
+        return stored if stored in FORMATS and FORMATS[stored].is_dense else "f32"
 
     def metadata(self) -> Metadata:
         """Return the file's metadata, checked to say what the model is."""

@@ -28,9 +28,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-GROUP_ROWS = 16  # rows that lie together
-TAIL_NBYTES = 16  # after i2_s's codes: the tensor's float32 scale
+from graphcore.encodings import E2M1_DOUBLED, ENCODINGS, IQ4_LEVELS, Encoding, Place, Planes
+from graphcore.kernels.packing import GROUP_ROWS
+
+TAIL_NBYTES = 16  # behind the last group, where the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
+SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}
+LEVELS = {(): "", E2M1_DOUBLED: "e2m1", IQ4_LEVELS: "iq4"}  # what kernels call what codes stand for
 
 
 class DeviceLayout(NamedTuple):
@@ -38,22 +42,12 @@ class DeviceLayout(NamedTuple):
 
     Attributes:
         low, high: bits of a code in either plane.
-        scale: what one scale is:
-            half    float16 d                       weight = d * (code - zero)
-            pair    float16 d, float16 m            weight = d * code + m
-            e8m0    exponent byte e                 weight = 2^(e - 128) * level
-            e4m3    byte s, an unsigned E4M3        weight = 0.5 * s * level
-            signed  int8 s under a super d          weight = (d * s) * (code - zero)
-            bytes   uint8 s, uint8 m under d, dmin  weight = (d * s) * code - dmin * m
-            nibbles one byte s | m << 4, the same
-            whole   none: one for the tensor        weight = (code - zero) * scale
+        scale: what one scale is, as `Planes` has it.
         scale_nbytes, group: bytes of a scale, and the weights it is for.
         super_nbytes: of the supers for 256 weights.
         zero: the code of nothing.
-        levels: what codes stand for: "" is themselves, else "e2m1" or "iq4" (quant/codebooks.py).
-        step: weights between one slice of a byte's bits and the next.
-        is_descending: the first slice is that of the highest bits.
-        high_runs: high codes of consecutive weights are consecutive bits.
+        levels: what codes stand for: "" is themselves, else "e2m1" or "iq4".
+        step, is_descending, high_runs: as `Planes` has them.
     """
 
     low: int
@@ -69,25 +63,30 @@ class DeviceLayout(NamedTuple):
     high_runs: bool = False
 
 
+def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
+    """Return what kernels are compiled for: the bits of a plane follow from its bytes in a block."""
+    low, supers = _nbytes(planes.low) * 8 // one.block_elements, _nbytes(planes.supers)
+    return DeviceLayout(
+        low,
+        one.bits - low,
+        planes.scale,
+        SCALE_NBYTES[planes.scale],
+        planes.group,
+        supers * SUPER_WEIGHTS // one.block_elements,
+        one.zero,
+        LEVELS[one.levels],
+        planes.step,
+        planes.is_descending,
+        planes.high_runs,
+    )
+
+
+def _nbytes(place: Place | None) -> int:
+    return 0 if place is None else place[1] - place[0]
+
+
 DEVICE_LAYOUTS: Mapping[str, DeviceLayout] = MappingProxyType(
-    {
-        "q4_0": DeviceLayout(4, 0, "half", 2, 32, zero=8),
-        "q4_1": DeviceLayout(4, 0, "pair", 4, 32),
-        "q5_0": DeviceLayout(4, 1, "half", 2, 32, zero=16, high_runs=True),
-        "q5_1": DeviceLayout(4, 1, "pair", 4, 32, high_runs=True),
-        "q8_0": DeviceLayout(8, 0, "half", 2, 32, zero=128),
-        "q2_k": DeviceLayout(2, 0, "nibbles", 1, 16, 4, step=32),
-        "q3_k": DeviceLayout(2, 1, "signed", 1, 16, 2, zero=4, step=32),
-        "q4_k": DeviceLayout(4, 0, "bytes", 2, 32, 4),
-        "q5_k": DeviceLayout(4, 1, "bytes", 2, 32, 4),
-        "q6_k": DeviceLayout(4, 2, "signed", 1, 16, 2, zero=32, step=64),
-        "iq4_nl": DeviceLayout(4, 0, "half", 2, 32, levels="iq4"),
-        "iq4_xs": DeviceLayout(4, 0, "signed", 1, 32, 2, levels="iq4"),
-        "tq2_0": DeviceLayout(2, 0, "half", 2, 256, zero=1, step=32),
-        "mxfp4": DeviceLayout(4, 0, "e8m0", 1, 32, levels="e2m1"),
-        "nvfp4": DeviceLayout(4, 0, "e4m3", 1, 16, levels="e2m1", step=8),
-        "i2_s": DeviceLayout(2, 0, "whole", 0, 128, zero=1, step=32, is_descending=True),
-    }
+    {name: _layout(one, one.planes) for name, one in ENCODINGS.items() if one.planes is not None}
 )
 
 

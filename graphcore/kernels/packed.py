@@ -17,121 +17,92 @@ processor has no fast product of it, in float32; block and token multiply the pa
 
 import ctypes
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from graphcore.device import product_dtype
+from graphcore.encodings import ENCODINGS
 from graphcore.kernels.library import Matrix, open_library
+from graphcore.kernels.packing import GROUP_ROWS, Packing
 
-# The numbers are those of native/matrix.h.
-FORMAT_NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        [
-            "f32",
-            "f16",
-            "bf16",
-            "q4_0",
-            "q4_1",
-            "q5_0",
-            "q5_1",
-            "q8_0",
-            "q2_k",
-            "q3_k",
-            "q4_k",
-            "q5_k",
-            "q6_k",
-            "iq4_nl",
-            "iq4_xs",
-            "tq2_0",
-            "mxfp4",
-            "nvfp4",
-            "q1_0",
-            "q2_0",
-            "i2_s",
-        ]
+FORMAT_NUMBERS = dict(
+    sorted(
+        ((one.name, one.kernel_number) for one in ENCODINGS.values() if one.kernel_number is not None),
+        key=lambda pair: pair[1],
     )
+)
+DTYPE_NUMBERS = {
+    torch.float32: FORMAT_NUMBERS["f32"],
+    torch.float16: FORMAT_NUMBERS["f16"],
+    torch.bfloat16: FORMAT_NUMBERS["bf16"],
 }
-DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
-TAIL_NBYTES = 64  # after i2_s's codes: the tensor's float32 scale
-GROUP_ROWS = 16  # rows that lie together
+TAIL_NBYTES = 64  # behind the last group, where the tensor has a float32 scale
 SLICE_ELEMENTS = 1 << 20  # of a matrix that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
 
 
 @dataclass(frozen=True)
-class PackedForm:
-    """How one matrix is packed.
+class KernelPacking(Packing):
+    """Sixteen rows together, for the C++ kernels.
 
     Attributes:
-        library: file of the kernels (kernels.library).
         format: name of a stored format that has a kernel.
+        library: file of the kernels (kernels.library).
     """
 
     library: str
-    format: str
-    rows: int
-    columns: int
+
+    @property
+    def form(self) -> Self:
+        """The packing itself."""
+        return self
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         codes = open_library(self.library).graphcore_packed_nbytes(*self.numbers)
-        return int(codes) + (TAIL_NBYTES if self.format == "i2_s" else 0)
+        return int(codes) + (TAIL_NBYTES if not self.can_split else 0)
 
     @property
     def numbers(self) -> tuple[int, int, int]:
         """Format number, rows and columns, as the library takes them."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
 
-    def pack(self, raw: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
-        """Return the packed matrix.
-
-        Args:
-            raw: [O, row bytes] uint8, as the file has the rows.
-            scale: of the whole tensor (i2_s).
-            threads: None is as many as torch has.
-
-        Returns:
-            [nbytes] uint8.
-        """
+    def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
+        """Return the matrix in the kernels' form; None threads are as many as torch has."""
         packed = torch.empty(self.nbytes, dtype=torch.uint8)
-        self.pack_rows(raw, packed, threads=threads)
+        rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
+        self.pack_rows(rows, 0, packed, threads=threads)
         self.write_scale(packed, scale)
         return packed
 
-    def pack_rows(self, raw: Tensor, out: Tensor, begin: int = 0, *, threads: int | None = None) -> None:
-        """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write some rows in the kernels' form.
 
         Ranges may be written at the same time by several threads, each with `threads=1`.
-
-        Args:
-            raw: [R, row bytes] uint8 at any address, as the file has the rows; they may lie apart, but not their bytes.
-            out: [nbytes] uint8, the whole matrix's buffer.
-            begin: a multiple of sixteen; so is the end, if it is not the matrix's.
-            threads: None is as many as torch has.
         """
-        end = begin + len(raw)
+        end = begin + len(raw_rows)
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
         assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
-        assert raw.stride(1) == 1, f"strides {raw.stride()}, a row is one run"
+        assert raw_rows.stride(1) == 1, f"strides {raw_rows.stride()}, a row is one run"
         assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
         assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
         open_library(self.library).graphcore_pack(
             torch.get_num_threads() if threads is None else threads,
             FORMAT_NUMBERS[self.format],
-            len(raw),
+            len(raw_rows),
             self.columns,
-            raw.data_ptr(),
-            raw.stride(0),
+            raw_rows.data_ptr(),
+            raw_rows.stride(0),
             out.data_ptr() + self.offset(begin),
         )
 
     def write_scale(self, out: Tensor, scale: float) -> None:
-        """Write the scale of the whole tensor behind the rows, where the format has one (i2_s)."""
-        if self.format == "i2_s":
+        """Write the tensor's scale behind the rows."""
+        if not self.can_split:
             out[-TAIL_NBYTES:] = 0
             out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
 
@@ -139,32 +110,41 @@ class PackedForm:
         """Return where the bytes of a row's group begin."""
         return int(open_library(self.library).graphcore_packed_nbytes(FORMAT_NUMBERS[self.format], row, self.columns))
 
-    def unpack(self, packed: Tensor, dtype: torch.dtype, begin: int = 0, end: int | None = None) -> Tensor:
-        """Return rows begin .. end - 1, dense: [nbytes] uint8 -> [rows, I] dtype; bit-exact with the format.
+    def matrix(self, packed: Tensor) -> Matrix:
+        """Return the matrix as the kernels see it; the bytes stay the tensor's."""
+        assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
+        assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
+        scale = 1.0
+        if not self.can_split:
+            scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
+        number, rows, columns = self.numbers
+        return Matrix(packed.data_ptr(), rows, columns, number, scale)
 
-        Args:
-            packed: the whole matrix.
-            begin: a multiple of sixteen.
-            end: None is all rows.
-        """
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix, as one operation of a compiled graph; bit-exact with the format."""
+        op = torch.ops.graphcore.packed_matrix.default
+        return op(packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+
+    def unpack_rows(self, packed: Tensor, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+        """Return rows begin .. end - 1 of the whole matrix, dense; `begin` is a multiple of GROUP_ROWS."""
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked for {begin}"
         matrix = self.matrix(packed)
-        matrix.rows = (self.rows if end is None else end) - begin
+        matrix.rows = end - begin
         matrix.bytes += self.offset(begin)
         dense = torch.empty(matrix.rows, self.columns, dtype=dtype)
         library = open_library(self.library)
         library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
         return dense
 
-    def matrix(self, packed: Tensor) -> Matrix:
-        """Return the matrix as the kernels see it; the bytes stay the tensor's."""
-        assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
-        assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
-        scale = 1.0
-        if self.format == "i2_s":
-            scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
-        number, rows, columns = self.numbers
-        return Matrix(packed.data_ptr(), rows, columns, number, scale)
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
+        """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", see above."""
+        op = torch.ops.graphcore.packed_linear.default
+        return op(x, packed, bias, self.library, self.format, self.rows, rounding)  # type: ignore[no-any-return]
+
+    def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Unpack some rows."""
+        op = torch.ops.graphcore.packed_rows.default
+        return op(ids, packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
 
 
 torch.library.define(
@@ -181,46 +161,13 @@ torch.library.define(
 )
 
 
-def packed_linear(
-    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
-) -> Tensor:
-    """Return x @ W.T (+ bias).
-
-    Args:
-        x: [..., I] float32, fp16 or bf16.
-        packed: [nbytes] uint8.
-        bias: [O] x's dtype, or None.
-        library: file of the kernels.
-        name: the format's.
-        rows: O.
-        rounding: "float", "wide", "block" or "token"; see above.
-
-    Returns:
-        [..., O] x's dtype.
-    """
-    op = torch.ops.graphcore.packed_linear.default
-    return op(x, packed, bias, library, name, rows, rounding)  # type: ignore[no-any-return]
-
-
-def packed_rows(ids: Tensor, packed: Tensor, form: PackedForm, dtype: torch.dtype) -> Tensor:
-    """Return rows of the matrix: [...] int64 -> [..., I] dtype."""
-    op = torch.ops.graphcore.packed_rows.default
-    return op(ids, packed, form.library, form.format, form.rows, form.columns, dtype)  # type: ignore[no-any-return]
-
-
-def packed_matrix(packed: Tensor, form: PackedForm, dtype: torch.dtype) -> Tensor:
-    """Return the whole matrix, as one operation of a compiled graph: [nbytes] uint8 -> [O, I] dtype."""
-    op = torch.ops.graphcore.packed_matrix.default
-    return op(packed, form.library, form.format, form.rows, form.columns, dtype)  # type: ignore[no-any-return]
-
-
 @torch.library.register_fake("graphcore::packed_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
 def _matrix_fake(packed: Tensor, _library: str, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return packed.new_empty((rows, columns), dtype=dtype)
 
 
 def _matrix_cpu(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return PackedForm(library, name, rows, columns).unpack(packed, dtype)
+    return KernelPacking(name, rows, columns, library).unpack_rows(packed, dtype, 0, rows)
 
 
 @torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -240,16 +187,16 @@ def _rows_fake(
 def _linear_cpu(
     x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
 ) -> Tensor:
-    form = PackedForm(library, name, rows, x.shape[-1])
+    packing = KernelPacking(name, rows, x.shape[-1], library)
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
     if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
-        return _dense_product(x, packed, bias, form)
+        return _dense_product(x, packed, bias, packing)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], rows))
     wide = None if bias is None else bias.float()
     open_library(library).graphcore_linear(
         torch.get_num_threads(),
-        ctypes.byref(form.matrix(packed)),
+        ctypes.byref(packing.matrix(packed)),
         x.data_ptr(),
         tokens,
         DTYPE_NUMBERS[x.dtype],
@@ -260,34 +207,36 @@ def _linear_cpu(
     return y
 
 
-def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, form: PackedForm) -> Tensor:
+def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking) -> Tensor:
     """Unpack some rows at a time and multiply with them: [..., I] -> [..., O].
 
     A slice stays in the cache and in memory that the allocator keeps; a large matrix unpacked whole is new memory,
     whose page faults take as long as the product of a hundred tokens.
     """
-    step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
+    step = max(GROUP_ROWS, SLICE_ELEMENTS // packing.columns // GROUP_ROWS * GROUP_ROWS)
     dtype = product_dtype(x.dtype)
     wide, wide_bias = x.to(dtype), None if bias is None else bias.to(dtype)
-    if step >= form.rows:
-        return torch.nn.functional.linear(wide, form.unpack(packed, dtype), wide_bias).to(x.dtype)
-    y = x.new_empty((*x.shape[:-1], form.rows))
-    for begin in range(0, form.rows, step):
-        end = min(begin + step, form.rows)
+    if step >= packing.rows:
+        return torch.nn.functional.linear(wide, packing.unpack_rows(packed, dtype, 0, packing.rows), wide_bias).to(
+            x.dtype
+        )
+    y = x.new_empty((*x.shape[:-1], packing.rows))
+    for begin in range(0, packing.rows, step):
+        end = min(begin + step, packing.rows)
         part = None if wide_bias is None else wide_bias[begin:end]
-        y[..., begin:end] = torch.nn.functional.linear(wide, form.unpack(packed, dtype, begin, end), part)
+        y[..., begin:end] = torch.nn.functional.linear(wide, packing.unpack_rows(packed, dtype, begin, end), part)
     return y
 
 
 def _rows_cpu(
     ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
-    form = PackedForm(library, name, rows, columns)
+    packing = KernelPacking(name, rows, columns, library)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
     ids = ids.contiguous()
     dense = torch.empty((*ids.shape, columns), dtype=dtype)
-    matrix = form.matrix(packed)
+    matrix = packing.matrix(packed)
     open_library(library).graphcore_rows(
         ctypes.byref(matrix), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()
     )

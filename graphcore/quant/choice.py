@@ -1,6 +1,6 @@
 """Which format each weight gets when a model is packed: a pure function of its name, its shape and what was asked for.
 
-    matrices and experts                     as asked; where a row is no multiple of the block, `NARROWER`
+    matrices and experts                     as asked; where a row is no multiple of the block, `narrower`
     the head, and an embedding it is tied to q6_k; q8_0 for q8_0 and mxfp4; dense types as asked
     an embedding of its own                  as asked; q4_k for ternary formats, which suit no table
     norms, biases, routers, positions        never packed
@@ -11,8 +11,7 @@ here is laid out as one of `llama-quantize` is. Source: llama.cpp, src/llama-qua
 tensor_type_fallback, llama_tensor_get_type_impl.
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from graphcore.errors import UnsupportedError
 from graphcore.quant.format import Format
@@ -22,23 +21,8 @@ from graphcore.registry import lookup
 STORED = "stored"
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+TABLE_OF_TERNARY = "q4_k"  # what an embedding is packed as where matrices are ternary
 NEVER_PACKED = ("norm.", "router.", "positions")  # parts of decoder names
-DENSE = ("f32", "f16", "bf16")
-TERNARY = ("i2_s", "tq1_0", "tq2_0")
-
-# The format that takes a row which is no multiple of the block: of about the same width, in blocks of 32.
-NARROWER: Mapping[str, str] = MappingProxyType(
-    {
-        "q2_k": "q4_0",
-        "q3_k": "q4_0",
-        "q4_k": "q5_0",
-        "q5_k": "q5_1",
-        "q6_k": "q8_0",
-        "tq1_0": "q4_0",
-        "tq2_0": "q4_0",
-        "i2_s": "q4_0",
-    }
-)
 
 
 def choose_format(name: str, shape: Sequence[int], asked: str, is_tied: bool) -> str | None:
@@ -55,16 +39,16 @@ def choose_format(name: str, shape: Sequence[int], asked: str, is_tied: bool) ->
     """
     if asked == STORED:
         return None
-    packable(asked)
+    packed_as = packable(asked)
     if len(shape) < 2 or not name.endswith("weight") or any(part in name for part in NEVER_PACKED):
         return None
     wanted: str | None = asked
     if name == HEAD or (name == EMBEDDING and is_tied):
-        wanted = _head_format(asked)
-    elif name == EMBEDDING and asked in TERNARY:
-        wanted = "q4_k"
+        wanted = packed_as.head
+    elif name == EMBEDDING and packed_as.is_ternary:
+        wanted = TABLE_OF_TERNARY
     while wanted is not None and shape[-1] % FORMATS[wanted].block_elements:
-        wanted = NARROWER.get(wanted)
+        wanted = FORMATS[wanted].narrower
     return wanted
 
 
@@ -80,9 +64,3 @@ def packable(name: str) -> Format:
 def packable_names() -> tuple[str, ...]:
     """Return the names of the formats that dense weights can be packed as."""
     return tuple(sorted(name for name, known in FORMATS.items() if known.can_quantize))
-
-
-def _head_format(asked: str) -> str:
-    if asked in DENSE:
-        return asked
-    return "q8_0" if asked in ("q8_0", "mxfp4") else "q6_k"

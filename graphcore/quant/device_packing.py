@@ -2,8 +2,9 @@
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
-On the CPU the ops of kernels/device_packed.py put the file's rows together again and unpack those: slow, but a table
-may wait in RAM for a GPU, and tests state with it what the kernels compute.
+Products, unpacking and gathering are custom ops, stated here with torch's operations, which put the file's rows
+together again and unpack those: slow, but a table may wait in RAM for a GPU. A GPU's kernels register themselves
+(kernels/gpu/packed_linear.py, unpack.py).
 """
 
 from dataclasses import dataclass
@@ -11,28 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import GROUP_ROWS, TAIL_NBYTES, DeviceForm
-from graphcore.kernels.device_packed import device_linear, device_matrix, device_rows
-from graphcore.quant.device_planes import blocks_of_parts, plane_parts
-from graphcore.quant.packing import Packing
+from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
+from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant.registry import FORMATS
 
 SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 @dataclass(frozen=True)
-class DevicePacking(Packing):
+class DevicePacking(DeviceForm, Packing):
     """Sixteen rows together, taken apart into planes."""
-
-    @property
-    def form(self) -> DeviceForm:
-        """What the kernels need to know."""
-        return DeviceForm(self.format, self.rows, self.columns)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.form.nbytes
 
     def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
         """Return the matrix in planes, on the device of the rows."""
@@ -47,7 +36,7 @@ class DevicePacking(Packing):
         torch's operations do it, with the threads that they have: `threads` has no effect. Rows may be on another
         device than the matrix; then they are copied there first, and taken apart there.
         """
-        count, form = len(raw_rows), self.form
+        count = len(raw_rows)
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
         is_last = begin + count == self.rows
         assert is_last or (begin + count < self.rows and count % GROUP_ROWS == 0), (
@@ -59,8 +48,8 @@ class DevicePacking(Packing):
         whole = count // GROUP_ROWS * GROUP_ROWS
         for first, last in ((0, whole), (whole, count)):
             if first < last:
-                start = form.offset(begin + first)
-                stop = start + form.offset(-(-(last - first) // GROUP_ROWS) * GROUP_ROWS)
+                start = self.offset(begin + first)
+                stop = start + self.offset(-(-(last - first) // GROUP_ROWS) * GROUP_ROWS)
                 self._write_groups(blocks[first:last], out[start:stop])
 
     def _write_groups(self, blocks: Tensor, out: Tensor) -> None:
@@ -68,9 +57,9 @@ class DevicePacking(Packing):
         rows = min(GROUP_ROWS, len(blocks))
         if rows < GROUP_ROWS:
             out.zero_()
-        groups = out.view(-1, GROUP_ROWS * sum(self.form.planes))
+        groups = out.view(-1, GROUP_ROWS * sum(self.planes))
         start = 0
-        for part, row_nbytes in zip(plane_parts(self.format, blocks), self.form.planes, strict=True):
+        for part, row_nbytes in zip(FORMATS[self.format].planes_of(blocks), self.planes, strict=True):
             if part is not None:
                 plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, GROUP_ROWS)
                 place = _unfold(plane[:, :rows], 2, part.shape[1])
@@ -83,26 +72,53 @@ class DevicePacking(Packing):
             out[-TAIL_NBYTES:] = 0
             out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8).to(out.device)
 
-    def offset(self, row: int) -> int:
-        """Return where the bytes of a row's group begin."""
-        return self.form.offset(row)
-
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the dense matrix."""
-        return device_matrix(packed, self.form, dtype)
+        """Return the dense matrix, bit-exact."""
+        op = torch.ops.graphcore.device_matrix.default
+        return op(packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
-        """Multiply; only "token" rounds x, and every product of codes is then exact."""
-        return device_linear(x, packed, bias, self.form, rounding == "token")
+        """Multiply, summed in float32; only "token" rounds x, and every product of codes is then exact."""
+        op = torch.ops.graphcore.device_linear.default
+        return op(x, packed, bias, self.format, self.rows, rounding == "token")  # type: ignore[no-any-return]
 
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """Unpack some rows."""
-        return device_rows(ids, packed, self.form, dtype)
+        """Unpack some rows, bit-exact."""
+        op = torch.ops.graphcore.device_rows.default
+        return op(ids, packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
 
 
 def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
     """Return a view of `x` whose `axis` is cut into `count` pieces: [.., count n, ..] -> [.., count, n, ..]."""
     return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-untyped-call, no-any-return]  # torch does not type it
+
+
+torch.library.define(
+    "graphcore::device_linear",
+    "(Tensor x, Tensor packed, Tensor? bias, str format, int rows, bool rounds) -> Tensor",
+)
+torch.library.define(
+    "graphcore::device_rows",
+    "(Tensor ids, Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+torch.library.define(
+    "graphcore::device_matrix", "(Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor"
+)
+
+
+@torch.library.register_fake("graphcore::device_linear")  # type: ignore[untyped-decorator]  # torch does not type it
+def _linear_fake(x: Tensor, _packed: Tensor, _bias: Tensor | None, _name: str, rows: int, _rounds: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("graphcore::device_rows")  # type: ignore[untyped-decorator]  # torch does not type it
+def _rows_fake(ids: Tensor, packed: Tensor, _name: str, _rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+@torch.library.register_fake("graphcore::device_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
+def _matrix_fake(packed: Tensor, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((rows, columns), dtype=dtype)
 
 
 def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -120,7 +136,7 @@ def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, d
         parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
         start += GROUP_ROWS * nbytes
     scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
-    raw = one.join_rows(blocks_of_parts(name, parts).flatten(1), scale)
+    raw = one.join_rows(one.blocks_of(parts).flatten(1), scale)
     return one.dequantize(raw, (*ids.shape, columns), dtype)
 
 

@@ -12,29 +12,40 @@ A format knows no file, no tensor name and no module. It has no state: one froze
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 
+from graphcore.encodings import ENCODINGS, Encoding
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant.slices import decode_in_slices, slices_of_blocks
 
 SURELY_IN_RANGE = 3e4  # weights up to here overflow no format's float16 scale
 
 
+class Change(NamedTuple):
+    """What is done to the bytes of a plane on their way to a GPU, and what undoes it: [R, K, bytes] uint8."""
+
+    do: Callable[[torch.Tensor], torch.Tensor]
+    undo: Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
-class Format(ABC):
-    """One stored encoding of weights.
+class Format(Encoding, ABC):
+    """One stored encoding of weights: its facts, and what its bytes mean.
 
     Attributes:
-        name: lower-case ggml type name, such as "q4_k".
-        block_elements: weights per block.
-        block_nbytes: bytes per block.
+        low_change, scale_change: what a GPU's low codes and scales are, where they are no copies of the block's bytes.
     """
 
-    name: str
-    block_elements: int
-    block_nbytes: int
+    low_change: ClassVar[Change | None] = None
+    scale_change: ClassVar[Change | None] = None
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the format of an encoding's name."""
+        return cls(**vars(ENCODINGS[name]))
 
     @abstractmethod
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
@@ -114,13 +125,13 @@ class Format(ABC):
         Raises:
             CheckpointError: the rows are not a whole number of blocks.
         """
-        row_elements = shape[-1] if shape else 1
-        if row_elements % self.block_elements:
+        if not self.divides(shape):
+            row_elements = shape[-1] if shape else 1
             raise CheckpointError(
                 f"{self.name}: shape {list(shape)} has rows of {row_elements} elements, which is not a multiple of the "
                 f"block of {self.block_elements}; the shape must be in torch order, rows first"
             )
-        return prod(shape) // self.block_elements * self.block_nbytes
+        return super().nbytes(shape)
 
     def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
         """Return the rows of a tensor, and the scale of all of it where the format has one (else 1).
@@ -166,6 +177,36 @@ class Format(ABC):
             raw: [nbytes] uint8, checked; the blocks are a view of it.
         """
         return raw.view(-1, self.block_nbytes), self.dequantize_blocks
+
+    def planes_of(self, blocks: torch.Tensor) -> list[torch.Tensor | None]:
+        """Return low codes, high codes, scales and supers (kernels/device_layout.py): [R, K, W] uint8 -> [R, K, bytes].
+
+        Those that the format lacks are None. R rows, K blocks of a row.
+        """
+        assert self.planes is not None, f"no GPU kernel multiplies {self.name}"
+        parts = [None if place is None else blocks[..., place[0] : place[1]] for place in self.planes.places]
+        return [
+            part if part is None or change is None else change.do(part)
+            for part, change in zip(parts, self._changes, strict=True)
+        ]
+
+    def blocks_of(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the file's blocks of what `planes_of` made of them: [R, K, bytes] uint8 each -> [R, K, W].
+
+        Args:
+            parts: of all four planes; those that the format lacks have no bytes.
+        """
+        assert self.planes is not None, f"no GPU kernel multiplies {self.name}"
+        found = [
+            (place, part if change is None else change.undo(part))
+            for place, part, change in zip(self.planes.places, parts, self._changes, strict=True)
+            if place is not None
+        ]
+        return torch.cat([part for _, part in sorted(found, key=lambda one: one[0])], dim=-1)
+
+    @property
+    def _changes(self) -> tuple[Change | None, ...]:
+        return self.low_change, None, self.scale_change, None
 
     def check_raw(self, raw: torch.Tensor, shape: Sequence[int]) -> None:
         """Return if `raw` can be the bytes of a tensor of this shape.

@@ -1,4 +1,4 @@
-"""The 12 bytes of 6-bit scales and minimums that q4_k and q5_k share.
+"""The 12 bytes of 6-bit scales and minimums that q4_k and q5_k share, and what a GPU holds of both formats.
 
 Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-bit minimum each.
 
@@ -6,10 +6,16 @@ Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-b
     byte j + 4 (0..3)   MMmm mmmm   mm mmmm = minimum j   MM = top bits of minimum j + 4
     byte j + 8 (0..3)   mmmm ssss   low four bits of minimum j + 4 and of scale j + 4
 
+A GPU's kernels (kernels/device_layout.py) read sixteen bytes with the 32 weights of one scale, and scales of a byte.
+Legend of those: R rows, K blocks of a row.
+
 Source: ggml/src/ggml-quants.c, get_scale_min_k4.
 """
 
 import torch
+from torch import Tensor
+
+from graphcore.quant.format import Change
 
 
 def unpack_scales_and_minimums(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,3 +34,34 @@ def pack_scales_and_minimums(scales: torch.Tensor, minimums: torch.Tensor) -> to
     first_minimums, last_minimums = minimums.chunk(2, dim=1)
     low_bits = (last_scales & 15) | (last_minimums & 15) << 4
     return torch.cat((first_scales | last_scales >> 4 << 6, first_minimums | last_minimums >> 4 << 6, low_bits), dim=1)
+
+
+def regroup_nibbles(codes: Tensor) -> Tensor:
+    """Return units of 32 consecutive weights, of chunks whose low nibbles are 32 weights and high ones 32 more.
+
+    chunk: bytes 0..15 a, 16..31 b      units: (low a | low b << 4), (high a | high b << 4)
+    """
+    first, last = codes.reshape(*codes.shape[:-1], -1, 2, 16).unbind(-2)  # [R, K, 4, 16] each
+    return torch.stack(((first & 15) | (last << 4), (first >> 4) | (last & 0xF0)), dim=-2).flatten(-3)
+
+
+def regroup_back(codes: Tensor) -> Tensor:
+    """Undo `regroup_nibbles`."""
+    low, high = codes.reshape(*codes.shape[:-1], -1, 2, 16).unbind(-2)  # [R, K, 4, 16] each
+    return torch.stack(((low & 15) | (high << 4), (low >> 4) | (high & 0xF0)), dim=-2).flatten(-3)
+
+
+def widen_k_scales(packed: Tensor) -> Tensor:
+    """Return scale, minimum, scale, minimum, ...: [R, K, 12] -> [R, K, 16]."""
+    scales = torch.stack(unpack_scales_and_minimums(packed.reshape(-1, 12)), dim=-1)  # [R * K, 8, 2]
+    return scales.view(*packed.shape[:2], 16)
+
+
+def narrow_k_scales(wide: Tensor) -> Tensor:
+    """Undo `widen_k_scales`."""
+    scales, minimums = wide.reshape(-1, 8, 2).unbind(-1)
+    return pack_scales_and_minimums(scales, minimums).view(*wide.shape[:2], 12)
+
+
+REGROUPED = Change(regroup_nibbles, regroup_back)  # of low codes
+WIDENED = Change(widen_k_scales, narrow_k_scales)  # of scales

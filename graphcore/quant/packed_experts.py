@@ -1,8 +1,11 @@
-"""The mixture of experts of kernels/experts.py over packed weights, as one custom op.
+"""The mixture of experts of kernels/experts.py over packed weights, as one custom op; and as one for a GPU's planes.
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
 Each expert is a packed matrix of its own, [S, nbytes]; a decode step reads the bytes of the chosen ones.
+
+Those that are packed for a device (device_packing.py) are multiplied by kernels/gpu/experts.py, which registers itself:
+summed in float32, x not rounded. They may lie in page-locked memory of the host, everything else on the device.
 """
 
 from collections.abc import Sequence
@@ -10,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_experts import device_experts
 from graphcore.kernels.experts import (
     ExpertFunction,
     Places,
@@ -26,6 +28,11 @@ torch.library.define(
     "graphcore::packed_experts",
     "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, float limit, float alpha,"
     " str[] formats, str library, str rounding) -> Tensor",
+)
+torch.library.define(
+    "graphcore::device_experts",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, float limit, float alpha,"
+    " str[] formats) -> Tensor",
 )
 
 
@@ -55,13 +62,15 @@ def packed_experts(
     first = packings[0]
     formats = [packing.format for packing in packings]
     if isinstance(first, DevicePacking):
-        return device_experts(x, chosen, weights, biases, places, clamp, formats)
+        on_device = torch.ops.graphcore.device_experts.default
+        return on_device(x, chosen, weights, biases, places, *clamp, formats)  # type: ignore[no-any-return]
     library = first.library if isinstance(first, KernelPacking) else ""
     op = torch.ops.graphcore.packed_experts.default
     return op(x, chosen, weights, biases, places, *clamp, formats, library, rounding)  # type: ignore[no-any-return]
 
 
 torch.library.register_fake("graphcore::packed_experts", answers_fake)
+torch.library.register_fake("graphcore::device_experts", answers_fake)
 
 
 def _looped(

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.packed import FORMAT_NUMBERS
 from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 from graphcore.quant.registry import FORMATS
@@ -18,10 +16,11 @@ def choose_packing(name: str, rows: int, columns: int, library: Path | None, *, 
         library: of the CPU's kernels, or None where they cannot be built or do not run.
         on_gpu: a GPU multiplies.
     """
-    if columns % FORMATS[name].block_elements:
+    one = FORMATS[name]
+    if columns % one.block_elements:
         return None
-    if on_gpu and name in DEVICE_LAYOUTS:
+    if on_gpu and one.planes is not None:
         return DevicePacking(name, rows, columns)
-    if library is not None and name in FORMAT_NUMBERS:
+    if library is not None and one.kernel_number is not None:
         return KernelPacking(name, rows, columns, str(library))
     return StoredPacking(name, rows, columns)

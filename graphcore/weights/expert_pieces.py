@@ -15,11 +15,13 @@ from graphcore.arch.folds import Fold, PickRows, Transpose
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import has_tensor_scale
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import PIECE_NBYTES, ROWS, Piece, copy_bytes
+from graphcore.weights.pieces import PIECE_NBYTES, Piece, copy_bytes
 
 EVERY = PickRows(0, 1 << 62, axis=-2)
 
@@ -113,7 +115,7 @@ def expert_obstacle(loader: Loader, weights: Mapping[str, ExpertLinear]) -> str:
         info = loader.checkpoint.tensors[source.name]
         is_packed_as_stored = linear.packing is None or linear.packing.format == info.encoding
         is_known = info.encoding in FORMATS or DENSE_DTYPES[info.encoding].is_floating_point
-        if info.encoding == "i2_s" or len(info.shape) != 3 or not (is_packed_as_stored and is_known):
+        if has_tensor_scale(info.encoding) or len(info.shape) != 3 or not (is_packed_as_stored and is_known):
             return f"experts of tensor '{source.name}' ({info.encoding}) cannot be read one by one"
         if _pick_of(source.folds, linear.packing is not None) is None:
             return f"experts of tensor '{source.name}' are not stored as runs of rows"
@@ -147,7 +149,7 @@ def _pieces(loader: Loader, name: str, expert: int, targets: Sequence[Target]) -
     first, stop = (pick.start, min(pick.stop, rows)) if is_half else (0, rows)
     spans = loader.checkpoint.spans(name)
     row_nbytes = [span.nbytes // (experts * rows) for span in spans]
-    unit = ROWS * (1 if targets[0].is_transposed else pick.step)
+    unit = GROUP_ROWS * (1 if targets[0].is_transposed else pick.step)
     step = max(unit, PIECE_NBYTES // sum(row_nbytes) // unit * unit)
     for begin in range(first, stop, step):
         end = min(begin + step, stop)

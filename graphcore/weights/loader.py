@@ -8,13 +8,14 @@ from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.encodings import has_tensor_scale
 from graphcore.errors import CheckpointError
-from graphcore.kernels.packed import GROUP_ROWS
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.quant.packing_error import SquaredError, packing_error
 from graphcore.weights.matching import SCALE
-from graphcore.weights.packed_weights import TERNARY, is_tied
+from graphcore.weights.packed_weights import is_tied
 
 PACKED_WEIGHTS = 1 << 20  # of a matrix that are packed at a time, at load
 
@@ -64,8 +65,8 @@ class Loader:
         """Return the weight `name` dense and folded, in the stored dtype, or in `dtype` if it is stored packed."""
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
-        if name.endswith(SCALE) and info.encoding == TERNARY:
-            peak = FORMATS[TERNARY].split_rows(stored, info.shape)[1]  # without unpacking it
+        if name.endswith(SCALE) and has_tensor_scale(info.encoding):
+            peak = FORMATS[info.encoding].split_rows(stored, info.shape)[1]  # without unpacking it
             stored = torch.tensor([peak])
         elif info.encoding in FORMATS and stored.dtype is torch.uint8:
             unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype

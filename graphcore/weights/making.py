@@ -9,12 +9,13 @@ from math import prod
 import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.decoder import Decoder
 from graphcore.quant.packing import Packing
 from graphcore.weights.layout import layout_of
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.pieces import PIECE_NBYTES, ROWS, first_row
+from graphcore.weights.pieces import PIECE_NBYTES, first_row
 
 FLOAT32_NBYTES = 4
 # For each weight of those that are packed together: in float32, packed and unpacked again, and what a search for scales
@@ -48,7 +49,7 @@ def making_nbytes(loader: Loader, weight: str, packing: Packing | None, dtype: t
     packs = packing_nbytes(prod(info.shape)) if is_packed_here else 0
     can_split = packing is None or packing.can_split
     if can_split and first_row(loader, source, info, None if is_packed_here else packing) is not None:
-        rows = min(info.shape[0], max(ROWS, PIECE_NBYTES * info.shape[0] // info.nbytes))
+        rows = min(info.shape[0], max(GROUP_ROWS, PIECE_NBYTES * info.shape[0] // info.nbytes))
         stored = rows * info.nbytes // info.shape[0]
         return 2 * stored + packs + (0 if is_dense else 2 * rows * info.shape[1] * FLOAT32_NBYTES)
     num_weights = prod(info.shape)

@@ -8,6 +8,7 @@ from torch import nn
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.encodings import has_tensor_scale
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
@@ -17,8 +18,6 @@ from graphcore.quant.device_packing import DevicePacking
 from graphcore.quant.packing import KernelPacking, Packing
 from graphcore.quant.packing_choice import choose_packing
 from graphcore.weights.matching import EMBEDDING, HEAD
-
-TERNARY = "i2_s"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class WeightPacker:
         if linear.int8_order is not None:
             rounds_itself = isinstance(packing, KernelPacking | DevicePacking) and rounding != "float"
             rounding = "token" if rounds_itself else "float"
-            if packing.format != TERNARY:
+            if not has_tensor_scale(packing.format):
                 linear.hold_scale()
         linear.pack(packing, rounding)
 
@@ -116,7 +115,7 @@ class WeightPacker:
             chosen = self.checkpoint.tensors[source.name].encoding if can_stay else None
         else:
             chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
-        if chosen is None or FORMATS[chosen].block_elements == 1:
+        if chosen is None or FORMATS[chosen].is_dense:
             return None
         return choose_packing(chosen, shape[-2], shape[-1], self.policy.library, on_gpu=self.policy.on_gpu)
 
@@ -127,7 +126,7 @@ class WeightPacker:
 def is_stored_packed(checkpoint: Checkpoint, source: TensorSource) -> bool:
     """Return whether the stored tensor is in a format of blocks."""
     encoding = checkpoint.tensors[source.name].encoding
-    return encoding in FORMATS and FORMATS[encoding].block_elements > 1
+    return encoding in FORMATS and not FORMATS[encoding].is_dense
 
 
 def packing_of(module: nn.Module, name: str) -> Packing | None:

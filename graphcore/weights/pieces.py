@@ -21,6 +21,8 @@ from graphcore.arch.folds import PickRows
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.span import Span
 from graphcore.checkpoint.tensor_info import TensorInfo
+from graphcore.encodings import has_tensor_scale
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant import FORMATS
 from graphcore.quant.packing import Packing
 from graphcore.weights.loader import Loader
@@ -28,7 +30,6 @@ from graphcore.weights.loader import Loader
 # Most stored bytes of a RowsPiece: large enough for a disk's full speed; the buffers of all threads together are then
 # less than a twentieth of a budget of 300 MB.
 PIECE_NBYTES = 5 << 19
-ROWS = 16  # rows that packed matrices keep together
 
 
 class Piece(Protocol):
@@ -177,7 +178,7 @@ def pieces_of(
     row_nbytes = span.nbytes // info.shape[0]
     count = len(rows) if rows is not None else _num_rows(source, info)
     first += rows.start if rows is not None else 0
-    step = max(ROWS, PIECE_NBYTES // row_nbytes // ROWS * ROWS)
+    step = max(GROUP_ROWS, PIECE_NBYTES // row_nbytes // GROUP_ROWS * GROUP_ROWS)
     pieces: list[Piece] = []
     for begin in range(0, count, step):
         end = min(begin + step, count)
@@ -193,7 +194,7 @@ def first_row(loader: Loader, source: TensorSource, info: TensorInfo, packing: P
     """Return the stored row that is the weight's first, or None if the weight is not made row by row."""
     spans = loader.checkpoint.spans(source.name)
     is_plain = info.file is not None and len(spans) == 1 and spans[0].nbytes == info.nbytes and len(info.shape) == 2
-    if not is_plain or not info.nbytes or info.encoding == "i2_s":
+    if not is_plain or not info.nbytes or has_tensor_scale(info.encoding):
         return None
     is_known = info.encoding in FORMATS or DENSE_DTYPES[info.encoding].is_floating_point
     if not is_known or (packing is not None and packing.format != info.encoding):

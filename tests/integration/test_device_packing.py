@@ -43,10 +43,10 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("kernels are not interpreted where there is a GPU: tests/cuda runs them there")
 
     def linear(self: DevicePacking, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
-        return launch_packed_linear(x, packed, bias, self.form, rounding == "token")
+        return launch_packed_linear(x, packed, bias, self, rounding == "token")
 
     def gather(self: DevicePacking, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        return launch_rows(ids, packed, self.form, dtype)
+        return launch_rows(ids, packed, self, dtype)
 
     monkeypatch.setattr(DevicePacking, "linear", linear)
     monkeypatch.setattr(DevicePacking, "gather", gather)

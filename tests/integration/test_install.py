@@ -22,18 +22,18 @@ import numpy as np, torch
 import graphcore
 from graphcore.device import find_cpp_compiler
 from graphcore.kernels.library import find_library
-from graphcore.kernels.packed import PackedForm, packed_linear
+from graphcore.kernels.packed import KernelPacking
 stored = np.load(sys.argv[1])
 library = find_library(Path("nothing-is-built-here"))
-form = PackedForm(str(library), "q4_k", 16, stored["Q4_K.f32"].size // 16)
-packed = form.pack(torch.from_numpy(stored["Q4_K.raw"].reshape(16, -1)))
+packing = KernelPacking("q4_k", 16, stored["Q4_K.f32"].size // 16, str(library))
+packed = packing.pack(torch.from_numpy(stored["Q4_K.raw"].reshape(16, -1)))
 dense = torch.from_numpy(stored["Q4_K.f32"].reshape(16, -1))
-x = torch.randn(1, form.columns, generator=torch.Generator().manual_seed(0))
-product = packed_linear(x, packed, None, form.library, form.format, form.rows, "float")
+x = torch.randn(1, packing.columns, generator=torch.Generator().manual_seed(0))
+product = packing.linear(x, packed, None, "float")
 exact = x.double() @ dense.double().T
 print(json.dumps({
     "package": str(Path(graphcore.__file__).parent), "library": str(library), "compiler": find_cpp_compiler(),
-    "differing": int((form.unpack(packed, torch.float32) != dense).sum()),
+    "differing": int((packing.unpack(packed, torch.float32) != dense).sum()),
     "error": float((product.double() - exact).norm() / exact.norm()),
     "built": Path("nothing-is-built-here").exists(),
 }))

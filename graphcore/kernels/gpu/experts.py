@@ -85,11 +85,27 @@ def launch_experts(
     places: Sequence[int] | None = None,
     formats: Sequence[str] = (DENSE,) * 3,
 ) -> Tensor:
-    """Implement `experts` (kernels/experts.py) and `device_experts` (kernels/device_experts.py)."""
+    """Implement `experts` (kernels/experts.py)."""
     launch = launch_few if len(x) <= FEW else launch_many
     mixture = mixture_of(weights, biases, places, limit, alpha, formats)
     return launch(x.contiguous(), chosen.contiguous(), mixture)
 
 
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+def launch_packed_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Sequence[int] | None,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> Tensor:
+    """Implement `device_experts` (quant/packed_experts.py)."""
+    return launch_experts(x, chosen, weights, biases, limit, alpha, places, formats)
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
 torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)
+torch.library.impl("graphcore::device_experts", "CompositeExplicitAutograd", launch_packed_experts)
+torch.library.impl("graphcore::experts", "CUDA", launch_experts)

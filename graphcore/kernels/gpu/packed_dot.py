@@ -29,7 +29,7 @@ from graphcore.kernels.gpu.packed_units import (
     unit_words,
     weights_of_unit,
 )
-from graphcore.kernels.gpu.unpacking import level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.unpacking import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
 
 X_LIFT = tl.constexpr(float(2**96))
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
@@ -149,7 +149,7 @@ def scaled(product, all_x, scales, supers, first, L: tl.constexpr):
         product -= all_x * L.zero
     else:
         places = scales + (first // L.group * L.scale_nbytes)[None, :]
-        scale, minimum = scale_and_minimum(places, supers, (first // 256)[None, :], L)
+        scale, minimum = scale_and_minimum(places, supers, (first // SUPER_WEIGHTS)[None, :], L)
         product *= scale[None, :, :]
         if L.scale == "pair":
             product += all_x * minimum[None, :, :]

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import GROUP_ROWS, DeviceForm
+from graphcore.kernels.device_layout import DeviceForm
 from graphcore.kernels.gpu.codes import launch_norm_to_codes
 from graphcore.kernels.gpu.matrix import MOST_TOKENS, Matrix
 from graphcore.kernels.gpu.packed_gemv import launch_packed_product
 from graphcore.kernels.gpu.unpack import launch_unpack, tensor_scale_of
+from graphcore.kernels.packing import GROUP_ROWS
 
 SLICE_ELEMENTS = 1 << 23  # of a matrix that are unpacked at a time: 16 MiB in bf16
 CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
@@ -71,3 +72,10 @@ def _multiply_codes(
     for begin, end in _slices(form):
         product = (x @ launch_unpack(packed, form, x.dtype, begin, end, is_scaled=False).T).float() / divisor
         out[:, begin:end] = product if bias is None else product + bias[begin:end].float()
+
+
+def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
+    return launch_packed_linear(x, packed, bias, DeviceForm(name, rows, x.shape[-1]), rounds)
+
+
+torch.library.impl("graphcore::device_linear", "CUDA", _linear)

@@ -19,7 +19,7 @@ from graphcore.kernels.gpu.packed_units import (
     unit_words,
     weights_of_unit,
 )
-from graphcore.kernels.gpu.unpacking import level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.unpacking import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def dotted_rows(
             else:
                 known = tl.where(is_there, start, 0) + offset_of(index * pairs * 2, L)
                 places = scales + (known // L.group * L.scale_nbytes)[None, :]
-                scale, minimum = scale_and_minimum(places, supers, (known // 256)[None, :], L)  # [R, G]
+                scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)  # [R, G]
                 sums += total * tl.trans(scale)[:, :, None]
                 if L.scale == "pair":
                     sums += tl.trans(minimum)[:, :, None] * all_x[:, None, :]

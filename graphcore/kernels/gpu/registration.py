@@ -4,7 +4,10 @@ from importlib import import_module
 from importlib.util import find_spec
 
 # of this package; each imports what it needs
-MODULES = ("norm", "codes", "product", "rotate_write", "attend", "experts", "router", "choose", "sample")
+MODULES = (
+    *("norm", "codes", "product", "packed_linear", "unpack", "rotate_write", "attend"),
+    *("experts", "router", "choose", "sample"),
+)
 
 
 def register() -> bool:

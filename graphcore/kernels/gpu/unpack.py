@@ -18,7 +18,7 @@ from graphcore.kernels.gpu.packed_units import (
     unit_words,
     weights_of_unit,
 )
-from graphcore.kernels.gpu.unpacking import level_of, plane_rows, scale_and_minimum, tensor_scale
+from graphcore.kernels.gpu.unpacking import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum, tensor_scale
 
 UNITS = 32  # of a row that a program unpacks: one for each thread of its warp
 ROWS = 4  # of a program
@@ -65,7 +65,7 @@ def scale_of(packed, scales, supers, known, rows, columns, IS_SCALED: tl.constex
         minimum = 0.0
     else:
         places = scales + (known // L.group * L.scale_nbytes)[None, :]
-        scale, minimum = scale_and_minimum(places, supers, (known // 256)[None, :], L)
+        scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)
         scale = scale[:, :, None]
         if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
             minimum = minimum[:, :, None]
@@ -141,3 +141,15 @@ def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: D
         num_warps=1,
         enable_fp_fusion=False,
     )
+
+
+def _rows(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_rows(ids, packed, DeviceForm(name, rows, columns), dtype)
+
+
+def _matrix(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_unpack(packed, DeviceForm(name, rows, columns), dtype)
+
+
+torch.library.impl("graphcore::device_rows", "CUDA", _rows)
+torch.library.impl("graphcore::device_matrix", "CUDA", _matrix)

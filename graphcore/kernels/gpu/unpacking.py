@@ -11,11 +11,19 @@ Legend: O rows, I columns.
 import triton
 import triton.language as tl
 
-# As in quant/codebooks.py, four bytes to a word: level q is byte q % 4 of word q / 4.
-IQ4_0 = tl.constexpr(int.from_bytes(bytes(level & 255 for level in (-127, -104, -83, -65)), "little", signed=True))
-IQ4_1 = tl.constexpr(int.from_bytes(bytes(level & 255 for level in (-49, -35, -22, -10)), "little", signed=True))
-IQ4_2 = tl.constexpr(int.from_bytes(bytes(level & 255 for level in (1, 13, 25, 38)), "little", signed=True))
-IQ4_3 = tl.constexpr(int.from_bytes(bytes(level & 255 for level in (53, 69, 89, 113)), "little", signed=True))
+from graphcore.encodings import IQ4_LEVELS
+from graphcore.kernels import device_layout, packing
+
+GROUP_ROWS = tl.constexpr(packing.GROUP_ROWS)
+SUPER_WEIGHTS = tl.constexpr(device_layout.SUPER_WEIGHTS)
+
+
+def _word(levels: tuple[int, ...]) -> tl.constexpr:
+    """Return four levels as the bytes of a word: level q of all is byte q % 4 of word q / 4."""
+    return tl.constexpr(int.from_bytes(bytes(level & 255 for level in levels), "little", signed=True))
+
+
+IQ4_0, IQ4_1, IQ4_2, IQ4_3 = (_word(IQ4_LEVELS[start : start + 4]) for start in (0, 4, 8, 12))
 
 
 @triton.jit
@@ -26,7 +34,7 @@ def row_nbytes(columns, PLANE: tl.constexpr, L: tl.constexpr):
     """
     low = columns // (128 // L.low) * 16
     high = columns // 32 * (4 * L.high) if L.high_runs else columns // 256 * (32 * L.high)
-    scales, supers = columns // L.group * L.scale_nbytes, columns // 256 * L.super_nbytes
+    scales, supers = columns // L.group * L.scale_nbytes, columns // SUPER_WEIGHTS * L.super_nbytes
     if PLANE == 0:
         nbytes = low
     elif PLANE == 1:
@@ -46,8 +54,8 @@ def plane_rows(matrix, rows, columns, PLANE: tl.constexpr, L: tl.constexpr):
     before = columns * 0
     for plane in tl.static_range(PLANE):
         before += row_nbytes(columns, plane, L)
-    group = (rows // 16).to(tl.int64) * row_nbytes(columns, 4, L)
-    return matrix + (group + before) * 16 + rows % 16 * row_nbytes(columns, PLANE, L)
+    group = (rows // GROUP_ROWS).to(tl.int64) * row_nbytes(columns, 4, L)
+    return matrix + (group + before) * GROUP_ROWS + rows % GROUP_ROWS * row_nbytes(columns, PLANE, L)
 
 
 @triton.jit
@@ -55,7 +63,7 @@ def tensor_scale(matrix, rows, columns, L: tl.constexpr):
     """Return the scale of the whole tensor, float32; 1 for formats that have none."""
     scale = 1.0
     if L.scale == "whole":
-        end = tl.cdiv(rows, 16).to(tl.int64) * row_nbytes(columns, 4, L) * 16
+        end = tl.cdiv(rows, GROUP_ROWS).to(tl.int64) * row_nbytes(columns, 4, L) * GROUP_ROWS
         scale = tl.load((matrix + end).to(tl.pointer_type(tl.float32)))
     return scale
 
@@ -134,7 +142,7 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
     value = level_of(code, levels) if L.levels != "" else (code - L.zero).to(tl.float32)
     if L.scale != "whole":
         scales = plane_rows(matrix, rows, columns, 2, L) + at // L.group * L.scale_nbytes
-        scale, minimum = scale_and_minimum(scales, plane_rows(matrix, rows, columns, 3, L), at // 256, L)
+        scale, minimum = scale_and_minimum(scales, plane_rows(matrix, rows, columns, 3, L), at // SUPER_WEIGHTS, L)
         value *= scale
         if L.scale == "pair":
             value += minimum
@@ -149,7 +157,7 @@ def scale_and_minimum(scales, supers, block, L: tl.constexpr):
 
     Args:
         scales: pointers to uint8, at the groups' scales.
-        supers: pointers to uint8, at the rows of the plane.  block: of 256 weights that a group lies in.
+        supers: pointers to uint8, at the rows of the plane.  block: of SUPER_WEIGHTS that a group lies in.
     """
     minimum = 0.0
     if L.super_nbytes > 0:

@@ -8,8 +8,11 @@
 #pragma once
 
 #include "codes.h"
+#include "encodings.h"
 
 namespace graphcore {
+
+static_assert(LANES == GROUP_ROWS, "sixteen lanes are the rows that lie together");
 
 // ---- numbers of a part of sixteen rows, those from row `lane` on
 
@@ -17,44 +20,45 @@ inline FloatPart fp16_lanes(const uint8_t* from, int lane) { return halves_to_fl
 inline FloatPart byte_lanes(const uint8_t* from, int lane) { return to_float(widen_bytes(from + lane)); }
 inline FloatPart signed_byte_lanes(const uint8_t* from, int lane) { return to_float(widen_signed_bytes(from + lane)); }
 
-// What most formats are: one scale for each part, no minimum, codes that are the values.
-template <int COLUMNS_, int RAW_, int META_, int BITS_, int OFFSET_>
+// What most formats are: one scale for each part, no minimum.
+template <Format NUMBER_, int META_>
 struct Plain {
-    static constexpr int COLUMNS = COLUMNS_;      // of a stored block
-    static constexpr int RAW_NBYTES = RAW_;       // of a stored block
-    static constexpr int META_NBYTES = META_;     // of sixteen stored blocks' scales
-    static constexpr int BITS = BITS_;            // of a code
-    static constexpr int OFFSET = OFFSET_;        // of a value
-    static constexpr int LARGEST = (1 << BITS_) - 1;  // value, before the offset is taken off
-    static constexpr bool HALVES = false;         // a scale for 16 columns, not 32
-    static constexpr bool HAS_MINIMUM = false;    // weight = scale * code + minimum
-    static constexpr bool ONE_SCALE = false;      // a single scale for the whole tensor
-    static constexpr bool HAS_TABLE = false;      // values of the codes are a table's (`table`)
-    static inline const uint8_t* table() { return nullptr; }
+    static constexpr Format NUMBER = NUMBER_;
+    static constexpr int COLUMNS = ENCODINGS[NUMBER].columns;    // of a stored block
+    static constexpr int RAW_NBYTES = ENCODINGS[NUMBER].nbytes;  // of a stored block
+    static constexpr int META_NBYTES = META_;                    // of sixteen stored blocks' scales
+    static constexpr int BITS = ENCODINGS[NUMBER].bits;          // of a code
+    static constexpr int OFFSET = ENCODINGS[NUMBER].offset;      // of a value
+    static constexpr int LARGEST = ENCODINGS[NUMBER].largest;    // value, before the offset is taken off
+    static constexpr bool HALVES = false;                        // a scale for 16 columns, not 32
+    static constexpr bool HAS_MINIMUM = false;                   // weight = scale * code + minimum
+    static constexpr bool ONE_SCALE = has_tensor_scale(NUMBER);  // a single scale for the whole tensor
+    static constexpr bool HAS_TABLE = ENCODINGS[NUMBER].values != nullptr;  // values of the codes are a table's (`table`)
+    static inline const uint8_t* table() { return ENCODINGS[NUMBER].values; }
     static inline FloatPart minimum(const uint8_t*, int, int) { return FloatPart{}; }
 };
 
-struct Q4_0 : Plain<32, 18, 32, 4, 8> {
+struct Q4_0 : Plain<FORMAT_Q4_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-struct Q4_1 : Plain<32, 20, 64, 4, 0> {
+struct Q4_1 : Plain<FORMAT_Q4_1, 64> {
     static constexpr bool HAS_MINIMUM = true;
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
     static inline FloatPart minimum(const uint8_t* meta, int, int lane) { return fp16_lanes(meta + 32, lane); }
 };
 
-struct Q5_0 : Plain<32, 22, 32, 5, 16> {
+struct Q5_0 : Plain<FORMAT_Q5_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-struct Q5_1 : Plain<32, 24, 64, 5, 0> {
+struct Q5_1 : Plain<FORMAT_Q5_1, 64> {
     static constexpr bool HAS_MINIMUM = true;
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
     static inline FloatPart minimum(const uint8_t* meta, int, int lane) { return fp16_lanes(meta + 32, lane); }
 };
 
-struct Q8_0 : Plain<32, 34, 32, 8, 128> {
+struct Q8_0 : Plain<FORMAT_Q8_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
@@ -65,20 +69,12 @@ inline FloatPart half_powers_of_two(const uint8_t* exponents) {
     return (FloatPart)(e >= 2 ? normal : subnormal);
 }
 
-inline constexpr uint8_t E2M1_DOUBLED_PLUS_12[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
-struct Mxfp4 : Plain<32, 17, 16, 4, 12> {
-    static constexpr int LARGEST = 24;
-    static constexpr bool HAS_TABLE = true;
-    static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
+struct MXFP4 : Plain<FORMAT_MXFP4, 16> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return half_powers_of_two(meta + lane); }
 };
 
-struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
+struct NVFP4 : Plain<FORMAT_NVFP4, 64> {
     static constexpr bool HALVES = true;
-    static constexpr int LARGEST = 24;
-    static constexpr bool HAS_TABLE = true;
-    static inline const uint8_t* table() { return E2M1_DOUBLED_PLUS_12; }
     // half of an unsigned E4M3: 0 and 0x7f are 0, and bit 7 is ignored (0xff is 480)
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) {
         const IntPart bits = widen_bytes(meta + 16 * part + lane);
@@ -90,19 +86,11 @@ struct Nvfp4 : Plain<64, 36, 64, 4, 12> {
     }
 };
 
-inline constexpr uint8_t IQ4_PLUS_127[16] = {0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240};
-
-struct Iq4Nl : Plain<32, 18, 32, 4, 127> {
-    static constexpr int LARGEST = 240;
-    static constexpr bool HAS_TABLE = true;
-    static inline const uint8_t* table() { return IQ4_PLUS_127; }
+struct IQ4_NL : Plain<FORMAT_IQ4_NL, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-struct Iq4Xs : Plain<256, 136, 160, 4, 127> {
-    static constexpr int LARGEST = 240;
-    static constexpr bool HAS_TABLE = true;
-    static inline const uint8_t* table() { return IQ4_PLUS_127; }
+struct IQ4_XS : Plain<FORMAT_IQ4_XS, 160> {
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) {
         return fp16_lanes(meta, lane) * signed_byte_lanes(meta + 32 + 16 * part, lane);
     }
@@ -110,8 +98,8 @@ struct Iq4Xs : Plain<256, 136, 160, 4, 127> {
 
 // ---- blocks of 256 with six-bit scales and minimums: d[16] dmin[16] scales[8][16] minimums[8][16]
 
-template <int RAW_, int BITS_>
-struct SixBitScales : Plain<256, RAW_, 320, BITS_, 0> {
+template <Format NUMBER_>
+struct SixBitScales : Plain<NUMBER_, 320> {
     static constexpr bool HAS_MINIMUM = true;
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) { return fp16_lanes(meta, lane) * byte_lanes(meta + 64 + 16 * part, lane); }
     static inline FloatPart minimum(const uint8_t* meta, int part, int lane) {
@@ -119,27 +107,27 @@ struct SixBitScales : Plain<256, RAW_, 320, BITS_, 0> {
     }
 };
 
-struct Q4_K : SixBitScales<144, 4> {
+struct Q4_K : SixBitScales<FORMAT_Q4_K> {
 };
 
-struct Q5_K : SixBitScales<176, 5> {
+struct Q5_K : SixBitScales<FORMAT_Q5_K> {
 };
 
 // ---- blocks of 256 with a scale for each 16 columns: scales[16][16], then d[16] (and dmin[16])
 
-struct Q6_K : Plain<256, 210, 288, 6, 32> {
+struct Q6_K : Plain<FORMAT_Q6_K, 288> {
     static constexpr bool HALVES = true;
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) {
         return fp16_lanes(meta, lane) * signed_byte_lanes(meta + 32 + 16 * part, lane);
     }
 };
 
-struct Q3_K : Plain<256, 110, 288, 3, 4> {
+struct Q3_K : Plain<FORMAT_Q3_K, 288> {
     static constexpr bool HALVES = true;
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) { return Q6_K::scale(meta, part, lane); }
 };
 
-struct Q2_K : Plain<256, 84, 320, 2, 0> {
+struct Q2_K : Plain<FORMAT_Q2_K, 320> {
     static constexpr bool HALVES = true;
     static constexpr bool HAS_MINIMUM = true;
     static inline IntPart nibbles(const uint8_t* meta, int part, int lane) {
@@ -155,26 +143,20 @@ struct Q2_K : Plain<256, 84, 320, 2, 0> {
 
 // ---- one and two bits
 
-struct Tq2_0 : Plain<256, 66, 32, 2, 1> {
+struct TQ2_0 : Plain<FORMAT_TQ2_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-struct Q2_0 : Plain<64, 18, 32, 2, 1> {
+struct Q2_0 : Plain<FORMAT_Q2_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-inline constexpr uint8_t MINUS_PLUS[16] = {0, 2};  // one bit: minus or plus one, OFFSET 1 taken off
-
-struct Q1_0 : Plain<128, 18, 32, 1, 1> {
-    static constexpr int LARGEST = 2;
-    static constexpr bool HAS_TABLE = true;
-    static inline const uint8_t* table() { return MINUS_PLUS; }
+struct Q1_0 : Plain<FORMAT_Q1_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
 // BitNet's ternary codes, whose scale belongs to the tensor; here a stored block is 128 columns of one row.
-struct I2_S : Plain<128, 32, 0, 2, 1> {
-    static constexpr bool ONE_SCALE = true;
+struct I2_S : Plain<FORMAT_I2_S, 0> {
     static inline FloatPart scale(const uint8_t*, int, int) { return splat(1.0f); }
 };
 

@@ -165,6 +165,9 @@ constexpr FormatOps operations(Multiply multiply) {
     void multiply_##F(const uint8_t*, int, const Activations&, int, int, f32x16*);
 GRAPHCORE_FORMATS(GRAPHCORE_DECLARE)
 
+#define GRAPHCORE_CHECK(F) static_assert(F::NUMBER == FORMAT_##F, "a format has the number of its name");
+GRAPHCORE_FORMATS(GRAPHCORE_CHECK)
+
 const FormatOps& format_ops(int format) {
 #define GRAPHCORE_ENTRY(F) operations<F>(multiply_##F),
     static const FormatOps table[] = {GRAPHCORE_FORMATS(GRAPHCORE_ENTRY)};

@@ -6,22 +6,13 @@
 
 namespace graphcore {
 
-// The numbers are those of graphcore/kernels/packed.py.
-enum Format : int32_t {
-    F32 = 0, F16 = 1, BF16 = 2, DENSE_FORMATS = 3,
-    FORMAT_Q4_0 = 3, FORMAT_Q4_1, FORMAT_Q5_0, FORMAT_Q5_1, FORMAT_Q8_0, FORMAT_Q2_K, FORMAT_Q3_K, FORMAT_Q4_K, FORMAT_Q5_K,
-    FORMAT_Q6_K, FORMAT_IQ4_NL, FORMAT_IQ4_XS, FORMAT_TQ2_0, FORMAT_MXFP4, FORMAT_NVFP4, FORMAT_Q1_0, FORMAT_Q2_0, FORMAT_I2_S,
-    NUM_FORMATS
-};
-
 struct Matrix {
     const uint8_t* bytes;
     int32_t rows, columns;
     int32_t format;
-    float scale;  // of the whole tensor (i2_s), else 1
+    float scale;  // of the whole tensor where it has one, else 1
 };
 
-constexpr size_t I2_S_TAIL_NBYTES = 64;  // after i2_s's codes, for its scale; as in graphcore/kernels/packed.py
 // Tokens that share a widened block. Registers of fewer bits hold fewer sums, and the compiler takes a minute over more.
 #if defined(__AVX512F__)
 constexpr int TOKEN_TILE = 8;
@@ -42,11 +33,6 @@ struct FormatOps {
 };
 
 const FormatOps& format_ops(int format);
-
-// Every format that has kernels, in the order of their numbers.
-#define GRAPHCORE_FORMATS(X)                                                                                    \
-    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(Iq4Nl) X(Iq4Xs) X(Tq2_0) \
-    X(Mxfp4) X(Nvfp4) X(Q1_0) X(Q2_0) X(I2_S)
 
 template <class F>
 void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group);  // pack.cpp
@@ -77,7 +63,7 @@ inline void multiply_group(const Matrix& matrix, int group, const Activations& x
     }
     const FormatOps& ops = format_ops(matrix.format);
     ops.multiply(matrix.bytes + size_t(group) * ops.group_nbytes(matrix.columns), matrix.columns, x, first, tokens, totals);
-    if (matrix.format == FORMAT_I2_S)
+    if (has_tensor_scale(matrix.format))
         for (int t = 0; t < tokens; t++) totals[t] *= splat<f32x16>(matrix.scale);
 }
 

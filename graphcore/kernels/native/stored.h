@@ -89,7 +89,7 @@ struct StoredNibbles {
 
 template <> struct Stored<Q4_0> : StoredNibbles<1> {};
 template <> struct Stored<Q4_1> : StoredNibbles<2> {};
-template <> struct Stored<Iq4Nl> : StoredNibbles<1> {};
+template <> struct Stored<IQ4_NL> : StoredNibbles<1> {};
 
 // The same with 32 fifth bits before the nibbles.
 template <int HALVES>
@@ -122,7 +122,7 @@ struct Stored<Q8_0> {
 };
 
 template <>
-struct Stored<Mxfp4> {
+struct Stored<MXFP4> {
     Rows rows;
     Words<16> words{rows.at(1)};
 
@@ -134,7 +134,7 @@ struct Stored<Mxfp4> {
 
 // Parts of 16 columns, each in 8 bytes: columns 0 .. 7 in the low nibbles.
 template <>
-struct Stored<Nvfp4> {
+struct Stored<NVFP4> {
     Rows rows;
     Words<32> words{rows.at(4)};
 
@@ -147,7 +147,7 @@ struct Stored<Nvfp4> {
 // ---- blocks of 256
 
 template <>
-struct Stored<Iq4Xs> {
+struct Stored<IQ4_XS> {
     Rows rows;
     Words<128> words{rows.at(8)};
 
@@ -239,7 +239,7 @@ struct Stored<Q2_K> {
 // ---- one and two bits
 
 template <>
-struct Stored<Tq2_0> {
+struct Stored<TQ2_0> {
     Rows rows;
     Words<64> words{rows};
 

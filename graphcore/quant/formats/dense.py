@@ -3,23 +3,20 @@
 Legend: N blocks, which are elements here.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.quant.bits import field
 from graphcore.quant.format import Format
 
 
-@dataclass(frozen=True)
 class DenseFormat(Format):
-    """Elements stored as they are.
+    """Elements stored as they are."""
 
-    Attributes:
-        stored: the dtype whose bytes the elements are.
-    """
-
-    stored: torch.dtype
+    @property
+    def stored(self) -> torch.dtype:
+        """Dtype whose bytes the elements are."""
+        return DENSE_DTYPES[self.name]
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Widen: [N, W] uint8 -> [N, 1] float32."""
@@ -30,6 +27,4 @@ class DenseFormat(Format):
         return dense.to(self.stored, copy=True).view(torch.uint8)
 
 
-F32 = DenseFormat("f32", block_elements=1, block_nbytes=4, stored=torch.float32)
-F16 = DenseFormat("f16", block_elements=1, block_nbytes=2, stored=torch.float16)
-BF16 = DenseFormat("bf16", block_elements=1, block_nbytes=2, stored=torch.bfloat16)
+F32, F16, BF16 = DenseFormat.of("f32"), DenseFormat.of("f16"), DenseFormat.of("bf16")

@@ -16,13 +16,14 @@ from math import isfinite, prod
 
 import torch
 
+from graphcore.checkpoint.bitnet_packing import with_scale_behind
+from graphcore.encodings import Encoding
 from graphcore.errors import CheckpointError
 from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.bits import field, planes
 from graphcore.quant.format import Format
 from graphcore.quant.slices import slices_of_blocks
 
-TAIL_NBYTES = 32  # the scale and its padding
 SMALLEST_SCALE = 1e-5  # of weights that are rounded, as BitNet's own code has it
 
 
@@ -35,25 +36,22 @@ class I2SFormat(Format):
         Raises:
             CheckpointError: the tensor is not a whole number of groups.
         """
-        num_elements = prod(shape)
-        if num_elements % self.block_elements:
+        if not self.divides(shape):
             raise CheckpointError(
-                f"{self.name}: shape {list(shape)} has {num_elements} elements, which is not a multiple of the group "
+                f"{self.name}: shape {list(shape)} has {prod(shape)} elements, which is not a multiple of the group "
                 f"of {self.block_elements}; the shape must be that of the whole tensor"
             )
-        return num_elements // self.block_elements * self.block_nbytes + TAIL_NBYTES
+        return Encoding.nbytes(self, shape)
 
     def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
         """Return the rows, which must be whole groups, and the tensor's scale."""
         self.check_raw(raw, shape)
-        scale = raw[-TAIL_NBYTES : -TAIL_NBYTES + 4].clone().view(torch.float32).item()
-        return raw[:-TAIL_NBYTES].view(*shape[:-1], -1), scale
+        scale = raw[-self.tail_nbytes : -self.tail_nbytes + 4].clone().view(torch.float32).item()
+        return raw[: -self.tail_nbytes].view(*shape[:-1], -1), scale
 
     def join_rows(self, rows: torch.Tensor, scale: float) -> torch.Tensor:
         """Return the rows' bytes and the tail."""
-        tail = torch.zeros(TAIL_NBYTES, dtype=torch.uint8, device=rows.device)
-        tail[:4] = torch.tensor([scale], dtype=torch.float32).view(torch.uint8)
-        return torch.cat((rows.flatten(), tail))
+        return with_scale_behind(rows.flatten(), torch.tensor([scale], dtype=torch.float32))
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode without the tensor's scale, which lies in no block: [N, 32] uint8 -> [N, 128] float32."""
@@ -62,8 +60,8 @@ class I2SFormat(Format):
 
     def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
         """Return the groups without the tail, and what decodes and scales some of them."""
-        blocks = raw[:-TAIL_NBYTES].view(-1, self.block_nbytes)  # [N, 32]
-        scale = field(raw[-TAIL_NBYTES:].unsqueeze(0), 0, 4).view(torch.float32)  # [1, 1]
+        blocks = raw[: -self.tail_nbytes].view(-1, self.block_nbytes)  # [N, 32]
+        scale = field(raw[-self.tail_nbytes :].unsqueeze(0), 0, 4).view(torch.float32)  # [1, 1]
 
         def decode(some: torch.Tensor) -> torch.Tensor:
             return self.dequantize_blocks(some).mul_(scale)
@@ -83,7 +81,7 @@ class I2SFormat(Format):
         """
         assert dense.is_floating_point(), f"weights are floats, got {dense.dtype}"
         raw = torch.zeros(self.nbytes(dense.shape), dtype=torch.uint8, device=dense.device)
-        blocks, weights = raw[:-TAIL_NBYTES].view(-1, self.block_nbytes), dense.reshape(-1, self.block_elements)
+        blocks, weights = raw[: -self.tail_nbytes].view(-1, self.block_nbytes), dense.reshape(-1, self.block_elements)
         mean, largest, is_ternary = _magnitudes(weights)
         if not isfinite(largest):
             raise CheckpointError(f"{self.name}: the tensor has infinite or NaN weights, which no format can pack")
@@ -91,7 +89,7 @@ class I2SFormat(Format):
         for some in slices_of_blocks(len(blocks), self.block_elements):
             blocks[some].copy_(self.quantize_blocks(weights[some].to(torch.float32) / (unit or 1.0)))
         scale = torch.tensor([unit], dtype=torch.float32).view(torch.uint8)
-        raw[-TAIL_NBYTES : -TAIL_NBYTES + len(scale)].copy_(scale)
+        raw[-self.tail_nbytes : -self.tail_nbytes + len(scale)].copy_(scale)
         return raw
 
 
@@ -106,4 +104,4 @@ def _magnitudes(weights: torch.Tensor) -> tuple[float, float, bool]:
     return total / max(1, weights.numel()), largest, num_other == 0
 
 
-I2_S = I2SFormat("i2_s", block_elements=128, block_nbytes=32)
+I2_S = I2SFormat.of("i2_s")

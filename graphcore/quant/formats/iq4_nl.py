@@ -11,9 +11,9 @@ import itertools
 
 import torch
 
+from graphcore.encodings import IQ4_LEVELS
 from graphcore.quant.bit_packing import extreme, fp16_bytes, inverse, pack_planes, through_fp16
 from graphcore.quant.bits import field, fp16, lookup, planes
-from graphcore.quant.codebooks import IQ4_LEVELS
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import TINIEST
 
@@ -60,4 +60,4 @@ class Iq4NlFormat(Format):
         return torch.cat((fp16_bytes(scale), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-IQ4_NL = Iq4NlFormat("iq4_nl", block_elements=32, block_nbytes=18)
+IQ4_NL = Iq4NlFormat.of("iq4_nl")

@@ -11,9 +11,9 @@ Source: OCP Microscaling Formats v1.0; ggml/src/ggml-impl.h, ggml_e8m0_to_fp32_h
 
 import torch
 
+from graphcore.encodings import E2M1_DOUBLED
 from graphcore.quant.bit_packing import pack_planes
 from graphcore.quant.bits import field, lookup, planes
-from graphcore.quant.codebooks import E2M1_DOUBLED
 from graphcore.quant.format import Format
 
 # Midpoints between the magnitudes 0, 1, 2, 3, 4, 6, 8, 12: a weight on one takes the smaller magnitude.
@@ -55,4 +55,4 @@ class Mxfp4Format(Format):
         return torch.cat((exponents, pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-MXFP4 = Mxfp4Format("mxfp4", block_elements=32, block_nbytes=17)
+MXFP4 = Mxfp4Format.of("mxfp4")

@@ -13,8 +13,8 @@ Source: ggml/src/ggml-impl.h, ggml_ue4m3_to_fp32.
 
 import torch
 
+from graphcore.encodings import E2M1_DOUBLED
 from graphcore.quant.bits import field, lookup, planes
-from graphcore.quant.codebooks import E2M1_DOUBLED
 from graphcore.quant.format import Format
 
 
@@ -38,4 +38,4 @@ class Nvfp4Format(Format):
         return lookup(E2M1_DOUBLED, codes).mul_(scales.unsqueeze(2)).flatten(1)
 
 
-NVFP4 = Nvfp4Format("nvfp4", block_elements=64, block_nbytes=36)
+NVFP4 = Nvfp4Format.of("nvfp4")

@@ -22,4 +22,4 @@ class Q10Format(Format):
         return signs.mul_(fp16(blocks, 0))
 
 
-Q1_0 = Q10Format("q1_0", block_elements=128, block_nbytes=18)
+Q1_0 = Q10Format.of("q1_0")

@@ -22,4 +22,4 @@ class Q20Format(Format):
         return codes.to(torch.float32).sub_(1).mul_(fp16(blocks, 0))
 
 
-Q2_0 = Q20Format("q2_0", block_elements=64, block_nbytes=18)
+Q2_0 = Q20Format.of("q2_0")

@@ -42,4 +42,4 @@ class Q2KFormat(Format):
         return torch.cat((packed_scales, planes_of_halves, fp16_bytes(scales.unit), fp16_bytes(minimums.unit)), dim=1)
 
 
-Q2_K = Q2KFormat("q2_k", block_elements=256, block_nbytes=84)
+Q2_K = Q2KFormat.of("q2_k")

@@ -29,4 +29,4 @@ class Q40Format(Format):
         return torch.cat((fp16_bytes(scale), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-Q4_0 = Q40Format("q4_0", block_elements=32, block_nbytes=18)
+Q4_0 = Q40Format.of("q4_0")

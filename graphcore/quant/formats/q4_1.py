@@ -30,4 +30,4 @@ class Q41Format(Format):
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-Q4_1 = Q41Format("q4_1", block_elements=32, block_nbytes=20)
+Q4_1 = Q41Format.of("q4_1")

@@ -12,7 +12,7 @@ import torch
 from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
-from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and_minimums
+from graphcore.quant.k_scales import REGROUPED, WIDENED, pack_scales_and_minimums, unpack_scales_and_minimums
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 
 STRETCHES = (0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
@@ -20,6 +20,8 @@ STRETCHES = (0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fi
 
 class Q4KFormat(Format):
     """Four bits, with an offset per 32 weights."""
+
+    low_change, scale_change = REGROUPED, WIDENED
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 144] uint8 -> [N, 256] float32."""
@@ -41,4 +43,4 @@ class Q4KFormat(Format):
         return torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit), packed_scales, nibbles), dim=1)
 
 
-Q4_K = Q4KFormat("q4_k", block_elements=256, block_nbytes=144)
+Q4_K = Q4KFormat.of("q4_k")

@@ -32,4 +32,4 @@ class Q50Format(Format):
         return torch.cat((fp16_bytes(scale), pack_runs(codes >> 4, bits=1), nibbles), dim=1)
 
 
-Q5_0 = Q50Format("q5_0", block_elements=32, block_nbytes=22)
+Q5_0 = Q50Format.of("q5_0")

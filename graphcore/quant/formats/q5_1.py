@@ -33,4 +33,4 @@ class Q51Format(Format):
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_runs(codes >> 4, bits=1), nibbles), dim=1)
 
 
-Q5_1 = Q51Format("q5_1", block_elements=32, block_nbytes=24)
+Q5_1 = Q51Format.of("q5_1")

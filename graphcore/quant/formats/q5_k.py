@@ -13,7 +13,7 @@ import torch
 from graphcore.quant.bit_packing import fp16_bytes, pack_planes
 from graphcore.quant.bits import field, fp16, planes
 from graphcore.quant.format import Format
-from graphcore.quant.k_scales import pack_scales_and_minimums, unpack_scales_and_minimums
+from graphcore.quant.k_scales import REGROUPED, WIDENED, pack_scales_and_minimums, unpack_scales_and_minimums
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 
 STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
@@ -21,6 +21,8 @@ STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affi
 
 class Q5KFormat(Format):
     """Five bits, with an offset per 32 weights."""
+
+    low_change, scale_change = REGROUPED, WIDENED
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 176] uint8 -> [N, 256] float32."""
@@ -45,4 +47,4 @@ class Q5KFormat(Format):
         return torch.cat((units, packed_scales, fifth_bits, nibbles), dim=1)
 
 
-Q5_K = Q5KFormat("q5_k", block_elements=256, block_nbytes=176)
+Q5_K = Q5KFormat.of("q5_k")

@@ -39,4 +39,4 @@ class Q6KFormat(Format):
         return torch.cat((low, high, scales.codes.to(torch.int8).view(torch.uint8), fp16_bytes(scales.unit)), dim=1)
 
 
-Q6_K = Q6KFormat("q6_k", block_elements=256, block_nbytes=210)
+Q6_K = Q6KFormat.of("q6_k")

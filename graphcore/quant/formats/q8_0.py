@@ -28,4 +28,4 @@ class Q80Format(Format):
         return torch.cat((fp16_bytes(scale), codes.view(torch.uint8)), dim=1)
 
 
-Q8_0 = Q80Format("q8_0", block_elements=32, block_nbytes=34)
+Q8_0 = Q80Format.of("q8_0")

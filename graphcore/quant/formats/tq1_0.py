@@ -53,4 +53,4 @@ class Tq10Format(Format):
         return torch.cat((*(base3_bytes(part) for part in parts), fp16_bytes(scale)), dim=1)
 
 
-TQ1_0 = Tq10Format("tq1_0", block_elements=256, block_nbytes=54)
+TQ1_0 = Tq10Format.of("tq1_0")

@@ -29,4 +29,4 @@ class Tq20Format(Format):
         return torch.cat((pack_planes(codes.view(-1, 2, 4, 32), bits=2).flatten(1), fp16_bytes(scale)), dim=1)
 
 
-TQ2_0 = Tq20Format("tq2_0", block_elements=256, block_nbytes=66)
+TQ2_0 = Tq20Format.of("tq2_0")

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from graphcore.checkpoint.bitnet_packing import TernaryCheckpoint
+from graphcore.checkpoint.bitnet_packing import TernaryCheckpoint, pack_i2_s
 from graphcore.checkpoint.config_ternary import TernaryScaling
-from graphcore.checkpoint.i2_s_bytes import pack_i2_s
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 from graphcore.quant import dequantize

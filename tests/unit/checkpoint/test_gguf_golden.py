@@ -10,10 +10,10 @@ import torch
 from gguf_bytes import GGUF, Tensor
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.gguf_types import GGML_TYPES
+from graphcore.encodings import ENCODINGS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-WRITABLE = sorted(set(GGML_TYPES) - {"q2_0", "i2_s"})  # the gguf package does not know these two
+WRITABLE = sorted(set(ENCODINGS) - {"q2_0", "i2_s"})  # the gguf package does not know these two
 NUMPY_DTYPES = {"f32": "f4", "f16": "f2", "f64": "f8", "i8": "i1", "i16": "i2", "i32": "i4", "i64": "i8"}
 
 
@@ -53,16 +53,16 @@ def test_versions_2_and_3_differ_in_nothing_but_the_number():
 
 @pytest.mark.parametrize("encoding", WRITABLE)
 def test_every_encoding_round_trips_at_shapes_of_1_to_3_dims(tmp_path, encoding):
-    kind = GGML_TYPES[encoding]
-    rng = np.random.default_rng(kind.id)
+    kind = ENCODINGS[encoding]
+    rng = np.random.default_rng(kind.ggml_id)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for name, shape in {"vector": (512,), "matrix": (12, 512), "experts": (3, 5, 256)}.items():
-        row = shape[-1] // kind.block_elements * kind.block_bytes
+        row = shape[-1] // kind.block_elements * kind.block_nbytes
         raw = rng.integers(0, 256, (*shape[:-1], row), dtype=np.uint8)
         if encoding in NUMPY_DTYPES:
             writer.add_tensor(name, raw.view(NUMPY_DTYPES[encoding]))
         else:
-            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType(kind.id))
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType(kind.ggml_id))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

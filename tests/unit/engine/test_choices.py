@@ -25,7 +25,7 @@ from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from graphcore.kernels import library
 from graphcore.kernels.gpu import registration
-from graphcore.kernels.packed import PackedForm
+from graphcore.kernels.packed import KernelPacking
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 
@@ -210,7 +210,7 @@ def test_rounding_that_was_asked_for_in_vain_is_told(
     overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
-    monkeypatch.setattr(PackedForm, "nbytes", 64)
+    monkeypatch.setattr(KernelPacking, "nbytes", 64)
     settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
     notes = prepare(settings, model()).choices.notes
     assert any("quant.activations=int8 has no effect" in note for note in notes) != has_effect

@@ -15,6 +15,8 @@ from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
 from graphcore.kernels import instructions as native_instructions
 from graphcore.kernels import library
+from graphcore.kernels.native_header import HEADER, native_header
+from graphcore.kernels.packed import FORMAT_NUMBERS, ROUNDINGS
 
 build = library.build_library.__wrapped__  # without the process's own memory of what it has built
 SOURCES = library.SOURCES
@@ -226,20 +228,20 @@ def constant(name: str) -> str:
     return "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).removeprefix("_")
 
 
-def test_numbers_of_formats_and_choices_are_those_of_the_sources() -> None:
-    """Enumerations are read out of the headers, in order."""
-    matrix, step = ((SOURCES / name).read_text(encoding="utf-8") for name in ("matrix.h", "step.h"))
-    from graphcore.kernels.packed import FORMAT_NUMBERS, ROUNDINGS
+def test_the_header_of_encodings_says_what_python_says() -> None:
+    assert HEADER.read_text(encoding="utf-8") == native_header(), "run python -m graphcore.kernels.native_header"
 
-    listed = matrix.split("FORMAT_Q4_0 = 3,")[1].split("NUM_FORMATS")[0]
-    names = [
-        "f32",
-        "f16",
-        "bf16",
-        "q4_0",
-        *(part.strip().removeprefix("FORMAT_").lower() for part in listed.split(",")[:-1]),
-    ]
-    assert list(FORMAT_NUMBERS.items()) == [(name, number) for number, name in enumerate(names)]
+
+def test_formats_keep_their_numbers() -> None:
+    """tests/golden/native_programs.txt has them."""
+    names = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs tq2_0 mxfp4 nvfp4 q1_0 q2_0"
+    expected = [*names.split(), "i2_s"]
+    assert list(FORMAT_NUMBERS.items()) == [(name, number) for number, name in enumerate(expected)]
+
+
+def test_numbers_of_choices_are_those_of_the_sources() -> None:
+    """Enumerations are read out of the headers, in order."""
+    step = (SOURCES / "step.h").read_text(encoding="utf-8")
     for enum, ours in (
         ("NormKind", {"none": 0, **native_instructions.NORM_KINDS}),
         ("Activation", {one.name.lower(): one for one in Activation} | {"clamped_swiglu": len(Activation)}),

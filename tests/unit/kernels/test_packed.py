@@ -18,8 +18,8 @@ from packed_matrices import (
 )
 from torch import Tensor
 
-from graphcore.checkpoint.i2_s_bytes import pack_i2_s
-from graphcore.kernels.packed import DENSE_TOKENS, PackedForm, packed_linear, packed_matrix, packed_rows
+from graphcore.checkpoint.bitnet_packing import pack_i2_s
+from graphcore.kernels.packed import DENSE_TOKENS, KernelPacking
 from graphcore.quant import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,7 +46,7 @@ def columns_of(name: str, blocks: int) -> int:
 
 def product(matrix: StoredMatrix, library: str, x: Tensor, rounding: str, bias: Tensor | None = None) -> Tensor:
     packed = matrix.packed(library)
-    return packed_linear(x, packed, bias, library, matrix.format, len(matrix.dense), rounding)
+    return matrix.packing(library).linear(x, packed, bias, rounding)
 
 
 def expected(matrix: StoredMatrix, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -71,7 +71,7 @@ def rounded(x: Tensor, rounding: str) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_golden_blocks_come_back_bit_by_bit(library: str, name: str, dtype: torch.dtype) -> None:
     matrix = golden_matrix(name)
-    assert num_differing(matrix.form(library).unpack(matrix.packed(library), dtype), matrix.dense.to(dtype)) == 0
+    assert num_differing(matrix.packing(library).unpack(matrix.packed(library), dtype), matrix.dense.to(dtype)) == 0
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
@@ -79,9 +79,9 @@ def test_random_bytes_come_back_bit_by_bit_however_many_rows_and_blocks(library:
     for rows in ROWS:
         for blocks in (1, 5):
             matrix = stored_matrix(name, rows, columns_of(name, blocks), is_tame=False)
-            packed, form = matrix.packed(library), matrix.form(library)
+            packed, packing = matrix.packed(library), matrix.packing(library)
             for dtype in DTYPES:
-                assert num_differing(form.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, (rows, blocks, dtype)
+                assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, (rows, blocks, dtype)
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
@@ -89,7 +89,7 @@ def test_gathered_rows_are_those_of_the_matrix(library: str, name: str) -> None:
     matrix = stored_matrix(name, 53, columns_of(name, 3), is_tame=False)
     ids = torch.tensor([[0, 52, 16], [15, 17, 16]])
     for dtype in DTYPES:
-        found = packed_rows(ids, matrix.packed(library), matrix.form(library), dtype)
+        found = matrix.packing(library).gather(ids, matrix.packed(library), dtype)
         assert num_differing(found, matrix.dense[ids].to(dtype)) == 0
 
 
@@ -203,8 +203,8 @@ def test_ternary_products_are_bitnets_whole_numbers(library: str, case: str) -> 
     stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "i2s.npz").items()}
     ternary, scale = stored[f"ternary{case}"], stored[f"scale{case}"]
     raw_rows, found_scale = FORMATS["i2_s"].split_rows(stored[f"i2s_x86_raw{case}"], ternary.shape)
-    form = PackedForm(library, "i2_s", *ternary.shape)
-    packed = form.pack(raw_rows, found_scale)
+    packing = KernelPacking("i2_s", *ternary.shape, library)
+    packed = packing.pack(raw_rows, found_scale)
     x = stored["x"] if not case else torch.cat((stored["x"], stored["x"][:, :128]), dim=1)
     codes, steps = stored["x_q8"], stored["x_scale"]
     if case:  # the golden activations are 256 wide; a row's largest stays where it is or is repeated
@@ -212,7 +212,7 @@ def test_ternary_products_are_bitnets_whole_numbers(library: str, case: str) -> 
     sums = codes.long() @ ternary.long().T
     if not case:
         assert torch.equal(sums, stored["acc_i32"].long())
-    y = packed_linear(x, packed, None, library, "i2_s", len(ternary), "token")
+    y = packing.linear(x, packed, None, "token")
     steps = steps.view(-1, 1).double()
     assert torch.equal((y.double() * steps / scale.double()).round().long(), sums)
     np.testing.assert_allclose(y, (sums / steps * scale.double()).float(), rtol=1e-6, atol=0)
@@ -233,20 +233,20 @@ def test_hugging_face_ternary_bytes_give_transformers_products(library: str, for
         assert torch.equal(codes.int() - 1, stored["ternary"].int())
     scale = 1 / scale if form == "y_bitlinear" else scale
     rows, found = FORMATS["i2_s"].split_rows(pack_i2_s(codes, scale), codes.shape)
-    packed = PackedForm(library, "i2_s", *codes.shape).pack(rows, found)
-    y = packed_linear(stored["x"], packed, None, library, "i2_s", len(codes), "token")
+    packing = KernelPacking("i2_s", *codes.shape, library)
+    y = packing.linear(stored["x"], packing.pack(rows, found), None, "token")
     np.testing.assert_allclose(y, stored[form], rtol=1e-5, atol=1e-6 * stored[form].abs().max().item())
 
 
 def test_hugging_face_mxfp4_experts_come_back_as_transformers_has_them(library: str) -> None:
     stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "mxfp4_hf.npz").items()}
-    form = PackedForm(library, "mxfp4", 8, 96)
+    packing = KernelPacking("mxfp4", 8, 96, library)
     for expert, rows in enumerate(stored["ggml_raw"].flatten(2)):
-        packed = form.pack(rows, 1.0)
-        assert torch.equal(form.unpack(packed, torch.float32), stored["values_f32_HF_transposed"][expert].T)
+        packed = packing.pack(rows, 1.0)
+        assert torch.equal(packing.unpack(packed, torch.float32), stored["values_f32_HF_transposed"][expert].T)
         narrow = stored["values_bf16_as_f32_HF_transposed"][expert].T
-        assert torch.equal(form.unpack(packed, torch.bfloat16).float(), narrow)
-        assert num_differing(form.unpack(packed, torch.float32), stored["ggml_f32"][expert]) == 0
+        assert torch.equal(packing.unpack(packed, torch.bfloat16).float(), narrow)
+        assert num_differing(packing.unpack(packed, torch.float32), stored["ggml_f32"][expert]) == 0
 
 
 @pytest.mark.parametrize("name", ["q4_k", "i2_s"])
@@ -260,7 +260,7 @@ def test_torch_knows_the_operations_shapes_without_running_them(name: str) -> No
     torch.library.opcheck(ops.packed_matrix.default, (packed, *where, 256, torch.float16), test_utils=tests)
     ids = torch.tensor([[1, 16]])
     torch.library.opcheck(ops.packed_rows.default, (ids, packed, *where, 256, torch.bfloat16), test_utils=tests)
-    assert packed_matrix(packed, matrix.form(library), torch.float32).equal(matrix.dense)
+    assert matrix.packing(library).unpack(packed, torch.float32).equal(matrix.dense)
 
 
 @pytest.mark.parametrize("outside", [-1, 17])
@@ -268,11 +268,11 @@ def test_a_row_outside_the_table_is_refused(outside: int) -> None:
     library = native_kernels()
     matrix = stored_matrix("q8_0", 17, 32)
     with pytest.raises(IndexError, match=r"of a table of 17 rows"):
-        packed_rows(torch.tensor([0, outside]), matrix.packed(library), matrix.form(library), torch.float32)
+        matrix.packing(library).gather(torch.tensor([0, outside]), matrix.packed(library), torch.float32)
 
 
 def test_packed_bytes_are_about_as_many_as_the_files() -> None:
     library = native_kernels()
     for name in KERNEL_FORMATS:
         matrix = stored_matrix(name, 64, 2048)
-        assert matrix.form(library).nbytes <= 1.08 * matrix.rows.numel() + 256, name
+        assert matrix.packing(library).nbytes <= 1.08 * matrix.rows.numel() + 256, name

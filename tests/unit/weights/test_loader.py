@@ -20,7 +20,7 @@ from torch import Tensor
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import AddOne, PickRows, ScaleOnly, Transpose, WithoutScale
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.i2_s_bytes import pack_i2_s
+from graphcore.checkpoint.bitnet_packing import pack_i2_s
 from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder

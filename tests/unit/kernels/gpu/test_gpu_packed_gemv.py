@@ -168,7 +168,7 @@ def test_any_number_of_tokens(tokens: int, dtype: torch.dtype, monkeypatch: pyte
     monkeypatch.setattr(packed_linear, "SLICE_ELEMENTS", 16 * 256)
     matrix = stored_matrix("q4_k", 37, 256)
     x, bias = random(1, tokens, 256, dtype=dtype), random(37, dtype=dtype)
-    form = DevicePacking("q4_k", 37, 256).form
+    form = DevicePacking("q4_k", 37, 256)
     for added in (bias, None):
         expected = x.double() @ matrix.dense.double().T + (0 if added is None else added.double())
         found = launch_packed_linear(x, packed(matrix).weight, added, form, rounds=False)
@@ -185,14 +185,14 @@ def test_rows_are_rounded_to_codes(tokens: int, dtype: torch.dtype, name: str) -
     x = random(tokens, 256, dtype=dtype)
     codes, x_scale = quantize_rows(x)
     expected = codes.double() / x_scale.double() @ matrix.dense.double().T
-    form = DevicePacking(name, 19, 256).form
+    form = DevicePacking(name, 19, 256)
     found = launch_packed_linear(x, packed(matrix).weight, None, form, rounds=True)
     assert relative_error(found, expected) < BOUNDS[dtype]
 
 
 def test_no_token_gives_no_row() -> None:
     matrix = stored_matrix("q4_0", 5, 32)
-    form = DevicePacking("q4_0", 5, 32).form
+    form = DevicePacking("q4_0", 5, 32)
     assert launch_packed_linear(random(0, 32), packed(matrix).weight, None, form, rounds=False).shape == (0, 5)
 
 

@@ -25,7 +25,7 @@ def packed(matrix: StoredMatrix) -> tuple[DevicePacking, Tensor]:
 def test_golden_blocks_come_back_bit_by_bit(name: str) -> None:
     matrix = golden_matrix(name)
     packing, planes = packed(matrix)
-    assert num_differing(launch_unpack(planes, packing.form, torch.float32), matrix.dense) == 0
+    assert num_differing(launch_unpack(planes, packing, torch.float32), matrix.dense) == 0
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_golden_blocks_come_back_bit_by_bit(name: str) -> None:
 def test_random_bytes_come_back_bit_by_bit(name: str, dtype: torch.dtype) -> None:
     matrix = stored_matrix(name, 17, FORMATS[name].block_elements, is_tame=False)
     packing, planes = packed(matrix)
-    assert num_differing(launch_unpack(planes, packing.form, dtype), matrix.dense.to(dtype)) == 0
+    assert num_differing(launch_unpack(planes, packing, dtype), matrix.dense.to(dtype)) == 0
 
 
 @pytest.mark.parametrize("name", ["q4_k", "i2_s", "mxfp4"])
@@ -42,22 +42,22 @@ def test_gathered_rows_are_those_of_the_matrix_and_unknown_ids_give_zeros(name: 
     matrix = stored_matrix(name, 37, 3 * FORMATS[name].block_elements)
     packing, planes = packed(matrix)
     ids = torch.tensor([[0, 36], [16, 15]])
-    assert torch.equal(launch_rows(ids, planes, packing.form, torch.float32), matrix.dense[ids])
-    assert not launch_rows(torch.tensor([-1, 37]), planes, packing.form, torch.float32).any()
-    assert launch_rows(ids[:0], planes, packing.form, torch.float32).shape == (0, 2, packing.columns)
+    assert torch.equal(launch_rows(ids, planes, packing, torch.float32), matrix.dense[ids])
+    assert not launch_rows(torch.tensor([-1, 37]), planes, packing, torch.float32).any()
+    assert launch_rows(ids[:0], planes, packing, torch.float32).shape == (0, 2, packing.columns)
 
 
 def test_some_rows_are_those_of_the_whole() -> None:
     matrix = stored_matrix("q5_k", 37, 512)
     packing, planes = packed(matrix)
-    assert torch.equal(launch_unpack(planes, packing.form, torch.float32, 16, 35), matrix.dense[16:35])
+    assert torch.equal(launch_unpack(planes, packing, torch.float32, 16, 35), matrix.dense[16:35])
 
 
 def test_a_ternary_matrix_comes_without_its_scale_too() -> None:
     matrix = stored_matrix("i2_s", 5, 128)
     packing, planes = packed(matrix)
-    codes = launch_unpack(planes, packing.form, torch.float32, is_scaled=False)
-    scale = tensor_scale_of(planes, packing.form)
+    codes = launch_unpack(planes, packing, torch.float32, is_scaled=False)
+    scale = tensor_scale_of(planes, packing)
     assert isinstance(scale, Tensor)
     assert scale.item() == matrix.scale
     assert torch.equal(codes * scale, matrix.dense)

@@ -1,0 +1,93 @@
+"""The interface of packed matrices: how one weight lies in memory and is multiplied with, never dense as a whole.
+
+Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from graphcore.encodings import has_tensor_scale
+
+GROUP_ROWS = 16  # rows that lie together in what kernels read
+
+
+@dataclass(frozen=True)
+class Packing(ABC):
+    """One matrix of O rows and I columns in a stored format.
+
+    Attributes:
+        format: the stored format's name.
+    """
+
+    format: str
+    rows: int
+    columns: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+    @abstractmethod
+    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
+        """Return the matrix in this form.
+
+        Args:
+            raw_rows: [O, W] uint8, rows as the file has them, any strides.
+            scale: of the whole tensor, for formats that have one (i2_s), else 1.
+
+        Returns:
+            [nbytes] uint8.
+        """
+
+    @abstractmethod
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
+
+        Args:
+            raw_rows: [R, W] uint8 at any address, rows as the file has them; they may lie apart, but not their bytes.
+            begin: a multiple of GROUP_ROWS; so is the end, if it is not the matrix's.
+            out: [nbytes] uint8, the whole matrix's buffer.
+            threads: that the kernels' packing may take; None is as many as torch has.
+        """
+
+    @abstractmethod
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the scale of the whole tensor to its place, where the format has one (i2_s): `pack_rows` does not."""
+
+    @abstractmethod
+    def offset(self, row: int) -> int:
+        """Return where a row's bytes begin in the whole; `row` is a multiple of GROUP_ROWS."""
+
+    @property
+    def can_split(self) -> bool:
+        """Whether some of the rows are a matrix of their own: not where a scale of all of them lies behind the last."""
+        return not has_tensor_scale(self.format)
+
+    def part(self, begin: int, end: int) -> tuple[Self, int]:
+        """Return rows begin .. end - 1 as a matrix of their own, and where its bytes begin in the whole.
+
+        Args:
+            begin: a multiple of GROUP_ROWS.
+            end: any row; where it is within a group of the kernels' form, the part's bytes end with that group.
+        """
+        assert self.can_split, f"{self.format} has its scale behind the last row"
+        assert begin < end <= self.rows, f"rows {begin} .. {end} of {self.rows}"
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        return replace(self, rows=end - begin), self.offset(begin)
+
+    @abstractmethod
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix: [nbytes] uint8 -> [O, I] dtype."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
+        """Return x @ W.T (+ bias): [..., I] -> [..., O]; `rounding` of x as in kernels/packed.py."""
+
+    @abstractmethod
+    def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rows `ids` [...] int64, dense: [..., I] dtype."""
