@@ -26,7 +26,8 @@ from graphcore.graph.fusing import Call, Norm, Traced
 from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
 from graphcore.kernels.gpu.codes import norm_to_codes
 from graphcore.kernels.gpu.decode_attend import attend_written
-from graphcore.kernels.gpu.elementwise import add_scaled, cap, gate
+from graphcore.kernels.gpu.elementwise import add_scaled, gate
+from graphcore.kernels.gpu.elementwise import cap as capped_elements
 from graphcore.kernels.gpu.experts import add_experts
 from graphcore.kernels.gpu.matrix import DENSE, Matrix
 from graphcore.kernels.gpu.norm import add_normed, residual_norm
@@ -286,7 +287,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     fusing.parts: DeviceRun.parts,
     "float": lambda _run, x: x.float(),
     "to": lambda _run, x, dtype: x.to(dtype),
-    capped: lambda _run, x, limit: cap(x, limit),
+    capped: lambda _run, x, limit: capped_elements(x, limit),
     choose: DeviceRun.choose,
     without_padding: lambda _run, chosen, _span: chosen,  # `choose` has seen to it
     getattr: lambda _run, owner, name: getattr(owner, name),

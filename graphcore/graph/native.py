@@ -195,7 +195,7 @@ class Recorder:
         else:
             assert isinstance(embedding.packing, KernelPacking), "checked by obstacle_of"
             program.kept.append(embedding.weight)
-            arguments.table = embedding.packing.form.matrix(embedding.weight)
+            arguments.table = embedding.packing.matrix(embedding.weight)
         if embedding.positions is not None:
             arguments.positions = program.dense(embedding.positions)
         arguments.token_id = program.address(state.token_ids, torch.int64)

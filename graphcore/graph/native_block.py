@@ -308,7 +308,7 @@ def matrix_of(program: native.NativeProgram, linear: Linear, out: Tensor) -> tup
         return program.dense(linear.weight), bias, out
     assert isinstance(linear.packing, KernelPacking), "checked by obstacle_of"
     program.kept.append(linear.weight)
-    matrix = linear.packing.form.matrix(linear.weight)
+    matrix = linear.packing.matrix(linear.weight)
     if linear.weight_scale is not None:
         scale = linear.weight_scale.item()
         matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
@@ -321,7 +321,7 @@ def first_expert(program: native.NativeProgram, part: ExpertLinear) -> Matrix:
     if part.packing is None:
         return program.dense(part.weight[0])
     assert isinstance(part.packing, KernelPacking), "checked by obstacle_of"
-    return part.packing.form.matrix(part.weight[0])
+    return part.packing.matrix(part.weight[0])
 
 
 def rounding_of(linear: Linear) -> int:

@@ -33,7 +33,7 @@ enum Format : int32_t {{
 {names}
 
 constexpr int GROUP_ROWS = {group_rows};  // that lie together
-constexpr size_t I2_S_TAIL_NBYTES = {tail};  // behind the last group, for the scale of the whole tensor
+constexpr size_t TAIL_NBYTES = {tail};  // behind the last group, for the scale of the whole tensor
 
 constexpr bool has_tensor_scale(int32_t format) {{ return {scaled}; }}
 

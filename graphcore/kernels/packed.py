@@ -17,7 +17,6 @@ processor has no fast product of it, in float32; block and token multiply the pa
 
 import ctypes
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -54,11 +53,6 @@ class KernelPacking(Packing):
     """
 
     library: str
-
-    @property
-    def form(self) -> Self:
-        """The packing itself."""
-        return self
 
     @property
     def nbytes(self) -> int:

@@ -54,7 +54,7 @@ enum Format : int32_t {
     X(I2_S)
 
 constexpr int GROUP_ROWS = 16;  // that lie together
-constexpr size_t I2_S_TAIL_NBYTES = 64;  // behind the last group, for the scale of the whole tensor
+constexpr size_t TAIL_NBYTES = 64;  // behind the last group, for the scale of the whole tensor
 
 constexpr bool has_tensor_scale(int32_t format) { return format == FORMAT_I2_S; }
 

@@ -145,7 +145,7 @@ void run_route(const Route& a, Scratch& scratch) {
 }
 
 Matrix matrix_at(const Matrix& first, int place) {
-    const size_t tail = first.format == FORMAT_I2_S ? I2_S_TAIL_NBYTES : 0;  // all experts have the tensor's one scale
+    const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // all experts have the tensor's one scale
     Matrix matrix = first;
     matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;

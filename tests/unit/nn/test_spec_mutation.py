@@ -98,6 +98,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
     "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
     "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
+    "RopeSpec.width": (MODEL, rope(width=4)(MODEL)),
     "AttentionSpec.heads": (MODEL, attention(heads=2)(MODEL)),
     "AttentionSpec.kv_heads": (MODEL, attention(kv_heads=4)(MODEL)),
     "AttentionSpec.head_dim": (MODEL, attention(head_dim=16)(MODEL)),
