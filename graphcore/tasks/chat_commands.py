@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from graphcore.config.user_path import user_path
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -100,13 +100,13 @@ def _assignment(word: str) -> tuple[str, float | int | None]:
 
 
 def _save(session: Session, name: str) -> None:
-    path = Path(name).expanduser()
+    path = user_path(name, "/save ")
     session.conversation.save(path)
     session.console.note(f"[{_turns(session)} saved to {path}]")
 
 
 def _load(session: Session, name: str) -> None:
-    path = Path(name).expanduser()
+    path = user_path(name, "/load ")
     session.conversation.load(path)
     session.console.note(f"[{_turns(session)} loaded from {path}]")
 

@@ -6,12 +6,14 @@ there: for `/save`, and for a longer context.
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.output import OutputError, write_text
+from graphcore.tasks.text_input import LONGEST_PROMPT, read_file
 from graphcore.tokenizer.channels import final_message
 
 ROLES = ("user", "assistant")
@@ -128,8 +130,9 @@ class Conversation:
         Raises:
             ConfigError: the file cannot be written, or is there and holds something else.
         """
-        if path.exists():
-            read_messages(path)
+        with suppress(PermissionError):  # which is said when it is written
+            if path.exists():
+                read_messages(path)
         record = {"messages": [*self._system(), *_messages(self.exchanges)]}
         try:
             write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -168,10 +171,9 @@ def read_messages(path: Path) -> list[dict[str, str]]:
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
+    text = read_file(path, str(path), LONGEST_PROMPT)
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); choose another file") from error
+        saved = json.loads(text)
     except (ValueError, RecursionError):
         saved = None
     messages = saved.get("messages") if isinstance(saved, dict) else None

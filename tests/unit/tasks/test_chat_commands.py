@@ -264,3 +264,12 @@ def test_a_user_who_spells_the_end_of_a_turn_does_not_end_it(say) -> None:
     assert turn["prompt_tokens"] == tokens_of("user:a<|end|>b")
     (parsed,) = say("a<|end|>b\n", "special_tokens=parse").record["turns"]
     assert parsed["prompt_tokens"] == turn["prompt_tokens"] - len("<|end|>") + 1
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "a\0b", "-", "/dev/zero"])
+@pytest.mark.parametrize("command", ["save", "load"])
+def test_a_path_that_can_be_none_is_said_in_one_line(
+    say, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    monkeypatch.setattr("graphcore.tasks.conversation.LONGEST_PROMPT", 1024)
+    assert say(f"/{command} {name}\n").error is not None
