@@ -1,5 +1,6 @@
 """The commands of a chat: lines that begin with a slash."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -35,8 +36,8 @@ def run_command(session: Session, line: str) -> None:
     Raises:
         GraphcoreError: there is no such command, or it cannot be done; the message says what to type instead.
     """
-    name, _, argument = line.removeprefix("/").partition(" ")
-    argument = argument.strip()
+    name, *rest = re.split(r"\s+", line.removeprefix("/"), maxsplit=1)
+    argument = "".join(rest).strip()
     if name not in COMMANDS:
         likely = nearest(f"/{name}", [f"/{known}" for known in COMMANDS])
         raise ConfigError(f"unknown command /{name}{likely}; /help lists them, and a space before it makes it a text")

@@ -76,7 +76,7 @@ class ChatLines:
             return self._long(line.removeprefix(BLOCK), BLOCK, where)
         if line.endswith("\\"):
             return self._long(line, "\\", where)
-        is_command = line.startswith("/") and "\n" not in line  # what was pasted may have several lines
+        is_command = line.startswith("/") and "\n" not in line.strip()  # what was pasted may have several lines
         return Entry(line.strip(), is_command, where)
 
     def _long(self, line: str, how: str, where: str) -> Entry | None:

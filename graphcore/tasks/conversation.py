@@ -140,20 +140,25 @@ class Conversation:
             raise ConfigError(f"{path} cannot be written ({_reason(error)}); choose another file") from error
 
     def load(self, path: Path) -> None:
-        """Go on from a saved conversation instead of this one.
+        """Go on from a saved conversation instead of this one, which stays as it is where that fails.
 
         Raises:
             ConfigError: the file cannot be read, or holds something else.
+            TokenizerError: what it holds cannot be encoded.
         """
         messages = read_messages(path)
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
         if system is not None and not self.has_template:
             raise ConfigError(f"{path} has a system message, which needs a chat template, and none is used here")
-        self.clear()
-        self.system = system
-        for user, answer in zip(messages[::2], messages[1::2], strict=True):
-            ids = self.engine.text_ids(answer["content"], is_beginning=False)
-            self.exchanges.append(Exchange(user["content"], answer["content"], ids))
+        pairs = zip(messages[::2], messages[1::2], strict=True)
+        exchanges = [Exchange(user["content"], said["content"], self._loaded(said["content"])) for user, said in pairs]
+        self.system, self.exchanges, self.left_out = system, exchanges, 0
+
+    def _loaded(self, answer: str) -> list[int]:
+        """Return the tokens of an answer out of a file, which anybody may have written: text, as all messages are."""
+        if self.has_template and self.engine.settings.special_tokens != "parse":
+            return self.engine.tokenizer.encode(answer, add_special_tokens=False, is_plain=True)
+        return self.engine.text_ids(answer, is_beginning=False)
 
 
 def _messages(exchanges: Sequence[Exchange]) -> list[dict[str, str]]:

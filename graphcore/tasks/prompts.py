@@ -99,7 +99,7 @@ def uses_chat(engine: Engine, settings: Settings) -> bool:
     """
     has_template = engine.has_tokenizer and engine.tokenizer.has_chat_template
     if settings.chat == "on" and not has_template:
-        raise ConfigError(f"chat=on, but {settings.model.checkpoint} has no chat template; use chat=off")
+        raise ConfigError(f"chat=on, but {name_of(settings.model)} has no chat template; use chat=off")
     is_used = has_template and settings.chat != "off"
     if settings.system is not None and not is_used:
         raise ConfigError("system=... needs a chat template, and none is used here; put it into the prompt")

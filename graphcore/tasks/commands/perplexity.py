@@ -16,7 +16,7 @@ from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tasks.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner
+from graphcore.tasks.running import describe, describe_compile, load_engine, name_of, own_runner
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.text_input import LONGEST_FILE, read_text
 from graphcore.tasks.windows import TokenizedText, Window, cut_windows
@@ -121,7 +121,7 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
     """
     if not engine.has_tokenizer:
         raise TokenizerError(
-            f"{engine.settings.model.checkpoint} has no tokenizer, and task=perplexity scores text; choose a "
+            f"{name_of(engine.settings.model)} has no tokenizer, and task=perplexity scores text; choose a "
             "checkpoint with one"
         )
     tokens = TokenizedText.of(engine.tokenizer, text)
