@@ -40,7 +40,9 @@ def check_groups(overrides: Iterable[str]) -> None:
         unknown = [option for option in value.split(",") if option not in groups[group]]
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
+            # A model that is not there is another one, and no misspelling of the one whose name is like its own.
+            likely = "" if group == "model" else nearest(unknown[0], groups[group])
             raise ConfigError(
-                f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; known: {known}",
+                f"{group}={unknown[0]} is no option of this group{likely}; known: {known}",
                 is_unknown=True,
             )
