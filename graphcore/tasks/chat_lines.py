@@ -5,17 +5,21 @@ a line that ends with \\            goes on in the next one
 /name ...                           a command; with a space before it, a text
 '''
 
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import FrameType
 
 from graphcore.errors import ConfigError
 
 MARK, MORE = "> ", ". "
 BLOCK = '"""'
+DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 INTERRUPTED = "[Ctrl-C stops an answer; /exit or Ctrl-D ends the chat, /help lists the commands]"
 
 
@@ -109,7 +113,11 @@ class ChatLines:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keep what is typed meanwhile for later, and off the screen, where an answer is being written."""
+        """Keep what is typed meanwhile for later, and off the screen, where an answer is being written.
+
+        A terminal that makes lines of what is typed would cut them at 4,095 bytes, and end its input at once at Ctrl-D.
+        Where readline reads what was typed, it has all of it as it came. Ctrl-C still interrupts.
+        """
         if not self.is_terminal or find_spec("termios") is None:
             yield
             return
@@ -118,9 +126,33 @@ class ChatLines:
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
         silent = [*before]
-        silent[3] &= ~termios.ECHO
-        termios.tcsetattr(terminal, termios.TCSANOW, silent)
-        try:
-            yield
-        finally:
+        silent[3] &= ~(termios.ECHO | (termios.ICANON if self._is_edited else 0))
+
+        def restore() -> None:
             termios.tcsetattr(terminal, termios.TCSANOW, before)  # drops nothing that was typed
+
+        with _before_dying(restore):
+            termios.tcsetattr(terminal, termios.TCSANOW, silent)
+            try:
+                yield
+            finally:
+                restore()
+
+
+@contextmanager
+def _before_dying(restore: Callable[[], None]) -> Iterator[None]:
+    """Have a signal that ends the process call `restore` first, unless somebody else takes it."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        restore()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    deadly = [number for number in DEADLY if signal.getsignal(number) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
