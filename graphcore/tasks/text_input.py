@@ -32,8 +32,6 @@ def read_text(name: str, key: str, longest: int) -> str:
         path = user_path(name, f"{key}=")
         return read_file(path, f"{key}={path}", longest)
     where = f"{key}=- (standard input)"
-    if sys.stdin is None:
-        raise ConfigError(f"{where} is closed; leave it open, or name a file")
     return _read(sys.stdin.buffer, where, longest)
 
 
