@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from types import FrameType
 
 from graphcore.errors import ConfigError
+from graphcore.tasks.text_input import LONGEST_PROMPT
 
 MARK, MORE = "> ", ". "
 BLOCK = '"""'
@@ -85,7 +86,7 @@ class ChatLines:
 
     def _long(self, line: str, how: str, where: str) -> Entry | None:
         """Return a text of several lines, of which the first was read."""
-        lines = [line]
+        lines, length = [line], len(line)
         while lines[-1].endswith("\\") if how == "\\" else not lines[-1].rstrip().endswith(BLOCK):
             following = self._line(MORE)
             if following is None:
@@ -93,6 +94,8 @@ class ChatLines:
                     raise ConfigError(f"{where}: the input ends within the text that begins here; end it")
                 return None
             lines.append(following)
+            length += len(following) + 1  # the line break
+            _check_length(length, where)
         if how == "\\":
             return Entry("\n".join([*(line[:-1] for line in lines[:-1]), lines[-1]]).strip(), False, where)
         return Entry("\n".join(lines).rstrip().removesuffix(BLOCK).strip("\n"), False, where)
@@ -108,7 +111,8 @@ class ChatLines:
                 return None
         if self.is_terminal:
             print(mark, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = sys.stdin.readline(LONGEST_PROMPT + 1)
+        _check_length(len(line), f"standard input, line {self._number}")
         return line.removesuffix("\n") if line else None
 
     @contextmanager
@@ -137,6 +141,12 @@ class ChatLines:
                 yield
             finally:
                 restore()
+
+
+def _check_length(length: int, where: str) -> None:
+    """Refuse a text that may have no end."""
+    if length > LONGEST_PROMPT:
+        raise ConfigError(f"{where}: the text that begins here has more than {LONGEST_PROMPT} characters; end it")
 
 
 @contextmanager

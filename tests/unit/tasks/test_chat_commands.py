@@ -346,3 +346,10 @@ def test_a_model_without_a_template_is_called_by_its_group(run_task: RunTask, ba
     for task in ("chat", "generate"):
         said = str(run_task(f"task={task}", "chat=on", "prompt=hi", *model).error)
         assert said.startswith("chat=on, but smollm2 has no chat template")
+
+
+@pytest.mark.parametrize("lines", ["x" * 101, '"""' + "x\n" * 100, "x\\\n" * 60])
+def test_a_text_without_an_end_is_refused(say, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    monkeypatch.setattr("graphcore.tasks.chat_lines.LONGEST_PROMPT", 100)
+    run = say(f"hi\n{lines}\n")
+    assert "standard input, line 2: the text that begins here has more than 100 characters; end it" in str(run.error)
