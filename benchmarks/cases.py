@@ -61,7 +61,7 @@ def prepare(model: str, num_layers: int | None) -> tuple[list[str], Path | None]
         raise SystemExit(f"--num-layers cuts random models only, and {model} is a file that its peers would read whole")
     overrides = overrides_of(model, num_layers)
     settings = compose_settings(overrides)
-    cache_dir = Path(settings.cache_dir).expanduser()
+    cache_dir = settings.cache_folder
     case = CASES.get(model)
     if case is not None and case.packed_as is not None:
         path = packed_file(cache_dir / "benchmarks", model, case.packed_as, overrides)

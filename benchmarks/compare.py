@@ -97,7 +97,7 @@ def read_bandwidth(threads: int) -> dict[str, float | None]:
 
     torch.set_num_threads(threads)
     device = torch.device("cpu")
-    library, _ = find_kernels(Path(compose_settings([]).cache_dir).expanduser(), device)
+    library, _ = find_kernels(compose_settings([]).cache_folder, device)
     found = read_buffer(READ_NBYTES, library, repeats=5)
     return {
         "best": found.best / 1e9,

@@ -11,7 +11,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,7 +167,7 @@ def transformers_model(path: str) -> "PreTrainedModel":
     from graphcore.tasks.reference import load_reference
 
     settings = compose_settings([f"model.checkpoint={path}"])
-    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda *_: None)
+    model = open_model(settings.model, 0, settings.cache_folder, lambda *_: None)
     _, loader = match_model(model, torch.float32)
     reference = load_reference(model, loader)
     reference.cast(torch.bfloat16)

@@ -100,7 +100,7 @@ def interpreter(text: str) -> tuple[str, str]:
 def default_cache() -> Path:
     from graphcore.config.compose import compose_settings
 
-    return Path(compose_settings([]).cache_dir).expanduser() / "benchmarks"
+    return compose_settings([]).cache_folder / "benchmarks"
 
 
 def job_of(name: str, options: argparse.Namespace, model: StreamedModel) -> Job:

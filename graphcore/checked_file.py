@@ -7,6 +7,7 @@ What was cut short, lost a bit, or lost its hash counts as not there, so that wh
 """
 
 import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def read_checked(path: Path) -> bytes | None:
 def write_checked(path: Path, content: bytes) -> None:
     """Write the file and its hash, so that no reader takes half of it for the whole; its folder is made if need be.
 
+    A folder in its place, which nobody can have meant, goes.
+
     Raises:
         OSError: the folder cannot be written to.
     """
@@ -33,6 +36,8 @@ def write_checked(path: Path, content: bytes) -> None:
         for place, written in ((path, content), (path.with_suffix(DIGEST_SUFFIX), _digest(content))):
             unfinished = Path(scratch) / place.name
             unfinished.write_bytes(written)
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
             unfinished.replace(place)  # another process may write the same: the last one wins
 
 

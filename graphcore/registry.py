@@ -44,5 +44,6 @@ def lookup(noun: str, name: str, table: Mapping[str, T], error: type[GraphcoreEr
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest of the known names, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -229,6 +229,6 @@ def _settings() -> Settings:
 
 @cache
 def _kernels() -> str:
-    library = find_library(Path(_settings().cache_dir).expanduser() / "kernels")
+    library = find_library(_settings().cache_folder / "kernels")
     assert library is not None, "packed weights need the kernels"
     return str(library)

@@ -8,6 +8,7 @@ from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
+SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; what Hydra's grammar has for several is none
 
 
 def conf_dir() -> Path:
@@ -34,13 +35,23 @@ def check_groups(overrides: Iterable[str]) -> None:
     groups = group_options()
     for override in overrides:
         written, separator, value = override.partition("=")
-        group = written.lstrip("+")
-        if not separator or group not in groups or not OPTION_LIST.fullmatch(value):
+        group = written.lstrip("+~")
+        if group not in groups:
+            continue
+        if written.startswith("~"):
+            raise ConfigError(f"{written} would take away what every run needs; leave it out", is_unknown=True)
+        if SENTENCE.fullmatch(value):
+            known = ", ".join(groups[group])
+            advice = f"a prompt with a = in it is written prompt={override!r}"
+            raise ConfigError(f"{override} is no option of this group; known: {known}; {advice}", is_unknown=True)
+        if not separator or not OPTION_LIST.fullmatch(value):
             continue
         unknown = [option for option in value.split(",") if option not in groups[group]]
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
+            # A model that is not there is another one, and no misspelling of the one whose name is like its own.
+            likely = "" if group == "model" else nearest(unknown[0], groups[group])
             raise ConfigError(
-                f"{group}={unknown[0]} is no option of this group{nearest(unknown[0], groups[group])}; known: {known}",
+                f"{group}={unknown[0]} is no option of this group{likely}; known: {known}",
                 is_unknown=True,
             )

@@ -38,6 +38,9 @@ NOISE = (
 HOW_TO_QUOTE = "write key=value, and a value with other characters than letters and digits as key=\"'value'\""
 
 
+_HOW_TO_UNSET = "write key=null where a key may be without a value"
+
+
 def config_error(error: BaseException, where: str = "") -> ConfigError:
     """Return the error as one of ours: one line, and whether it is about something that does not exist.
 
@@ -50,6 +53,12 @@ def config_error(error: BaseException, where: str = "") -> ConfigError:
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     if unknown:
         return ConfigError(prefix + unknown_key(unknown[1]), is_unknown=True)
+    several = re.search(r"Ambiguous value for argument '(.*)'$", lines[0])
+    if several:
+        return ConfigError(prefix + _several_values(several[1]), is_unknown=True)
+    deleted = re.search(r"Could not delete (?:from config\. )?'([^'=]+)", lines[0])
+    if deleted:
+        return ConfigError(f"{prefix}~{deleted[1]}: there is nothing to take away; {_HOW_TO_UNSET}", is_unknown=True)
     wanted = next((words for pattern, words in WANTED.items() for line in lines if re.search(pattern, line)), None)
     if wanted and key:
         text = f"{_as_given(lines[0], key)} must be {wanted} ({_owner(lines)}{_value(lines)})"
@@ -59,6 +68,12 @@ def config_error(error: BaseException, where: str = "") -> ConfigError:
     said = " ".join(dict.fromkeys(line for line in lines if not line.startswith(NOISE)))
     is_missing = isinstance(error, MissingConfigException)
     return ConfigError(prefix + (f"{said} (key {key})" if key and key not in said else said), is_missing)
+
+
+def _several_values(argument: str) -> str:
+    """Return one line about a value with commas that stands outside a sweep."""
+    key, _, values = argument.partition("=")
+    return f"{argument} has several values; add -m to run once for each, or write a list as {key}=[{values}]"
 
 
 def unknown_key(path: str) -> str:

@@ -4,9 +4,12 @@ OmegaConf checks names and types at compose; `check` (validate.py) checks ranges
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
+
+from graphcore.config.user_path import user_folder
 
 
 @dataclass
@@ -120,3 +123,12 @@ class Settings:
     outputs: bool = MISSING
     trace: bool = MISSING
     debug: bool = MISSING
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of `cache_dir`, which may not be there yet.
+
+        Raises:
+            ConfigError: it cannot be a folder.
+        """
+        return user_folder(self.cache_dir, "cache_dir=")

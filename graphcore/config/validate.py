@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from graphcore.config.settings import SamplingSettings, Settings
+from graphcore.config.user_path import user_folder
 from graphcore.config.validate_streaming import check_streaming
 from graphcore.encodings import ENCODINGS
 from graphcore.errors import ConfigError
@@ -24,6 +25,7 @@ def check(settings: Settings) -> None:
     _check_sizes(settings)
     check_sampling(settings.sampling)
     _check_prompts(settings)
+    user_folder(settings.cache_dir, "cache_dir=")
     check_streaming(settings)
     if settings.trace and not settings.outputs:
         raise ConfigError(

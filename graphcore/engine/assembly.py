@@ -67,7 +67,7 @@ def choose(settings: Settings, model: Model, on_progress: Progress = ignore_prog
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
-    library, library_note = find_kernels(Path(settings.cache_dir).expanduser(), device, on_progress)
+    library, library_note = find_kernels(settings.cache_folder, device, on_progress)
     on_gpu = device.type == "cuda" and register()
     choices = choices_on(settings, model, device, dtype, library, on_gpu)
     packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,6 +13,7 @@ from graphcore.engine.sequence import Generation, Timings, TokenEvent
 from graphcore.engine.sequence import Sequence as Request
 from graphcore.engine.token_runner import TokenRunner
 from graphcore.engine.turns import Turn
+from graphcore.errors import BusyError
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.watched import watched
 
@@ -183,3 +186,42 @@ class BatchRun:
         )
         logprobs = tuple(request.logprobs) if self.wants_logprobs else None
         return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)
+
+
+class TokenStream(Generator[TokenEvent, None, None]):
+    """The events of a run, one at a time; it ends with this object.
+
+    Args:
+        events: of the run.
+    """
+
+    def __init__(self, events: Generator[TokenEvent, None, None]) -> None:
+        self._events = events
+
+    def send(self, value: None) -> TokenEvent:
+        """Return the next event."""
+        with _pulled_once():
+            return self._events.send(value)
+
+    def throw(self, *error: Any) -> TokenEvent:
+        """Raise an error where the run waits."""
+        with _pulled_once():
+            return self._events.throw(*error)
+
+    def close(self) -> None:
+        """End the run, and its turn."""
+        with _pulled_once():
+            self._events.close()
+
+
+@contextmanager
+def _pulled_once() -> Iterator[None]:
+    """Raise BusyError where another thread is inside the generator, for which Python has a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error) != "generator already executing":
+            raise
+        raise BusyError(
+            "another thread waits for this stream's next token; pull a stream from one thread at a time"
+        ) from error

@@ -45,7 +45,7 @@ def build_running(
     choices, decoder, loader = parts.choices, parts.decoder, parts.loader
     layer_groups = split_layers(len(model.spec.blocks), settings.streaming.layer_group_size)
     movement = movement_of(decoder, plan, layer_groups)
-    compiled_dir = compile_cache_dir(Path(settings.cache_dir).expanduser(), choices.device)
+    compiled_dir = compile_cache_dir(settings.cache_folder, choices.device)
     with compile_cache(compiled_dir), compiler_loading(is_needed=choices.prefill == "compiled"):
         load_resident(loader, decoder, choices.device, on_progress, movement.moved)
         store = _store(parts, movement) if tier.kind == "host" and plan.is_streaming else None

@@ -8,12 +8,13 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.batch_run import BatchRun, TokenStream
 from graphcore.engine.inputs import (
     Prompt,
     check_hidden,
     check_messages,
     check_new_tokens,
+    check_stops,
     equal_rows,
     is_conversation,
     params_from,
@@ -142,7 +143,7 @@ class Engine(LoadedModel):
         rows = prompts_of(prompt)
         if len(rows) > 1:
             raise ConfigError(f"stream takes one prompt, found {len(rows)}; use generate for several")
-        return self.open_run(rows, max_new_tokens, stop, sampling_params(sampling)).events()
+        return TokenStream(self.open_run(rows, max_new_tokens, stop, sampling_params(sampling)).events())
 
     def open_run(
         self,
@@ -168,12 +169,13 @@ class Engine(LoadedModel):
             ConfigError, TokenizerError: as for `generate`.
         """
         check_new_tokens(max_new_tokens)
+        stops = check_stops(stop)
         rows = [self._ids(prompt) for prompt in prompts]
         if not rows:
             raise ConfigError("there is no prompt; give at least one")
         self.runner.check_context(max(map(len, rows)))
         ends = self.end_ids if end_ids is None else end_ids
-        requests = requests_of(rows, max_new_tokens, ends, self._model.tokenizer, stop)
+        requests = requests_of(rows, max_new_tokens, ends, self._model.tokenizer, stops)
         turn = self._turns.ask(name)
         return BatchRun(self.runner, requests, params, turn, logprobs, reuse_cache, self._on_progress)
 

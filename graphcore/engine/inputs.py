@@ -3,7 +3,7 @@
 Legend: B batch, T tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TypeAlias, TypeGuard, cast
@@ -20,6 +20,10 @@ from graphcore.tokenizer.chat_template import Message
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
 """A text, token ids (a list, or a tensor [T]), or the messages of a conversation."""
+
+OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_tokens", "sampling")
+OF_COMMANDS = ("task", "outputs", "trace", "progress", "debug", "hydra")
+DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
 
 FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"
 
@@ -58,7 +62,41 @@ def check_messages(messages: object) -> Sequence[Message]:
         missing = [key for key in ("role", "content") if key not in message]
         if missing:
             raise ConfigError(f"message {index} has no '{missing[0]}'; give {{'role': 'user', 'content': '...'}}")
+        if not isinstance(message["role"], str):
+            raise ConfigError(f"message {index}: role must be a text, found {message['role']!r:.40}")
+        content = message["content"]
+        is_call = content is None and len(message) > len(("role", "content"))  # of a tool, in a field of its own
+        if not isinstance(content, str | list | tuple) and not is_call:
+            raise ConfigError(f"message {index}: content must be a text or a list of parts, found {content!r:.40}")
     return messages
+
+
+def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], is_random: bool) -> list[str]:
+    """Return the settings that `Engine.load` was given, as the command line has them.
+
+    Args:
+        options: of groups, which are arguments of their own.
+        overrides: more settings, or one.
+        is_random: the source has no configuration of its own, and is of a model group's shape.
+
+    Raises:
+        ConfigError: one has no effect there, or is given twice with different values.
+    """
+    given = [overrides] if isinstance(overrides, str) else list(overrides)
+    for override in given:
+        if not isinstance(override, str):
+            raise ConfigError(f"overrides must be texts such as 'context_length=1024', found {override!r:.40}")
+        key, _, value = with_dtype_name(override).lstrip("+").partition("=")
+        root = key.partition(".")[0]
+        if root in OF_CALLS:
+            raise ConfigError(f"overrides: {override} has no effect on loading; give it to generate or stream")
+        if root in OF_COMMANDS:
+            raise ConfigError(f"overrides: {override} is for the command line; leave it out")
+        if key == "model.checkpoint" or (key == "model" and not is_random):
+            raise ConfigError(f"overrides: {override} has no effect beside a source that is there; leave it out")
+        if options.get(key, value) not in (value, DEFAULT_OPTIONS.get(key)):
+            raise ConfigError(f"overrides: {override} contradicts {key}={options[key]!r}; leave one of them out")
+    return [*(f"{group}={option}" for group, option in options.items()), *map(with_dtype_name, given)]
 
 
 def with_dtype_name(override: str) -> str:
@@ -79,7 +117,7 @@ def token_row(row: object, vocab: int) -> list[int]:
     if not row:
         raise ConfigError("the prompt is empty; give at least one token")
     for token_id in row:
-        if not isinstance(token_id, Integral):
+        if not _is_whole(token_id):
             raise ConfigError(f"token ids must be whole numbers, found {token_id!r}")
         if not 0 <= int(token_id) < vocab:
             raise ConfigError(f"token id {token_id} is not in the vocabulary of {vocab} tokens")
@@ -124,8 +162,23 @@ def check_new_tokens(count: object) -> None:
     Raises:
         ConfigError: it is not a whole number, or below 1.
     """
-    if not isinstance(count, Integral) or int(count) < 1:
+    if not _is_whole(count) or count < 1:
         raise ConfigError(f"max_new_tokens={count!r} must be a whole number of at least 1")
+
+
+def check_stops(stop: object) -> list[str]:
+    """Return the texts that end a generation.
+
+    Args:
+        stop: texts, or one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else None
+    if stops is None or not all(isinstance(text, str) for text in stops):
+        raise ConfigError(f"stop={stop!r:.40} must be a text or a list of texts")
+    return stops
 
 
 def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
@@ -146,8 +199,13 @@ def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
     return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number; True and False are none, though Python counts with them."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _check_number(name: str, value: object, is_whole: bool) -> None:
-    if not isinstance(value, int if is_whole else int | float):
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
         raise ConfigError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
 
 

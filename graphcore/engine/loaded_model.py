@@ -16,7 +16,7 @@ from graphcore.device import dtype_name, resolve_device, return_freed_memory
 from graphcore.device_memory import FreeMemory
 from graphcore.engine.assembly import describe_choices
 from graphcore.engine.building import Running
-from graphcore.engine.inputs import with_dtype_name
+from graphcore.engine.inputs import load_overrides
 from graphcore.engine.loading import AnyModel, AnyParts, load
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.stats import stats_of
@@ -73,7 +73,7 @@ class LoadedModel:
         streaming: str = "off",
         device: str = "auto",
         graph: str = "auto",
-        overrides: Sequence[str] = (),
+        overrides: str | Sequence[str] = (),
         on_progress: Progress | None = None,
     ) -> Self:
         """Load a checkpoint.
@@ -83,7 +83,8 @@ class LoadedModel:
             dtype: of computing: torch.bfloat16, torch.float16, torch.float32 or an option of conf/dtype ("bf16").
             quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
-            overrides: more settings, as on the command line: "context_length=1024", "model=qwen3".
+            overrides: more settings, as on the command line, or one: "context_length=1024"; for "random:" also the
+                shape, "model=qwen3". What a prompt, sampling or a task needs is no setting of loading.
             on_progress: called as on_progress(stage, group, done, total) now and while generating; done and total are
                 bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
 
@@ -91,8 +92,8 @@ class LoadedModel:
             GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
         """
         options = {"quant": quant, "streaming": streaming, "graph": graph, "device": device}
-        groups = [f"dtype={dtype_name(dtype)}", *(f"{group}={option}" for group, option in options.items())]
-        settings = compose_settings([*groups, *map(with_dtype_name, overrides)])
+        options = {"dtype": dtype_name(dtype), **options}
+        settings = compose_settings(load_overrides(options, overrides, str(source).startswith("random:")))
         settings.model.checkpoint = str(source)
         return cls.from_settings(settings, on_progress)
 

@@ -1,6 +1,5 @@
 """From settings to everything that an engine has: model, parts, what runs and moves it, and its plan."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -54,7 +53,7 @@ def _load(settings: Settings, on_progress: Progress) -> tuple[AnyModel, AnyParts
 
 def load_own(settings: Settings, on_progress: Progress) -> tuple[Model, Assembly, Running, Plan]:
     """Return the same of a model of one of graphcore's own architectures."""
-    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
+    model = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
     if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
         model.tokenizer.prepare_chat()
     parts = prepare(settings, model, on_progress=on_progress)

@@ -4,7 +4,6 @@ source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skelet
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,7 +98,7 @@ def open_transformers(
         PlanError: it does not fit.
     """
     check_settings(settings)
-    cache_dir = Path(settings.cache_dir).expanduser()
+    cache_dir = settings.cache_folder
     source = parse_source(settings.model.checkpoint)
     if isinstance(source, RandomSource):
         raise ConfigError(f"{WITHOUT} needs a checkpoint, and random: makes weights of graphcore's own models only")

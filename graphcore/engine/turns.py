@@ -9,6 +9,9 @@ knows whether the holder is its own thread's, or its own asyncio task's, even th
 A forgotten stream is ended by Python's garbage collector, in any thread, between any two of its instructions. So there
 is no lock that a turn's end would have to take: the line is a deque, whose operations are single steps, and opening a
 gate twice is no harm.
+
+A forked process has this line, and none of the threads that stand in it or compute: whoever asks there is refused
+before it waits for anything or runs any of torch's operations, which would wait for torch's threads.
 """
 
 import asyncio
@@ -23,7 +26,10 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Self
 
+import torch
+
 from graphcore.errors import BusyError, ConfigError
+from graphcore.processors import refuse_forked
 
 # Seconds of waiting after which unreachable objects are looked for, again and again: the holder may be a stream in a
 # cycle of references, and a process that only waits makes no garbage that would have Python look.
@@ -76,6 +82,7 @@ class Turns:
 
     def enter(self, turn: "Turn") -> None:
         """Wait until it is that turn; see `Turn`."""
+        refuse_forked(torch.get_num_threads())
         try:
             self._line.append(turn)
             self.check_open()
@@ -100,7 +107,9 @@ class Turns:
 
         Raises:
             ConfigError: the engine is closed.
+            GraphError: this process was forked from the one that loaded the model, and computes with several threads.
         """
+        refuse_forked(torch.get_num_threads())
         self._computing.acquire()
         if self.is_closed:
             self._computing.release()

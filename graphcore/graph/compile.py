@@ -6,6 +6,7 @@ A prefill chunk's length is a symbol of the graph: one compilation serves every 
 is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
 """
 
+import errno
 import os
 import sys
 import tempfile
@@ -21,7 +22,10 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.errors import GraphcoreError, GraphError
+
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -57,15 +61,40 @@ def compile_cache(folder: Path | None) -> Iterator[None]:
     """
     before = os.environ.get(CACHE_VARIABLE)
     if folder is None or (before is not None and not _is_inductors_own(Path(before))):
-        yield
+        with _explained(folder):
+            yield
         return
     os.environ[CACHE_VARIABLE] = str(folder)
     try:
-        yield
+        with _explained(folder):
+            yield
     finally:
         del os.environ[CACHE_VARIABLE]
         if before is not None:
             os.environ[CACHE_VARIABLE] = before
+
+
+@contextmanager
+def _explained(folder: Path | None) -> Iterator[None]:
+    """Say in one line that compiled code cannot be kept, for which Inductor takes several screens.
+
+    Raises:
+        GraphError: it cannot.
+    """
+    try:
+        yield
+    except GraphcoreError:
+        raise
+    except (RuntimeError, OSError) as error:
+        failure: BaseException | None = error
+        while failure is not None and not (isinstance(failure, OSError) and failure.errno in UNWRITABLE):
+            failure = failure.__context__
+        if failure is None:
+            raise
+        raise GraphError(
+            f"{failure.filename or folder}: compiled code cannot be kept ({failure.strerror}); free space, set another "
+            "cache_dir, or use graph=eager"
+        ) from error
 
 
 def _is_inductors_own(folder: Path) -> bool:
@@ -96,7 +125,7 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
 
 def load_compiler() -> None:
     """Import the compiler and have it compile something, so that it is all there."""
-    with torch.inference_mode(), suppress(RuntimeError):
+    with torch.inference_mode(), suppress(RuntimeError, OSError):
         compile_whole(_increment, "increment")(torch.zeros(64))
 
 

@@ -2,21 +2,13 @@
 
 from contextlib import suppress
 
-import torch
-
 from graphcore.errors import StreamingError
 from graphcore.graph.program import Program
-from graphcore.processors import refuse_forked
 from graphcore.streaming.policy import Policy
 
 
 def run_program(program: Program, policy: Policy) -> None:
-    """Replay the program's steps, each between its group's acquire and release.
-
-    Raises:
-        GraphError: this process was forked after a model was loaded, and computes with several threads.
-    """
-    refuse_forked(torch.get_num_threads())
+    """Replay the program's steps, each between its group's acquire and release."""
     try:
         for step in program.steps:
             policy.acquire(step.group)

@@ -9,6 +9,7 @@ is killed leaves at most its last line unfinished; the next run takes that away.
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from typing import Any, Self
 from graphcore.engine.sequence import Generation
 from graphcore.errors import ConfigError
 from graphcore.tasks.output import OutputError
-from graphcore.tasks.request_lines import RequestLine
+from graphcore.tasks.request_lines import KEYS, RequestLine
 
 BEGINNING = b'{"line": '
 
@@ -41,6 +42,7 @@ class AnswerFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
             try:
+                self._check_regular()
                 self._lock()
                 self.answered = self._read(lines)
             except BaseException:
@@ -82,6 +84,13 @@ class AnswerFile:
             raise self._failure(error) from error
         self.made += 1
 
+    def _check_regular(self) -> None:
+        """Refuse a device or a pipe, in which nothing can be found again."""
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            raise ConfigError(
+                f"task.output={self.path} is no regular file; choose another, or leave it out to have answers printed"
+            )
+
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,6 +107,9 @@ class AnswerFile:
 
     def _read(self, lines: Sequence[RequestLine]) -> set[str | int]:
         """Return the keys of the requests that the file answers, and leave it with whole lines only."""
+        self._file.seek(0)
+        if not BEGINNING.startswith(self._file.read(len(BEGINNING))):  # whatever it is, it may be large
+            raise self._foreign(1)
         self._file.seek(0)
         *whole, rest = self._file.read().split(b"\n")
         requests = {line.key: line for line in lines}
@@ -117,7 +129,7 @@ class AnswerFile:
             raise self._foreign(number)
         key = json.dumps(entry["id"]) if "id" in entry else entry["line"]
         line = requests.get(key)
-        if line is not None and {name: entry.get(name) for name in line.fields} != line.fields:
+        if line is not None and {name: entry[name] for name in KEYS if name in entry} != line.fields:
             raise ConfigError(
                 f"{self.path}:{number} answers another request than {line.where}, which has the same "
                 f"{'id' if 'id' in entry else 'number'}; choose another task.output"

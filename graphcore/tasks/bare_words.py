@@ -34,11 +34,16 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
         same = [argument for argument in keyed if argument.startswith(f"{key}=")]
         if len(same) > 1 and any(argument not in arguments for argument in same):
             first, second = (repr(argument.partition("=")[2]) for argument in same[:2])
-            raise ConfigError(f"{first} and {second} are both given as the {key}; {advice}")
+            raise ConfigError(f"{first} and {second} are both given as the {key}; {advice}", is_unknown=True)
     return keyed
 
 
 def _with_key(argument: str) -> str:
+    if not argument:
+        raise ConfigError(
+            "an argument is empty, as one of a shell's variable that is not set; leave it out, or write prompt=...",
+            is_unknown=True,
+        )
     head, separator, _ = argument.partition("=")
     key = KEY.fullmatch(head)
     if key and (separator or head.startswith("~")):
@@ -49,7 +54,9 @@ def _with_key(argument: str) -> str:
             )
         return argument
     if separator and head.strip() in ROOTS:
-        raise ConfigError(f"{argument!r} has a space before its =; write {head.strip()}=..., without spaces there")
+        raise ConfigError(
+            f"{argument!r} has a space before its =; write {head.strip()}=..., without spaces there", is_unknown=True
+        )
     if _is_text(argument):
         return f"prompt={argument}"
     tasks = group_options()["task"]

@@ -1,9 +1,10 @@
 """The commands of a chat: lines that begin with a slash."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from graphcore.config.user_path import user_path
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -35,8 +36,8 @@ def run_command(session: Session, line: str) -> None:
     Raises:
         GraphcoreError: there is no such command, or it cannot be done; the message says what to type instead.
     """
-    name, _, argument = line.removeprefix("/").partition(" ")
-    argument = argument.strip()
+    name, *rest = re.split(r"\s+", line.removeprefix("/"), maxsplit=1)
+    argument = "".join(rest).strip()
     if name not in COMMANDS:
         likely = nearest(f"/{name}", [f"/{known}" for known in COMMANDS])
         raise ConfigError(f"unknown command /{name}{likely}; /help lists them, and a space before it makes it a text")
@@ -100,13 +101,13 @@ def _assignment(word: str) -> tuple[str, float | int | None]:
 
 
 def _save(session: Session, name: str) -> None:
-    path = Path(name).expanduser()
+    path = user_path(name, "/save ")
     session.conversation.save(path)
     session.console.note(f"[{_turns(session)} saved to {path}]")
 
 
 def _load(session: Session, name: str) -> None:
-    path = Path(name).expanduser()
+    path = user_path(name, "/load ")
     session.conversation.load(path)
     session.console.note(f"[{_turns(session)} loaded from {path}]")
 

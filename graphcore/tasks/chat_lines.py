@@ -5,17 +5,22 @@ a line that ends with \\            goes on in the next one
 /name ...                           a command; with a space before it, a text
 '''
 
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import FrameType
 
 from graphcore.errors import ConfigError
+from graphcore.tasks.text_input import LONGEST_PROMPT
 
 MARK, MORE = "> ", ". "
 BLOCK = '"""'
+DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 INTERRUPTED = "[Ctrl-C stops an answer; /exit or Ctrl-D ends the chat, /help lists the commands]"
 
 
@@ -76,12 +81,12 @@ class ChatLines:
             return self._long(line.removeprefix(BLOCK), BLOCK, where)
         if line.endswith("\\"):
             return self._long(line, "\\", where)
-        is_command = line.startswith("/") and "\n" not in line  # what was pasted may have several lines
+        is_command = line.startswith("/") and "\n" not in line.strip()  # what was pasted may have several lines
         return Entry(line.strip(), is_command, where)
 
     def _long(self, line: str, how: str, where: str) -> Entry | None:
         """Return a text of several lines, of which the first was read."""
-        lines = [line]
+        lines, length = [line], len(line)
         while lines[-1].endswith("\\") if how == "\\" else not lines[-1].rstrip().endswith(BLOCK):
             following = self._line(MORE)
             if following is None:
@@ -89,6 +94,8 @@ class ChatLines:
                     raise ConfigError(f"{where}: the input ends within the text that begins here; end it")
                 return None
             lines.append(following)
+            length += len(following) + 1  # the line break
+            _check_length(length, where)
         if how == "\\":
             return Entry("\n".join([*(line[:-1] for line in lines[:-1]), lines[-1]]).strip(), False, where)
         return Entry("\n".join(lines).rstrip().removesuffix(BLOCK).strip("\n"), False, where)
@@ -104,12 +111,17 @@ class ChatLines:
                 return None
         if self.is_terminal:
             print(mark, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = sys.stdin.readline(LONGEST_PROMPT + 1)
+        _check_length(len(line), f"standard input, line {self._number}")
         return line.removesuffix("\n") if line else None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keep what is typed meanwhile for later, and off the screen, where an answer is being written."""
+        """Keep what is typed meanwhile for later, and off the screen, where an answer is being written.
+
+        A terminal that makes lines of what is typed would cut them at 4,095 bytes, and end its input at once at Ctrl-D.
+        Where readline reads what was typed, it has all of it as it came. Ctrl-C still interrupts.
+        """
         if not self.is_terminal or find_spec("termios") is None:
             yield
             return
@@ -118,9 +130,39 @@ class ChatLines:
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
         silent = [*before]
-        silent[3] &= ~termios.ECHO
-        termios.tcsetattr(terminal, termios.TCSANOW, silent)
-        try:
-            yield
-        finally:
+        silent[3] &= ~(termios.ECHO | (termios.ICANON if self._is_edited else 0))
+
+        def restore() -> None:
             termios.tcsetattr(terminal, termios.TCSANOW, before)  # drops nothing that was typed
+
+        with _before_dying(restore):
+            termios.tcsetattr(terminal, termios.TCSANOW, silent)
+            try:
+                yield
+            finally:
+                restore()
+
+
+def _check_length(length: int, where: str) -> None:
+    """Refuse a text that may have no end."""
+    if length > LONGEST_PROMPT:
+        raise ConfigError(f"{where}: the text that begins here has more than {LONGEST_PROMPT} characters; end it")
+
+
+@contextmanager
+def _before_dying(restore: Callable[[], None]) -> Iterator[None]:
+    """Have a signal that ends the process call `restore` first, unless somebody else takes it."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        restore()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    deadly = [number for number in DEADLY if signal.getsignal(number) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)

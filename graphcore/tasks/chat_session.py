@@ -73,7 +73,9 @@ class Session:
             GraphcoreError: there is none.
         """
         self._check_exchange("/continue")
-        answer, reused = self._answer(lambda: self.conversation.unfinished_ids(self._room))
+        answer, reused = self._answer(lambda: self.conversation.unfinished_ids(self._room), is_more=True)
+        if answer.finish_reason == "end" and not _without_end(answer):
+            self.console.note("[the answer had ended; say something]")
         self.conversation.extend(answer.text, _without_end(answer))
         self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
 
@@ -86,10 +88,19 @@ class Session:
         context = self.conversation.engine.choices.context
         return min(self.max_new_tokens or context, context // ROOM)
 
-    def _answer(self, prompt_ids: Callable[[], list[int]]) -> tuple[Generation, int]:
-        """Run a turn and print it as it comes, until it ends or Ctrl-C; return it, and tokens that were not run."""
+    def _answer(self, prompt_ids: Callable[[], list[int]], is_more: bool = False) -> tuple[Generation, int]:
+        """Run a turn and print it as it comes, until it ends or Ctrl-C; return it, and tokens that were not run.
+
+        Args:
+            is_more: it goes on with an answer, to which it may have nothing to add.
+
+        Raises:
+            GraphcoreError: it cannot run; no other turn that could be left out stands in its way.
+        """
         engine, left_out = self.conversation.engine, self.conversation.left_out
         ids = prompt_ids()
+        if len(ids) > engine.choices.context:
+            raise ConfigError(_no_room(len(ids), engine.choices.context, is_more))
         most = self.max_new_tokens or engine.choices.context
         params = params_from(self.params, len(self.turns))
         run = engine.open_run([ids], most, self.stops, params, reuse_cache=True)
@@ -98,16 +109,19 @@ class Session:
             turns = "turn is" if newly == 1 else f"{newly} turns are"
             self.console.note(f"[the context of {engine.choices.context} tokens is full: the oldest {turns} left out]")
         with self.waiting():
-            self._print_events(run)
+            self._print_events(run, is_more)
         return run.generations()[0], run.cached
 
-    def _print_events(self, run: BatchRun) -> None:
+    def _print_events(self, run: BatchRun, is_more: bool) -> None:
+        has_text = False
         try:
             for event in run.events():
                 self.console.text(event.text)
+                has_text = has_text or bool(event.text)
         except KeyboardInterrupt:
             run.interrupt()
-        self.console.line()
+        if has_text or not is_more:
+            self.console.line()
 
     def _end_turn(self, text: str, command: str | None, answer: Generation, reused: int) -> None:
         """Say what cut the answer, and keep its record."""
@@ -121,6 +135,16 @@ class Session:
         if answer.finish_reason in cut:
             self.console.note(f"[cut: {cut[answer.finish_reason]}]")
         self.turns.append(_record(text, command, answer, reused))
+
+
+def _no_room(tokens: int, context: int, is_more: bool) -> str:
+    """Return why a turn cannot run, and what can be done about it in a chat."""
+    if is_more:
+        return f"this turn fills the context of {context} tokens; /clear forgets it, and the next one has room"
+    return (
+        f"the text takes {tokens} tokens with what stands around it, and the context has {context}; say less at a "
+        "time, or begin the chat with a larger context_length"
+    )
 
 
 def _without_end(answer: Generation) -> list[int]:

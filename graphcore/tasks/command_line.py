@@ -31,6 +31,13 @@ FLAGS = (
     *VALUE_FLAGS,
     *(VERSION_FLAG, "--hydra-help", "-r", "--run", "--resolve", "-sc", "--shell-completion"),
 )
+MODES = {
+    "sweep": SWEEP_FLAGS,
+    "look": ("-c", "--cfg"),
+    "info": ("-i", "--info"),
+    "completion": ("-sc", "--shell-completion"),
+    "run": ("-r", "--run"),
+}
 OPTION = re.compile(r"--?[A-Za-z]|--?$")  # what begins so is meant as a flag; "-5 degrees" is not
 
 
@@ -46,6 +53,7 @@ def prepared_arguments(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         _check_unicode(argument)
     flags, settings = split_flags(arguments)
+    _refuse_together(flags)
     is_sweep = any(flag in SWEEP_FLAGS for flag in flags)
     others = [flag for flag in flags if flag not in SWEEP_FLAGS]
     return ["-m"] * is_sweep + others + [_quoted_argument(setting, is_sweep) for setting in with_keys(settings)]
@@ -116,6 +124,14 @@ def is_plain(prepared: Sequence[str]) -> bool:
     """Return whether prepared arguments only set values, none of which could make a sweep of the run."""
     keys = [argument.lstrip("+~").partition("=")[0] for argument in prepared]
     return not any(key.startswith(("-", "hydra", "experiment")) and key not in FOLDER_KEYS for key in keys)
+
+
+def _refuse_together(flags: Sequence[str]) -> None:
+    """Refuse flags each of which says what is done with the settings, where that is not one thing."""
+    given = {name: flag for flag in flags for name, spelt in MODES.items() if flag in spelt}
+    if len(given) > 1:
+        first, second = list(given.values())[:2]
+        raise ConfigError(f"{first} and {second} do not go together; leave one of them out", is_unknown=True)
 
 
 def _check_unicode(argument: str) -> None:

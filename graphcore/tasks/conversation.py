@@ -6,12 +6,14 @@ there: for `/save`, and for a longer context.
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.output import OutputError, write_text
+from graphcore.tasks.text_input import LONGEST_PROMPT, read_file
 from graphcore.tokenizer.channels import final_message
 
 ROLES = ("user", "assistant")
@@ -128,8 +130,9 @@ class Conversation:
         Raises:
             ConfigError: the file cannot be written, or is there and holds something else.
         """
-        if path.exists():
-            read_messages(path)
+        with suppress(PermissionError):  # which is said when it is written
+            if path.exists():
+                read_messages(path)
         record = {"messages": [*self._system(), *_messages(self.exchanges)]}
         try:
             write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -137,20 +140,25 @@ class Conversation:
             raise ConfigError(f"{path} cannot be written ({_reason(error)}); choose another file") from error
 
     def load(self, path: Path) -> None:
-        """Go on from a saved conversation instead of this one.
+        """Go on from a saved conversation instead of this one, which stays as it is where that fails.
 
         Raises:
             ConfigError: the file cannot be read, or holds something else.
+            TokenizerError: what it holds cannot be encoded.
         """
         messages = read_messages(path)
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
         if system is not None and not self.has_template:
             raise ConfigError(f"{path} has a system message, which needs a chat template, and none is used here")
-        self.clear()
-        self.system = system
-        for user, answer in zip(messages[::2], messages[1::2], strict=True):
-            ids = self.engine.text_ids(answer["content"], is_beginning=False)
-            self.exchanges.append(Exchange(user["content"], answer["content"], ids))
+        pairs = zip(messages[::2], messages[1::2], strict=True)
+        exchanges = [Exchange(user["content"], said["content"], self._loaded(said["content"])) for user, said in pairs]
+        self.system, self.exchanges, self.left_out = system, exchanges, 0
+
+    def _loaded(self, answer: str) -> list[int]:
+        """Return the tokens of an answer out of a file, which anybody may have written: text, as all messages are."""
+        if self.has_template and self.engine.settings.special_tokens != "parse":
+            return self.engine.tokenizer.encode(answer, add_special_tokens=False, is_plain=True)
+        return self.engine.text_ids(answer, is_beginning=False)
 
 
 def _messages(exchanges: Sequence[Exchange]) -> list[dict[str, str]]:
@@ -168,10 +176,9 @@ def read_messages(path: Path) -> list[dict[str, str]]:
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
+    text = read_file(path, str(path), LONGEST_PROMPT)
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); choose another file") from error
+        saved = json.loads(text)
     except (ValueError, RecursionError):
         saved = None
     messages = saved.get("messages") if isinstance(saved, dict) else None

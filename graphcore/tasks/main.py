@@ -40,7 +40,7 @@ from graphcore.tasks.command_line import (
     split_flags,
 )
 from graphcore.tasks.help_text import help_text
-from graphcore.tasks.output import OutputError
+from graphcore.tasks.output import OutputError, ResultStream
 
 if TYPE_CHECKING:
     from graphcore.tasks.sweep import Sweep
@@ -65,21 +65,42 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
         is_quoted: text values are in Hydra's grammar already.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would otherwise print over several lines
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character gets its escape
+    is_debug = any(argument.lower() in DEBUG for argument in given)
     try:
         status = _run(given, is_quoted)
         sys.stdout.flush()  # a reader that has left is noticed here, not when the interpreter ends
     except BrokenPipeError:
-        _drop_output()
         status = 0
     except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
-        status = _show(error, is_debug=any(argument.lower() in DEBUG for argument in given))
+        status = _show(error, is_debug)
     except KeyboardInterrupt:
         print("graphcore: interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED
+    _drop_output()
     sys.exit(status)
+
+
+def _prepare_streams() -> None:
+    """Have standard streams take what tasks give them, and errors of theirs be said by name.
+
+    In the place of one that was closed, as by >&-, Python has None; the next file to be opened would get its number.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is said of the line that has it
+    if type(sys.stdout) is io.TextIOWrapper:  # what somebody else has put there is theirs
+        out = sys.stdout
+        sys.stdout = ResultStream(
+            out.buffer,
+            out.encoding,
+            "backslashreplace",  # a terminal that lacks a character gets its escape
+            line_buffering=out.line_buffering,
+            write_through=out.write_through,
+        )
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if vars(sys)[name] is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
 def _run(given: Sequence[str], is_quoted: bool) -> int:
@@ -97,13 +118,12 @@ def _run(given: Sequence[str], is_quoted: bool) -> int:
 
 
 def _drop_output() -> None:
-    """Let nothing more reach a pipe whose reader has left: what is still buffered would raise again at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Let nothing more reach what takes nothing more: what is still buffered would raise again at the end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run_hydra(arguments: Sequence[str]) -> int:

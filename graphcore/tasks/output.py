@@ -1,9 +1,11 @@
-"""Files that tasks leave behind, each whole or not there at all."""
+"""Files that tasks leave behind, each whole or not there at all; and standard output."""
 
+import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,30 @@ from graphcore.errors import GraphcoreError
 
 class OutputError(GraphcoreError, OSError):
     """A result cannot be written."""
+
+
+class ResultStream(io.TextIOWrapper):
+    """Standard output whose errors say so; where its reader has left, that stays a BrokenPipeError."""
+
+    def write(self, text: str, /) -> int:
+        """Write the text, or raise OutputError."""
+        with _of_standard_output():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or raise OutputError."""
+        with _of_standard_output():
+            super().flush()
+
+
+@contextmanager
+def _of_standard_output() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written ({error.strerror}); send it to another place") from error
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

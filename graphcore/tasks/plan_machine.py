@@ -1,7 +1,6 @@
 """The machine and the speeds that task=plan was asked to plan for, and what the settings come to there."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,5 +86,5 @@ def choices_for(machine: Machine, settings: Settings, model: Model) -> Choices:
         return choose(settings, model)
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
-    library = None if on_gpu else find_kernels(Path(settings.cache_dir).expanduser(), CPU)[0]
+    library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]
     return replace(choices_on(settings, model, machine.device, dtype, library, on_gpu), notes=())

@@ -5,15 +5,15 @@ settings --read_prompts--> Prompt (before anything is loaded) --encode_prompts--
 A JSONL file has a module of its own (`request_lines`).
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.tasks.running import name_of
+from graphcore.tasks.text_input import LONGEST_PROMPT, read_text
 
 DEFAULT_QUESTION = "Why is the sky blue? Answer in two sentences."
 DEFAULT_OPENING = "The sky is blue because"
@@ -56,9 +56,10 @@ def read_prompts(settings: Settings) -> list[Prompt]:
     if settings.prompt_ids is not None:
         return [checked_prompt(tuple(settings.prompt_ids), "prompt_ids")]
     if settings.prompt_file is not None:
-        return [checked_prompt(read_text_file(Path(settings.prompt_file).expanduser(), "prompt_file"), "prompt_file")]
-    if settings.prompt == "-":
-        return [checked_prompt(sys.stdin.read(), "prompt=- (standard input)")]
+        return [checked_prompt(read_text(settings.prompt_file, "prompt_file", LONGEST_PROMPT), "prompt_file")]
+    if settings.prompt == STANDARD_STREAM:
+        text = read_text(settings.prompt, "prompt", LONGEST_PROMPT)
+        return [checked_prompt(text, "prompt=- (standard input)")]
     return [checked_prompt(settings.prompt, "prompt")] if settings.prompt is not None else []
 
 
@@ -98,7 +99,7 @@ def uses_chat(engine: Engine, settings: Settings) -> bool:
     """
     has_template = engine.has_tokenizer and engine.tokenizer.has_chat_template
     if settings.chat == "on" and not has_template:
-        raise ConfigError(f"chat=on, but {settings.model.checkpoint} has no chat template; use chat=off")
+        raise ConfigError(f"chat=on, but {name_of(settings.model)} has no chat template; use chat=off")
     is_used = has_template and settings.chat != "off"
     if settings.system is not None and not is_used:
         raise ConfigError("system=... needs a chat template, and none is used here; put it into the prompt")
@@ -159,17 +160,3 @@ def checked_prompt(content: str | tuple[int, ...] | tuple[Mapping[str, str], ...
     if not content:
         raise ConfigError(f"{where} is empty; give at least one character, token id or message")
     return Prompt(content, where)
-
-
-def read_text_file(path: Path, key: str) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
-
-    Raises:
-        ConfigError: it cannot be read, or is not UTF-8; the message starts with `key`.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{key}={path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}={path} is not UTF-8 text (byte {error.start})") from error

@@ -6,15 +6,19 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.tasks.prompts import Prompt, checked_prompt, read_text_file
+from graphcore.tasks.prompts import Prompt, checked_prompt
+from graphcore.tasks.text_input import LONGEST_FILE, read_text
 
 CONTENTS = ("prompt", "prompt_ids", "messages")
 SAMPLING = tuple(vars(SamplingParams()))
@@ -55,16 +59,20 @@ class RequestLine(Prompt):
         return [stop] if isinstance(stop, str) else stop
 
 
-def read_request_lines(path: Path) -> list[RequestLine]:
+def read_request_lines(name: str) -> list[RequestLine]:
     """Return a request for each line that is not blank.
+
+    Args:
+        name: the file as the user wrote it; "-" is standard input.
 
     Raises:
         ConfigError: the file cannot be read or holds none, or a line is no request; the message names file and line.
     """
-    text = read_text_file(path, "task.prompts_jsonl").split("\n")
-    lines = [_request(line, path, number) for number, line in enumerate(text, start=1) if line.strip()]
+    text = read_text(name, "task.prompts_jsonl", LONGEST_FILE).split("\n")
+    file = "standard input, line " if name == STANDARD_STREAM else f"{Path(name).expanduser()}:"
+    lines = [_request(line, f"{file}{number}", number) for number, line in enumerate(text, start=1) if line.strip()]
     if not lines:
-        raise ConfigError(f"task.prompts_jsonl={path} holds no prompt; write one JSON object a line")
+        raise ConfigError(f"task.prompts_jsonl={name} holds no prompt; write one JSON object a line")
     seen: dict[str | int, RequestLine] = {}
     for line in lines:
         if line.key in seen:
@@ -75,13 +83,8 @@ def read_request_lines(path: Path) -> list[RequestLine]:
     return lines
 
 
-def _request(text: str, path: Path, number: int) -> RequestLine:
-    where = f"{path}:{number}"
-    try:
-        item = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(item, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON ({error})") from error
+def _request(text: str, where: str, number: int) -> RequestLine:
+    item = _parsed(text, where)
     given = [key for key in CONTENTS if isinstance(item, dict) and key in item]
     if len(given) != 1:
         found = f"{given[0]} and {given[1]}" if given else "none of them"
@@ -98,8 +101,29 @@ def _request(text: str, path: Path, number: int) -> RequestLine:
     return RequestLine(content, where, number, item)
 
 
+def _parsed(text: str, where: str) -> Any:
+    """Return a line's value."""
+    try:
+        item = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_doubles)
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        escape = ascii(error.object[error.start])[1:-1]
+        raise ConfigError(f"{where}: {escape} is half of a character; write both halves, or the character") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON ({error})") from error
+    return item
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, whose keys must differ: of two equal ones a parser would drop either."""
+    for (before, _), (key, _) in pairwise(sorted(pairs, key=itemgetter(0))):
+        if before == key:
+            raise ValueError(f"the key {json.dumps(key)} is there twice")
+    return dict(pairs)
 
 
 def _content(value: Any, key: str, where: str) -> str | tuple[Any, ...]:

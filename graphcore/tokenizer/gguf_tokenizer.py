@@ -76,7 +76,8 @@ def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
     try:
         write_checked(path, backend.to_str().encode())
     except OSError as error:
-        _log.warning("%s: the built tokenizer cannot be kept (%s); the next start builds it again", path, error)
+        reason = error.strerror or str(error)
+        _log.warning("%s: the built tokenizer cannot be kept (%s); the next start builds it again", path, reason)
     return backend
 
 

@@ -71,7 +71,7 @@ class Marking:
 
     def __init__(self, messages: Sequence[Message], words: TemplateWords) -> None:
         self._words = words
-        self.letters = frozenset(chain.from_iterable(_texts(list(messages))))
+        self.letters = frozenset(chain.from_iterable(texts_in(list(messages))))
         self._twins = [self._new_twins(plane) for plane in (_OTHERS, _ANSWERS)]
         self._back = [{ord(twin): sign for sign, twin in twins.items()} for twins in self._twins]
         self._tables = [str.maketrans(twins) for twins in self._twins]
@@ -106,7 +106,7 @@ class Marking:
         }
 
     def _structure(self, value: object) -> object:
-        self.unmarked.update(_texts(value))
+        self.unmarked.update(texts_in(value))
         return value
 
     def _marked(self, value: object, is_answer: bool) -> object:
@@ -136,11 +136,11 @@ def _pattern(literals: Iterable[str], spellings: Sequence[str]) -> re.Pattern[st
     return re.compile("|".join(map(re.escape, sorted(apart, key=len, reverse=True))) or r"(?!)")
 
 
-def _texts(value: object) -> Iterator[str]:
+def texts_in(value: object) -> Iterator[str]:
     """Yield every text in a value, names of fields included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from chain(map(str, value), chain.from_iterable(map(_texts, value.values())))
+        yield from chain(map(str, value), chain.from_iterable(map(texts_in, value.values())))
     elif isinstance(value, list | tuple):
-        yield from chain.from_iterable(map(_texts, value))
+        yield from chain.from_iterable(map(texts_in, value))

@@ -7,7 +7,6 @@ Patterns are those of each model's published `tokenizer.json`, not llama.cpp's a
 from dataclasses import dataclass
 
 from graphcore.errors import TokenizerError
-from graphcore.registry import nearest
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -70,7 +69,5 @@ def find_splitter(pre: str | None, vocab_size: int, source: str) -> Splitter:
             "writes the key, or run on token ids (prompt_ids)"
         )
     if pre not in table:
-        raise TokenizerError(
-            f"{source}: tokenizer.ggml.pre '{pre}' is unknown{nearest(pre, table)}; known: {', '.join(sorted(table))}"
-        )
+        raise TokenizerError(f"{source}: tokenizer.ggml.pre '{pre}' is unknown; known: {', '.join(sorted(table))}")
     return table[pre]

@@ -11,7 +11,7 @@ from graphcore.tokenizer.chat_template import ChatTemplate, Message
 from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
-from graphcore.tokenizer.marking import TemplateWords
+from graphcore.tokenizer.marking import TemplateWords, texts_in
 from graphcore.tokenizer.parts import TokenizerParts
 from graphcore.tokenizer.tokenizer_json import without_panics
 
@@ -162,6 +162,7 @@ class Tokenizer:
             TokenizerError: as of `render_chat` and `encode`; or the template's control tokens cannot be told from those
                 that a message spells.
         """
+        _check_messages(messages)
         if parses_messages:
             return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
@@ -185,12 +186,19 @@ class Tokenizer:
         return ChatTemplate(self._parts.chat_template, self._parts.source)
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(text: str, name: str = "the text") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"the text is not valid Unicode at character {error.start}; give it as UTF-8"
+        message = f"{name} is not valid Unicode at character {error.start}; give it as UTF-8"
         raise TokenizerError(message) from error
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    """Refuse what is no text in the message where it stands: the template's whole text is nobody's to count in."""
+    for index, message in enumerate(messages):
+        for text in texts_in(message):
+            _check_unicode(text, f"message {index} (role {message.get('role')!r})")
 
 
 def _existing_folder(path: Path) -> Path:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -117,3 +118,35 @@ def test_a_mistake_is_said_and_the_chat_goes_on(terminal: Terminal) -> None:
     terminal.wait_for("d\n")
     terminal.wait_for(ANSWERED)
     assert [turn["user"] for turn in terminal.turns()] == ["a\nb", "c \nd"]
+
+
+def test_a_long_line_typed_while_it_answers_is_whole(terminal: Terminal) -> None:
+    terminal.press("one\n")
+    terminal.wait_for("one\n")
+    time.sleep(0.3)
+    terminal.press("x" * 5000 + "\n")
+    terminal.wait_for(ANSWERED)  # the first answer's end
+    said = re.sub(r"\s", "", terminal.wait_for("tokens"))
+    taken = len("user:" + "assistant:") + 5000 + 2
+    assert int(said.rpartition("takes")[2]) == taken  # characters are tokens here; the first turn is left out
+
+
+def test_ctrl_d_while_it_answers_ends_the_chat_behind_the_answer(terminal: Terminal) -> None:
+    terminal.press("one\n")
+    terminal.wait_for("one\n")
+    time.sleep(0.3)
+    (turn,) = terminal.turns()
+    assert turn["finish_reason"] in ("length", "end")
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_an_answer_leaves_the_terminal_as_it_was(terminal: Terminal, deadly: signal.Signals) -> None:
+    terminal.press("/set max_new_tokens=null\none\n")
+    terminal.wait_for("one\n")
+    time.sleep(0.3)
+    assert not termios.tcgetattr(terminal.master)[3] & termios.ECHO
+    terminal.process.send_signal(deadly)
+    assert terminal.process.wait(PATIENCE) == -deadly
+    modes = termios.tcgetattr(terminal.master)[3]
+    assert modes & termios.ECHO
+    assert modes & termios.ICANON

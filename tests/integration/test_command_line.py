@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -84,7 +85,16 @@ REFUSED_BEFORE_A_RUN = [
     (["--cfg"], "--cfg takes one of job, hydra, all, none is given", 2),
     (["--resolve"], "--resolve flag can only be used", 2),
     (["seed=["], "seed=[ cannot be read as a setting", 2),
-    (["one text", "another text"], "'one text' and 'another text' are both given as the prompt", 1),
+    (["one text", "another text"], "'one text' and 'another text' are both given as the prompt", 2),
+    (["chat", "bench"], "'chat' and 'bench' are both given as the task; choose one", 2),
+    (["~prompt"], "~prompt: there is nothing to take away", 2),
+    (["~foo"], "~foo: there is nothing to take away", 2),
+    (["~model"], "~model would take away what every run needs", 2),
+    (["prompt_ids=1,2,3"], "or write a list as prompt_ids=[1,2,3]", 2),
+    (["dtype=fp32,bf16"], "dtype=fp32,bf16 has several values; add -m to run once for each", 2),
+    (["model=smollm2 is what?"], "written prompt='model=smollm2 is what?'", 2),
+    (["--cfg", "job", "-m"], "--cfg and -m do not go together; leave one of them out", 2),
+    ([""], "an argument is empty", 2),
     (["outputs=false", "-m", "seed=1,2"], "outputs=false has no effect with a sweep", 1),
     (["-m", "outputs=true,false"], "outputs=false has no effect with a sweep", 1),
     (["outputs=off", "hydra.run.dir=x"], "hydra.run.dir='x' has no effect with outputs=false", 1),
@@ -301,3 +311,57 @@ def test_a_run_folder_without_room_is_named(tmp_path: Path) -> None:
     assert "None" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("graphcore: OutputError: ")]
     assert f"{tmp_path / 'outputs'} cannot be written (File too large)" in line
+
+
+PRINTING = [
+    ["--help"],
+    ["--version"],
+    ["--cfg", "job"],
+    ["models", "outputs=false"],
+    [*LLAMA, "prompt_ids=[1,2]", "max_new_tokens=2"],
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=lambda arguments: " ".join(arguments[-2:]))
+def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "graphcore.tasks.main", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    said = "standard output cannot be written (No space left on device); send it to another place"
+    assert done.stderr.splitlines()[-1] == f"graphcore: OutputError: {said}"
+    assert "Traceback" not in done.stderr
+    assert "outputs" not in done.stderr
+    assert done.returncode == 1
+    if arguments[0] in LLAMA:
+        assert result_of(tmp_path)["error"] == f"OutputError: {said}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "status", "said"),
+    [
+        (["--version"], ">&-", 0, ""),
+        ([*LLAMA, "prompt_ids=[1,2]", "max_new_tokens=2"], ">&-", 0, "result:"),
+        ([*LLAMA, "prompt_ids=[1,2]", "max_new_tokens=2"], "2>&-", 0, ""),
+        ([*LLAMA, "prompt=-"], "<&-", 1, "ConfigError: prompt=- (standard input) is empty"),
+        (["task=models", "task.remove=x"], "<&-", 1, "ConfigError: task.remove=x is not in the cache"),
+    ],
+)
+def test_a_stream_that_is_closed_is_no_traceback(
+    tmp_path: Path, arguments: list[str], closed: str, status: int, said: str
+) -> None:
+    command = shlex.join([sys.executable, "-m", "graphcore.tasks.main", *arguments])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {closed}"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    if closed == "2>&-":
+        assert len(done.stdout.splitlines()) == 1  # nothing about the run is among its results

@@ -1,6 +1,7 @@
 """What `Engine` promises: prompts in every form, why generations end, log probabilities, batches, and its errors."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
+from graphcore.engine.inputs import check_messages
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError, TokenizerError
 
@@ -233,6 +235,13 @@ WRONG_CALLS = {
     "messages beside texts": lambda engine: engine.generate([{"role": "user", "content": "a"}, "b"]),
     "a message without a list": lambda engine: engine.generate({"role": "user", "content": "a"}),
     "a message without content": lambda engine: engine.generate([{"role": "user"}]),
+    "a message without a content": lambda engine: engine.chat_ids([{"role": "user", "content": None}]),
+    "a message from a number": lambda engine: engine.chat_ids([{"role": 1, "content": "a"}]),
+    "a stop that is a number": lambda engine: engine.generate(TEXTS[0], stop=5),
+    "a stop of numbers": lambda engine: engine.stream(TEXTS[0], stop=[5]),
+    "truths for ids": lambda engine: engine.generate([True, False]),
+    "a truth for a length": lambda engine: engine.generate(TEXTS[0], max_new_tokens=True),
+    "a truth for a temperature": lambda engine: engine.generate(TEXTS[0], temperature=True),
     "bytes": lambda engine: engine.generate(b"abc"),
     "a warm-up beyond the batch": lambda engine: engine.warm_up(4),
     "several prompts in a stream": lambda engine: engine.stream(["a", "b"]),
@@ -249,6 +258,34 @@ def test_a_wrong_call_is_refused_in_one_line(wrong: str, engine: Engine) -> None
         WRONG_CALLS[wrong](engine)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) > 20
+
+
+def test_one_override_may_be_given_as_a_text(folder: Path) -> None:
+    with Engine.load(folder, graph="eager", device="cpu", overrides="context_length=50") as engine:
+        assert engine.choices.context == 50
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("prompt=hi", "overrides: prompt=hi has no effect on loading; give it to generate or stream"),
+        ("sampling.temperature=1", "has no effect on loading; give it to generate or stream"),
+        ("sampling=nucleus", "has no effect on loading"),
+        ("task=bench", "overrides: task=bench is for the command line"),
+        ("model=gemma3", "overrides: model=gemma3 has no effect beside a source that is there; leave it out"),
+        ("model.checkpoint=x", "has no effect beside a source that is there"),
+        ("dtype=fp32", "overrides: dtype=fp32 contradicts dtype='bf16'; leave one of them out"),
+        (5, "overrides must be texts"),
+    ],
+)
+def test_an_override_without_effect_is_refused(folder: Path, override: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Engine.load(folder, "bf16", graph="eager", device="cpu", overrides=[override])
+
+
+def test_a_message_may_hold_a_call_of_a_tool_in_the_place_of_content() -> None:
+    messages = [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    assert check_messages(messages) == messages
 
 
 def test_an_empty_text_is_refused_though_its_tokenizer_adds_a_token(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -13,7 +13,9 @@ import torch
 from tiny_models import TinyModel
 
 from graphcore import Engine
+from graphcore.engine.batch_run import TokenStream
 from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sequence import TokenEvent
 from graphcore.errors import BusyError, ConfigError
 
 SECONDS = 60.0
@@ -190,3 +192,28 @@ def test_a_torch_dtype_is_taken_where_a_name_is(dtype: torch.dtype, tiny_model: 
         assert engine.choices.kv_dtype is torch.float16
     with pytest.raises(ConfigError, match=r"torch\.float64 is none that graphcore computes in"):
         Engine.load(folder, dtype=torch.float64)
+
+
+def test_a_stream_that_another_thread_waits_in_is_busy() -> None:
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def events() -> Generator[TokenEvent, None, None]:
+        is_inside.set()
+        may_go_on.wait(SECONDS)
+        yield TokenEvent(0, 1, "a", None, "end")
+
+    stream = TokenStream(events())
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, stream)
+        is_inside.wait(SECONDS)
+        for call in (lambda: next(stream), stream.close):
+            with pytest.raises(BusyError, match="another thread waits for this stream's next token"):
+                call()
+        may_go_on.set()
+        assert first.result().text == "a"
+
+
+def test_a_stream_is_pulled_from_one_thread_at_a_time(engine: Engine) -> None:
+    stream = engine.stream(PROMPTS[0], max_new_tokens=2)
+    assert isinstance(stream, TokenStream)
+    assert len(list(stream)) == 2

@@ -2,7 +2,8 @@
 
 import os
 import select
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from graphcore.errors import GraphError
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "qwen3"
 PROMPT = [[1, 2, 3]]
-SECONDS = 60
+SECONDS = 20
 
 
 def in_fork(call: Callable[[], object]) -> str:
-    """Return what the call gives in a forked process, or its error; fail if there is nothing after a minute."""
+    """Return what the call gives in a forked process, or its error; fail if there is nothing after a while."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -55,6 +56,63 @@ def test_a_forked_process_is_refused_by_name(graph: str) -> None:
             )
             assert "threads=1" in said
         assert tokens(engine) == right
+
+
+# A vocabulary of which torch writes one row with several threads: a forked process would wait for them.
+WIDE = (
+    "threads=2",
+    "model=qwen3",
+    "model.num_hidden_layers=1",
+    "model.random_config.hidden_size=64",
+    "model.random_config.intermediate_size=64",
+    "context_length=64",
+)
+CALLS: dict[str, Callable[[Engine], object]] = {
+    "stream": lambda engine: next(engine.stream([1])),
+    "sampled": lambda engine: engine.generate([1], max_new_tokens=2, temperature=1.0),
+    "longer": lambda engine: engine.generate([1, 2, 3, 4], max_new_tokens=2),
+    "warm_up": lambda engine: engine.warm_up(),
+    "logits": lambda engine: engine.logits([[1, 2]]),
+    "forward": lambda engine: engine.forward(torch.zeros(1, 2, engine.config.hidden_size)),
+}
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[Engine]:
+    """An engine that has prepared one kind of call, and has the others' programs to record yet."""
+    with Engine.load("random:", overrides=WIDE) as engine:
+        engine.generate(PROMPT, max_new_tokens=2)
+        yield engine
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_forked_process_is_refused_before_anything_is_recorded(wide: Engine, name: str) -> None:
+    assert in_fork(lambda: CALLS[name](wide)).startswith("GraphError: this process was forked")
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(wide: Engine) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for _ in wide.stream([1, 2], max_new_tokens=2):
+            has_begun.set()
+            may_end.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has_begun.wait(SECONDS)
+    try:
+        assert in_fork(lambda: wide.generate(PROMPT, max_new_tokens=2)).startswith("GraphError: this process was")
+    finally:
+        may_end.set()
+        holder.join()
+
+
+def test_a_forked_process_cannot_go_on_with_a_stream(wide: Engine) -> None:
+    events = wide.stream([1, 2], max_new_tokens=3)
+    next(events)
+    assert in_fork(lambda: next(events)).startswith("GraphError: this process was forked")
+    assert len(list(events)) == 2
 
 
 def test_with_one_thread_a_forked_process_computes() -> None:

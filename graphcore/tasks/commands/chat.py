@@ -22,6 +22,7 @@ from graphcore.tasks.running import (
     describe,
     describe_compile,
     load_engine,
+    name_of,
     sampling_of,
     stops_of,
 )
@@ -109,11 +110,11 @@ def _check(settings: Settings) -> None:
 def _uses_template(engine: Engine, settings: Settings) -> bool:
     """Return whether turns go through the chat template; a model without one must be told to go without."""
     if not engine.has_tokenizer:
-        raise ConfigError(f"task=chat needs text, and {settings.model.checkpoint} has no tokenizer; use task=generate")
+        raise ConfigError(f"task=chat needs text, and {name_of(settings.model)} has no tokenizer; use task=generate")
     is_used = uses_chat(engine, settings)
     if not is_used and settings.chat != "off":
         raise ConfigError(
-            f"task=chat needs a chat template, and {settings.model.checkpoint} has none; use an instruct model, or "
+            f"task=chat needs a chat template, and {name_of(settings.model)} has none; use an instruct model, or "
             "chat=off to have it go on from what you type"
         )
     return is_used

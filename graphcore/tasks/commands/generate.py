@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from graphcore.config.user_path import user_path
 from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.engine import Engine
 from graphcore.engine.sequence import Generation
@@ -88,12 +89,11 @@ def _prompts_and_answers(context: Context, task: GenerateSettings) -> tuple[list
     given = [key for key in ("prompt", "prompt_file", "prompt_ids") if vars(settings)[key] is not None]
     if given:
         raise ConfigError(f"task.prompts_jsonl and {given[0]} are both given; use one")
-    path = Path(task.prompts_jsonl).expanduser()
-    lines = read_request_lines(path)
+    lines = read_request_lines(task.prompts_jsonl)
     if task.output is None:
         return list(lines), None
-    output = Path(task.output).expanduser()
-    if output.resolve() == path.resolve():
+    output = user_path(task.output, "task.output=")
+    if output.resolve() == Path(task.prompts_jsonl).expanduser().resolve():
         raise ConfigError(f"task.output={task.output} is the file of the prompts; choose another")
     return list(lines), AnswerFile(output, lines)
 

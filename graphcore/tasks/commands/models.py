@@ -47,7 +47,7 @@ class Listed:
 def run(context: Context, task: ModelsSettings) -> Record:
     """Remove what is to be removed, then print what there is."""
     refuse_without_effect(context.settings, "models", PROMPT_KEYS)
-    folder = Path(context.settings.cache_dir).expanduser()
+    folder = context.settings.cache_folder
     published = published_models()
     listed = list_cached(folder, published)
     removed: list[StoredModel] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.config.user_path import user_path
 from graphcore.device import use_threads
 from graphcore.engine.model import open_model
 from graphcore.errors import ConfigError
@@ -43,7 +44,7 @@ def run(context: Context, task: PackSettings) -> Record:
     path = output_path(task)
     use_threads(settings.threads)
     began = time.perf_counter()
-    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), console.progress)
+    model = open_model(settings.model, settings.seed, settings.cache_folder, console.progress)
     if model.path is not None and model.path.exists() and path.exists() and path.samefile(model.path):
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
     notes = group_note(context, model.config.model_type)
@@ -84,7 +85,7 @@ def output_path(task: PackSettings) -> Path:
     """
     if not task.output:
         raise ConfigError("task=pack needs task.output=..., the file to write, such as model-q4_k.gguf")
-    path = Path(task.output).expanduser()
+    path = user_path(task.output, "task.output=")
     if path.is_dir():
         raise ConfigError(f"task.output={path} is a folder; name a file in it")
     if path.exists() and not task.overwrite:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from omegaconf import MISSING
 from torch import Tensor
@@ -16,10 +15,10 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tasks.likelihood import LEVEL, Likelihood, exponential
-from graphcore.tasks.prompts import read_text_file
 from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner
+from graphcore.tasks.running import describe, describe_compile, load_engine, name_of, own_runner
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.text_input import LONGEST_FILE, read_text
 from graphcore.tasks.windows import TokenizedText, Window, cut_windows
 
 DEFAULT_WINDOW = 1024  # tokens
@@ -58,7 +57,7 @@ class Cut:
 def run(context: Context, task: PerplexitySettings) -> Record:
     """Score the text window by window and report."""
     settings = sized(context.settings, task)
-    text = read_text(task)
+    text = read_scored(task)
     began = time.perf_counter()
     with load_engine(replace(context, settings=settings)) as engine:
         load_seconds = time.perf_counter() - began
@@ -99,7 +98,7 @@ def sized(settings: Settings, task: PerplexitySettings) -> Settings:
     return settings
 
 
-def read_text(task: PerplexitySettings) -> str:
+def read_scored(task: PerplexitySettings) -> str:
     """Return the text to score.
 
     Raises:
@@ -107,7 +106,7 @@ def read_text(task: PerplexitySettings) -> str:
     """
     if task.text is None:
         raise ConfigError("task=perplexity needs a text to score; name a UTF-8 file with task.text=/path/to/text.txt")
-    text = read_text_file(Path(task.text).expanduser(), "task.text")
+    text = read_text(task.text, "task.text", LONGEST_FILE)
     if not text:
         raise ConfigError(f"task.text={task.text} is empty; name a file with text in it")
     return text
@@ -122,7 +121,7 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
     """
     if not engine.has_tokenizer:
         raise TokenizerError(
-            f"{engine.settings.model.checkpoint} has no tokenizer, and task=perplexity scores text; choose a "
+            f"{name_of(engine.settings.model)} has no tokenizer, and task=perplexity scores text; choose a "
             "checkpoint with one"
         )
     tokens = TokenizedText.of(engine.tokenizer, text)

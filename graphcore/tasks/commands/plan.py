@@ -1,7 +1,6 @@
 """task=plan: say what would lie where, in bytes, whether it fits and how fast it would be; no weight is read."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         model, parts, plan, tier = open_transformers(settings, on_progress)
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
         return Outcome(model.config, parts.choices, plan, tier.kind, rates=rates)
-    own = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), on_progress)
+    own = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
     assembly = prepare(settings, own, choices_for(machine, settings, own))
     experts = sizes_of(assembly.decoder, assembly.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes

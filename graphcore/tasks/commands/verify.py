@@ -7,7 +7,6 @@ transformers:  transformers in the engine's dtype, where that is not float32: ho
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from omegaconf import MISSING
@@ -143,7 +142,7 @@ def open_reference(context: Context) -> tuple[Model, Loader]:
         PlanError: that model would not fit in host memory.
     """
     settings = context.settings
-    model = open_model(settings.model, settings.seed, Path(settings.cache_dir).expanduser(), context.console.progress)
+    model = open_model(settings.model, settings.seed, settings.cache_folder, context.console.progress)
     decoder, loader = match_model(model, torch.float32)
     needed, free = reference_nbytes(decoder, loader), free_nbytes(torch.device("cpu"))
     if needed > free:

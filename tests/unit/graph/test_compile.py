@@ -1,5 +1,6 @@
 """torch.compile as this engine uses it: whole graphs, one per kind, and a recompile limit that nobody shares."""
 
+import errno
 import os
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphcore.graph.compile as compiling
+from graphcore.errors import GraphError, StreamingError
 from graphcore.graph.compile import (
     CACHE_VARIABLE,
     compile_cache,
@@ -159,3 +161,32 @@ def test_this_thread_traces_before_the_one_that_loads_the_compiler(monkeypatch: 
     with compiling.compiler_loading(is_needed=True):
         pass
     assert order == [threading.current_thread().name, "compiler-loading"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only file system")]
+)
+def test_compiled_code_that_cannot_be_kept_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("torch._inductor.codecache.write_atomic", refuse)
+    monkeypatch.setattr("torch._inductor.codecache.write", refuse)
+    with (
+        pytest.raises(GraphError, match=rf"compiled code cannot be kept \({reason}.*graph=eager"),
+        compile_cache(tmp_path),
+    ):
+        compile_whole(doubled, "unkept")(torch.ones(7))
+
+
+def test_what_fails_for_another_reason_is_passed_on(tmp_path: Path) -> None:
+    def fail() -> None:
+        try:
+            raise PermissionError(errno.EACCES, "no")
+        except OSError as error:
+            raise StreamingError("gone") from error
+
+    with pytest.raises(StreamingError, match="gone"), compile_cache(tmp_path):
+        fail()

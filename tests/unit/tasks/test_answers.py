@@ -214,3 +214,31 @@ def test_an_output_needs_a_file_of_prompts_that_is_another(run_task: RunTask, tm
     run = run_task(LLAMA, f"task.prompts_jsonl={path}", f"task.output={path}")
     assert "is the file of the prompts" in str(run.error)
     assert "are both given" in str(run_task(LLAMA, f"task.prompts_jsonl={path}", "prompt=a").error)
+
+
+@pytest.mark.parametrize("gone", ["temperature", "seed"])
+def test_an_answer_to_a_request_that_said_more_is_another_s(generate: Generate, answers: Path, gone: str) -> None:
+    generate()
+    written = answers.read_bytes()
+    run = generate(lines=[{key: value for key, value in line.items() if key != gone} for line in PROMPTS])
+    assert "answers another request than" in str(run.error)
+    assert answers.read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("/dev/full", "task.output=/dev/full is no regular file"),
+        ("-", "task.output=- cannot be standard input or output here; a file of that name is ./-"),
+        ("'~nosuchuser/x'", "no home folder is known for ~nosuchuser"),
+    ],
+)
+def test_an_output_that_can_hold_no_answers_is_refused(generate: Generate, output: str, said: str) -> None:
+    assert said in str(generate(f"task.output={output}").error)
+
+
+def test_a_large_file_of_something_else_is_not_read(generate: Generate, answers: Path) -> None:
+    with answers.open("wb") as file:
+        file.truncate(1 << 40)
+    assert "answers.jsonl:1: not a line of answers" in str(generate().error)
+    assert answers.stat().st_size == 1 << 40

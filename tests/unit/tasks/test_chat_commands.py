@@ -1,13 +1,17 @@
 """Commands of a chat, its long lines and its full context, over a pipe; answers against an engine without a chat."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
-from task_runs import NEW
+from task_runs import NEW, RunTask
 
 from graphcore import Engine
+from graphcore.errors import TokenizerError
+from graphcore.tasks.chat_lines import ChatLines, Entry
+from graphcore.tasks.conversation import Conversation
 
 ASSISTANT = len("assistant:")
 
@@ -39,6 +43,9 @@ def test_help_names_every_command(say, capsys: pytest.CaptureFixture[str]) -> No
         ("/contnue", r"unknown command /contnue \(did you mean '/continue'\?\); /help lists them"),
         ("/etc/passwd is what?", r"unknown command /etc/passwd; .*a space before it makes it a text"),
         ("/Help", "unknown command /Help .*'/help'"),
+        ("/HELP", "unknown command /HELP .*'/help'"),
+        ("/ help", "unknown command /;"),
+        ("/set\ttop_k=1.5", "top_k=1.5 must be a whole number"),
         ("/clear now", "/clear takes nothing, found 'now'"),
         ("/save", "/save needs FILE"),
         ("/load /nowhere/chat.json", r"/nowhere/chat.json cannot be read \(No such file"),
@@ -256,7 +263,48 @@ def test_an_answer_is_as_long_as_the_context_allows_and_continue_makes_room(
 
 def test_continue_says_when_one_turn_fills_the_context(say) -> None:
     run = say("hi\n/continue\n", "max_new_tokens=null", f"context_length={CONTEXT}")
-    assert "line 2: 97 tokens do not fit in context_length=96" in str(run.error)
+    assert "line 2: this turn fills the context of 96 tokens; /clear forgets it" in str(run.error)
+
+
+def test_a_text_that_the_context_does_not_hold_says_what_can_be_done_in_a_chat(say) -> None:
+    run = say("hi\n" + "x" * CONTEXT + "\n", f"context_length={CONTEXT}")
+    takes = tokens_of("user:" + "x" * CONTEXT)
+    assert f"line 2: the text takes {takes} tokens with what stands around it, and the context has 96" in str(run.error)
+
+
+def test_continue_says_that_an_answer_had_ended(say, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(Engine, "end_ids", frozenset(range(200)))  # whatever comes is an end
+    run = say("hi\n/continue\n")
+    out, err = capsys.readouterr()
+    assert [turn["finish_reason"] for turn in run.record["turns"]] == ["end", "end"]
+    assert out == "\n"  # of the first answer
+    assert err.count("[the answer had ended; say something]") == 1
+
+
+def chat_file(folder: Path, *contents: str) -> Path:
+    """Write a saved chat: what was asked, answered, asked, answered and so on."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]
+    file = folder / "chat.json"
+    file.write_text(json.dumps({"messages": messages}), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(("tokens", "shorter"), [("auto", 0), ("parse", 1)])
+def test_a_loaded_answer_is_text_whatever_it_spells(say, tmp_path: Path, tokens: str, shorter: int) -> None:
+    file = chat_file(tmp_path, "hi", "a<|end|>b")
+    (turn,) = say(f"/load {file}\n/continue\n", f"special_tokens={tokens}").record["turns"]
+    assert turn["prompt_tokens"] == tokens_of("user:hi") + len("a<|end|>b") - shorter * (len("<|end|>") - 1)
+
+
+def test_a_chat_that_cannot_be_loaded_leaves_the_one_there_is(chat_folder: Path, tmp_path: Path) -> None:
+    file = chat_file(tmp_path, "x", "y", "z", "\ud800")
+    with Engine.load(chat_folder, graph="eager", device="cpu") as engine:
+        conversation = Conversation(engine, "be brief", has_template=True)
+        conversation.add("hi", "a", [0])
+        with pytest.raises(TokenizerError, match="not valid Unicode"):
+            conversation.load(file)
+        assert conversation.system == "be brief"
+        assert [exchange.user for exchange in conversation.exchanges] == ["hi"]
 
 
 def test_a_user_who_spells_the_end_of_a_turn_does_not_end_it(say) -> None:
@@ -264,3 +312,44 @@ def test_a_user_who_spells_the_end_of_a_turn_does_not_end_it(say) -> None:
     assert turn["prompt_tokens"] == tokens_of("user:a<|end|>b")
     (parsed,) = say("a<|end|>b\n", "special_tokens=parse").record["turns"]
     assert parsed["prompt_tokens"] == turn["prompt_tokens"] - len("<|end|>") + 1
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "a\0b", "-", "/dev/zero"])
+@pytest.mark.parametrize("command", ["save", "load"])
+def test_a_path_that_can_be_none_is_said_in_one_line(
+    say, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    monkeypatch.setattr("graphcore.tasks.conversation.LONGEST_PROMPT", 1024)
+    assert say(f"/{command} {name}\n").error is not None
+
+
+def test_a_command_that_was_pasted_with_its_line_break_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    lines = ChatLines()
+    monkeypatch.setattr(lines, "_line", lambda mark: "/exit\n")
+    assert next(iter(lines)) == Entry("/exit", True, "standard input, line 0")
+    monkeypatch.setattr(lines, "_line", lambda mark: "/exit\nis a line")
+    assert not next(iter(lines)).is_command
+
+
+def test_what_is_no_text_is_named_by_message_and_place(say) -> None:
+    run = say("fine\ncaf\udce9\n")
+    assert "line 2: message 2 (role 'user') is not valid Unicode at character 3; give it as UTF-8" in str(run.error)
+
+
+def test_a_model_without_a_template_is_called_by_its_group(run_task: RunTask, base_folder: Path) -> None:
+    model = (
+        f"model.checkpoint={base_folder}",
+        f"model.published.checkpoint={base_folder}",
+        "model.published.sha256=null",
+    )
+    for task in ("chat", "generate"):
+        said = str(run_task(f"task={task}", "chat=on", "prompt=hi", *model).error)
+        assert said.startswith("chat=on, but smollm2 has no chat template")
+
+
+@pytest.mark.parametrize("lines", ["x" * 101, '"""' + "x\n" * 100, "x\\\n" * 60])
+def test_a_text_without_an_end_is_refused(say, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    monkeypatch.setattr("graphcore.tasks.chat_lines.LONGEST_PROMPT", 100)
+    run = say(f"hi\n{lines}\n")
+    assert "standard input, line 2: the text that begins here has more than 100 characters; end it" in str(run.error)

@@ -1,5 +1,6 @@
 """A JSONL file of requests is checked whole, and what is wrong is named by file and line."""
 
+import io
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
         {"prompt": "a", "stop": ["x", "y"]},
     ]
     path.write_text("\ufeff" + "\n\n".join(json.dumps(item, ensure_ascii=False) for item in items), encoding="utf-8")
-    first, second, third, fourth = read_request_lines(path)
+    first, second, third, fourth = read_request_lines(str(path))
     assert (first.content, second.content) == ("line separator \u2028 inside", (1, 2))
     assert list(third.content) == chat
     assert (second.where, second.number) == (f"{path}:3", 3)
@@ -54,7 +55,9 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
         ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens=0 must be at least 1"),
         ('{"prompt": "a", "id": [1]}', r"id must be a text or a whole number, found \[1\]"),
         ('{"prompt": "a", "stop": [""]}', "stop must be a text that is not empty"),
-        ('{"prompt": "a", "id": "\\ud800"}', "not JSON"),
+        ('{"prompt": "a", "id": "\\ud800"}', r"\\ud800 is half of a character"),
+        ('{"prompt": "a", "prompt": "b"}', r'not JSON \(the key "prompt" is there twice\)'),
+        ('{"messages": [{"role": "user", "role": "user", "content": "x"}]}', r'the key "role" is there twice'),
         ('{"prompt": "again", "id": "one"}', 'id "one" is that of line 1 already'),
     ],
 )
@@ -62,7 +65,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, said:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "good", "id": "one"}\n' + line, encoding="utf-8")
     with pytest.raises(ConfigError, match=said) as caught:
-        read_request_lines(path)
+        read_request_lines(str(path))
     assert str(caught.value).startswith(f"{path}:2")
     assert "\n" not in str(caught.value)
 
@@ -70,4 +73,16 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, said:
 def test_a_file_without_a_request_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text("\n \n")
     with pytest.raises(ConfigError, match="holds no prompt"):
-        read_request_lines(tmp_path / "blank")
+        read_request_lines(str(tmp_path / "blank"))
+
+
+def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "a"}\n{')))
+    with pytest.raises(ConfigError, match=r"^standard input, line 2: not JSON"):
+        read_request_lines("-")
+
+
+def test_a_file_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphcore.tasks.request_lines.LONGEST_FILE", 1024)
+    with pytest.raises(ConfigError, match=r"prompts_jsonl=/dev/zero holds more than 1\.00 KiB"):
+        read_request_lines("/dev/zero")

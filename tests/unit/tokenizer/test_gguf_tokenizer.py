@@ -141,7 +141,7 @@ def test_control_tokens_are_left_out_of_decoded_text_and_user_defined_ones_are_n
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"pre": "llama-bep"}, "pre 'llama-bep' is unknown.*did you mean 'llama-bpe'.*known: .*gpt-2, gpt-4o"),
+        ({"pre": "qwen35"}, "pre 'qwen35' is unknown; known: .*gpt-2, gpt-4o"),
         ({"pre": None}, "pre is missing.*vocabulary of.*prompt_ids"),
         ({"pre": "default"}, "pre is default"),
         ({"pre": 3}, "pre is 3, where str is expected"),

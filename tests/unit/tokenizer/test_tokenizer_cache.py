@@ -119,16 +119,20 @@ def test_a_folder_that_cannot_be_written_costs_only_the_keeping(
 ) -> None:
     (tmp_path / "tokenizers").write_text("a file where a folder should be")
     assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
-    assert "cannot be kept" in caplog.text
+    assert "cannot be kept (File exists)" in caplog.text
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_kept_tokenizer_is_no_hindrance(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     load("gpt-2", tmp_path)
     (path,) = kept(tmp_path)
     path.unlink()
     (path / "in the way").mkdir(parents=True)
     assert load("gpt-2", tmp_path).encode(TEXT) == golden_tokenizer("gpt-2").encode(TEXT)
     assert kept(tmp_path) == [path]
+    assert path.is_file()
+    assert not caplog.text
 
 
 def test_a_broken_tokenizer_json_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def anonymous():
 
 settings = compose_settings(["device=cpu", "graph=eager", "context_length=64", "threads=2", *sys.argv[1:]])
 torch.set_num_threads(2)
-model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda *stage: None)
+model = open_model(settings.model, 0, settings.cache_folder, lambda *stage: None)
 with torch.inference_mode():
     parts, plan, tier = plan_run(settings, model, prepare(settings, model))
     before, peak, over = anonymous(), [0], threading.Event()

@@ -207,7 +207,7 @@ def test_each_expert_is_a_matrix_of_its_own_after_every_other_row_is_picked(name
 
 def golden(name: str, policy: PackingPolicy, dtype: torch.dtype = torch.bfloat16) -> tuple[Decoder, Loader]:
     settings = compose_settings([f"model.checkpoint={GOLDEN / 'tiny' / name}"])
-    model = open_model(settings.model, 0, Path(settings.cache_dir).expanduser(), lambda *_: None)
+    model = open_model(settings.model, 0, settings.cache_folder, lambda *_: None)
     return match_model(model, dtype, policy)
 
 

@@ -1,0 +1,51 @@
+"""Paths as people write them, in settings and in a chat: "~" and "~name" stand for home folders."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from graphcore.errors import ConfigError
+
+STANDARD_STREAM = "-"  # a name that means standard input or output wherever one of them can be meant
+
+
+def user_path(text: str, where: str) -> Path:
+    """Return the path that was written, which need not be there.
+
+    Args:
+        text: the path.
+        where: what stood before it, for messages, such as "prompt_file=" or "/save ".
+
+    Raises:
+        ConfigError: nothing can have that path: it is empty, of a user that there is not, or beyond the file system's
+            rules; or it is "-", and standard input or output cannot be meant.
+    """
+    if not text.strip():
+        raise ConfigError(f"{where}{text} is empty; name a path")
+    if text == STANDARD_STREAM:
+        raise ConfigError(f"{where}- cannot be standard input or output here; a file of that name is ./-")
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except RuntimeError as error:
+        user = Path(text).parts[0]
+        raise ConfigError(f"{where}{text}: no home folder is known for {user}; write the whole path") from error
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # said by whoever opens or makes it
+        return path
+    except (OSError, ValueError) as error:  # a name that is too long, a loop of links, a NUL
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{where}{text} is no path that a file can have ({reason}); choose another") from error
+    return path
+
+
+def user_folder(text: str, where: str) -> Path:
+    """Return the path that was written, which is a folder's, or can be one's.
+
+    Raises:
+        ConfigError: it cannot be, or as `user_path`.
+    """
+    path = user_path(text, where)
+    with suppress(PermissionError):  # said by whoever uses it
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not there.is_dir():
+            raise ConfigError(f"{where}{text} cannot be a folder, for {there} is a file; choose another")
+    return path
