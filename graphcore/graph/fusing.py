@@ -172,7 +172,7 @@ def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
 def without_views(traced: Traced) -> None:
     """x.flatten(), x.unflatten(), and codes, which a linear knows how to make, become x; cuts become `parts`."""
     for node in traced.nodes():
-        if node.op == "call_method" and node.target in PARTS:
+        if node.op == "call_method" and node.target in PARTS and node.kwargs.get("dim") == -1:
             traced.replace(node, parts, node.args[0], node.target, node.args[1])
             continue
         is_view = node.op == "call_method" and node.target in VIEWS

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.graph.fusing import Traced
-from graphcore.graph.native_block import Choice, lowered, obstacle_of_operations
-from graphcore.graph.native_block import Recorder as ModuleRecorder
+from graphcore.graph.native_block import Choice, ModuleRecorder, lowered, obstacle_of_operations
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels import instructions

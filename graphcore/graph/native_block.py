@@ -76,7 +76,7 @@ def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
 
 
 @dataclass
-class Recorder:
+class ModuleRecorder:
     """Appends a module's instructions to a program.
 
     Attributes:
@@ -111,6 +111,7 @@ class Recorder:
                     self._values[node] = self._attribute(node.target)
                 case "output":
                     found: Tensor = self._values[answer]
+                    assert place is None or found is place, "an answer that has a place is a product or a cap"
                     return found
                 case _:
                     if place is not None and node is answer:
@@ -283,18 +284,18 @@ class Recorder:
 
 
 ENTRIES: Mapping[object, Callable[..., Any]] = {
-    fusing.project: Recorder.project,
-    fusing.gated: Recorder.gated,
-    fusing.add_project: Recorder.add_project,
-    fusing.add_normed: Recorder.add_normed,
-    fusing.attend_heads: Recorder.attend_heads,
-    fusing.add_experts: Recorder.add_experts,
-    fusing.add_scaled: Recorder.add_scaled,
-    fusing.scaled_sum: Recorder.scaled_sum,
-    fusing.gate: Recorder.gate,
-    fusing.parts: Recorder.parts,
-    capped: Recorder.capped,
-    choose: Recorder.choose,
+    fusing.project: ModuleRecorder.project,
+    fusing.gated: ModuleRecorder.gated,
+    fusing.add_project: ModuleRecorder.add_project,
+    fusing.add_normed: ModuleRecorder.add_normed,
+    fusing.attend_heads: ModuleRecorder.attend_heads,
+    fusing.add_experts: ModuleRecorder.add_experts,
+    fusing.add_scaled: ModuleRecorder.add_scaled,
+    fusing.scaled_sum: ModuleRecorder.scaled_sum,
+    fusing.gate: ModuleRecorder.gate,
+    fusing.parts: ModuleRecorder.parts,
+    capped: ModuleRecorder.capped,
+    choose: ModuleRecorder.choose,
     without_padding: lambda _recorder, _node, choice, _span: choice,  # its one token is real
     getattr: lambda _recorder, _node, owner, name: getattr(owner, name),
     operator.getitem: lambda _recorder, _node, values, index: values[index],

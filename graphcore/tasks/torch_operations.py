@@ -5,6 +5,7 @@ here, and residual additions are left out. One sequence, one token.
 
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import mul
@@ -93,7 +94,9 @@ class TorchOperations:
                     self._attend(node, sizes[node] // width, cache)
 
     def _attend(self, node: Call, heads: int, cache: LayerCache) -> None:
-        window, scale, sinks, _, cap = node.args[7:]
+        given = inspect.signature(attend).bind(*node.args)
+        given.apply_defaults()
+        window, scale, sinks, cap = (given.arguments[name] for name in ("window", "scale", "sinks", "cap"))
         _, kv_heads, _, width = cache.k.shape
         query, key, value = (self._input(count, width) for count in (heads, kv_heads, kv_heads))
         of_window = f", window {window}" if window else ""

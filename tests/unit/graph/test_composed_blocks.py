@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graphcore.graph.compile import compile_whole
 from graphcore.graph.device_block import run_block
 from graphcore.graph.device_obstacle import obstacle_of
-from graphcore.graph.native_block import Recorder, lowered, obstacle_of_operations
+from graphcore.graph.native_block import ModuleRecorder, lowered, obstacle_of_operations
 from graphcore.graph.state import StepState
 from graphcore.kernels.native_step import NativeProgram
 from graphcore.nn.kv_cache import LayerCache
@@ -76,7 +76,7 @@ def run_natively(block: ComposedBlock) -> Tensor:
     x = program.buffer(DIM)
     table = None if block.spec.rope is None else rope_table(block.spec.rope, block.spec.head_dim, SLOTS)
     inputs = {"x": x, "rope": table, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
-    recorder = Recorder(program, state, dict(block.named_modules()))
+    recorder = ModuleRecorder(program, state, dict(block.named_modules()))
     assert recorder.record(lowered(block), inputs) is x
     found = []
     for position, token in enumerate(tokens()):

@@ -48,6 +48,7 @@ def test_views_are_nothing_and_cuts_are_parts() -> None:
     assert written(lambda m, x: m.a(x.unflatten(-1, (2, -1)).flatten(-2))) == ["a"]
     assert written(lambda m, x: m.a(x).split([16, 16], dim=-1)[0]) == ["a", "parts", "getitem"]
     assert written(lambda m, x: m.a(x).chunk(2, dim=-1)[1]) == ["a", "parts", "getitem"]
+    assert written(lambda m, x: m.a(x).chunk(2)[1]) == ["a", "chunk", "getitem"]  # of the batch: nobody knows it
 
 
 def test_casts_are_nothing_where_everything_is_float32() -> None:
