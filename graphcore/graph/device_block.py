@@ -15,7 +15,7 @@ computed is the module's matter, what is fused and what cannot run is said by gr
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -115,6 +115,12 @@ def run_block(block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_ca
     return x
 
 
+class Joined(NamedTuple):
+    """Products of one input, side by side, [B, sum of their rows]; as one of them it stands for all."""
+
+    rows: Tensor
+
+
 @dataclass
 class DeviceRun:
     """Calls a module's kernels in order.
@@ -153,13 +159,16 @@ class DeviceRun:
                     self._values[node] = ENTRIES[node.target](self, *arguments)
         return arguments[0]
 
-    def project(self, x: Tensor, norm: Norm | None, names: Sequence[str], activation: str | None, wide: bool) -> Tensor:
-        """Return products of one input, side by side."""
+    def project(
+        self, x: Tensor, norm: Norm | None, names: Sequence[str], activation: str | None, wide: bool
+    ) -> Tensor | Joined:
+        """Return a product, or several of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
         rows, scale = self._fed(x, norm, linears[0])
         matrices = [matrix_of(linear) for linear in linears]
-        return product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
+        y = product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
+        return y if len(linears) == 1 else Joined(y)
 
     def gated(self, x: Tensor, norm: Norm | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
         """Return activation(gate) * up."""
@@ -198,7 +207,8 @@ class DeviceRun:
 
     def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
         """Return the parts of a row."""
-        return x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
+        cut = x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
+        return tuple(part.contiguous() for part in cut)  # of one sequence it is; kernels find rows by shape alone
 
     def add_normed_and_norm(self, stream: Tensor, x: Tensor, norm: Norm, norm_of_sum: Norm) -> tuple[Tensor, Tensor]:
         """Add a normalised answer to the stream; return it, and it normalised."""
@@ -206,9 +216,9 @@ class DeviceRun:
 
     def attend_heads(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        q: Tensor | Joined,
+        k: Tensor | Joined,
+        v: Tensor | Joined,
         rope: Tensor | None,
         q_norm: Norm | None,
         k_norm: Norm | None,
@@ -224,7 +234,8 @@ class DeviceRun:
     ) -> Tensor:
         """Write the new key and value; return what the heads answer, side by side."""
         place = (k_cache, v_cache, starts, counts)
-        projected = q if q is k else torch.cat((q, k, v), dim=-1)  # of one product they are the whole of it
+        apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
+        projected = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
         if q_norm is None or k_norm is None:
             query = rotate_and_write(projected, rope, *place)
         else:
@@ -291,8 +302,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     choose: DeviceRun.choose,
     without_padding: lambda _run, chosen, _span: chosen,  # `choose` has seen to it
     getattr: lambda _run, owner, name: getattr(owner, name),
-    # products of one input stay side by side
-    operator.getitem: lambda _run, values, index: values if isinstance(values, Tensor) else values[index],
+    operator.getitem: lambda _run, values, index: values if isinstance(values, Joined) else values[index],
 }
 assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/device_obstacle.py says what has an entry here"
 

@@ -94,7 +94,8 @@ def obstacle_of_head(head: Head, batch: int) -> str | None:
     """Return why a decode step's head cannot run on a GPU's kernels, or None."""
     if batch > MOST_TOKENS:
         return f"batches of more than {MOST_TOKENS} have no decode kernels, this is {batch}"
-    return _obstacle_of_linear("lm_head", head.lm_head)
+    operations = fusing.missing_entry(lowered(head), OPERATIONS, "GPU kernel", changes_x=False)
+    return operations or _obstacle_of_linear("lm_head", head.lm_head)
 
 
 def _obstacle_of_norms(traced: Traced) -> str | None:
@@ -102,8 +103,11 @@ def _obstacle_of_norms(traced: Traced) -> str | None:
         if isinstance(traced.modules[node.args[2].name], LayerNorm):
             return "a LayerNorm behind a sublayer has no decode kernel"
     for node in traced.nodes(fusing.attend_heads):
-        if any(norm and isinstance(traced.modules[norm.name], LayerNorm) for norm in node.args[4:6]):
+        norms = [traced.modules[norm.name] if norm else None for norm in node.args[4:6]]
+        if any(isinstance(norm, LayerNorm) for norm in norms):
             return "heads that a LayerNorm normalises have no decode kernel"
+        if len({(norm.eps, norm.scale_in_float32) if isinstance(norm, RMSNorm) else None for norm in norms}) > 1:
+            return "queries and keys that are normalised in different ways have no decode kernel"
     return None
 
 

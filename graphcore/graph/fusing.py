@@ -8,14 +8,17 @@ step, the native program (native_block.py) and a GPU's kernels (device_block.py)
 graph by their names, so that layers of one spec share one graph.
 """
 
+import inspect
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
 
+from graphcore.graph.shapes import CASTS, PARTS, VIEWS, misfit
 from graphcore.kernels.attend import attend
 from graphcore.nn.activation import Activation, capped
 from graphcore.nn.int8_rows import quantize_rows
@@ -26,9 +29,8 @@ from graphcore.nn.rope import rotate
 
 LEAVES = (Linear, RMSNorm, LayerNorm, Activation, Experts)
 FUNCTIONS = (attend, rotate, choose, without_padding, weighted_sum, capped)
-VIEWS = ("flatten", "unflatten")  # of a decode step's single token, they move nothing
-CASTS = ("float", "to")
-PARTS = ("split", "chunk")
+INPUTS = ("x", "rope", "span", "k_cache", "v_cache")  # of a block's forward; a head has the first
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
 Rule = Callable[["Traced"], None]
 
 
@@ -111,10 +113,13 @@ class Traced:
 
     Attributes:
         modules: of the module that was traced, by the names that the graph has.
+        misfit: what there can be no entry for, in words: an operation of sizes that do not fit, or what the trace
+            itself could not follow; None: nothing.
     """
 
     graph: fx.Graph
     modules: Mapping[str, nn.Module]
+    misfit: str | None = None
 
     def nodes(self, target: Callable[..., object] | None = None) -> list[Call]:
         """Return the operations, or the calls of one function, in order."""
@@ -130,6 +135,14 @@ class Traced:
     def is_norm(self, node: Call) -> bool:
         """Return whether a node calls a normalisation."""
         return self.leaf(node, RMSNorm, LayerNorm) is not None
+
+    def can_join(self, *nodes: Call) -> bool:
+        """Return whether nodes are products of one input, each read once, that round it and their answers alike."""
+        linears = [self.leaf(node, Linear) for node in nodes]
+        if not all(linears) or len(set(nodes)) < len(nodes) or not all(map(is_read_once, nodes)):
+            return False
+        alike = {(linear.int8_order, linear.dtype) for linear in linears if linear is not None}
+        return len(alike) == 1 and len({node.args for node in nodes}) == 1
 
     def replace(self, node: Call, target: Callable[..., object], *arguments: Any) -> Call:
         """Put a call of a function in the place of a node; what only that node read goes."""
@@ -157,22 +170,54 @@ class LeafTracer(fx.Tracer):
         super().__init__(autowrap_functions=FUNCTIONS)
 
     def is_leaf_module(self, module: nn.Module, _name: str) -> bool:
-        """Return whether a call of the module is one operation."""
-        return isinstance(module, LEAVES)
+        """Return whether a call of the module is one operation; a subclass may compute something else."""
+        return type(module) in LEAVES
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument as the graph has it.
+
+        Raises:
+            TraceError: it is a tensor that was computed from weights: layers would share the first one's.
+        """
+        if isinstance(a, Tensor) and all(a is not one for one in (*self.root.buffers(), *self.root.parameters())):
+            raise TraceError("a tensor that the forward computes from weights")
+        return super().create_arg(a)
 
 
 def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
-    """Return what the module's forward computes, for one token of a sequence, rewritten by the rules in their order."""
-    traced = Traced(LeafTracer().trace(module), dict(module.named_modules()))
-    for rule in (without_views, *rules):
-        rule(traced)
+    """Return what the module's forward computes, for one token of a sequence, rewritten by the rules in their order.
+
+    What cannot be followed (a forward that asks for values, say) has no operations, and a misfit that says why.
+    """
+    modules = dict(module.named_modules())
+    try:
+        graph = LeafTracer().trace(module)
+        with_positional_arguments(graph, modules)
+    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return Traced(fx.Graph(), modules, str(error).partition("\n")[0])
+    node = misfit(graph, modules)
+    traced = Traced(graph, modules, None if node is None else name_of(node, modules))
+    if node is None:
+        for rule in (without_views, *rules):
+            rule(traced)
     return traced
+
+
+def with_positional_arguments(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
+    """Building blocks get all their arguments, by place."""
+    node: Call
+    for node in graph.nodes:
+        function = modules[node.target].forward if node.op == "call_module" else node.target
+        if node.op == "call_module" or node.target in (*FUNCTIONS, quantize_rows):
+            given = inspect.signature(function).bind(*node.args, **node.kwargs)
+            given.apply_defaults()
+            node.args, node.kwargs = given.args, {}
 
 
 def without_views(traced: Traced) -> None:
     """x.flatten(), x.unflatten(), and codes, which a linear knows how to make, become x; cuts become `parts`."""
     for node in traced.nodes():
-        if node.op == "call_method" and node.target in PARTS and node.kwargs.get("dim") == -1:
+        if node.op == "call_method" and node.target in PARTS:
             traced.replace(node, parts, node.args[0], node.target, node.args[1])
             continue
         is_view = node.op == "call_method" and node.target in VIEWS
@@ -182,9 +227,10 @@ def without_views(traced: Traced) -> None:
 
 
 def without_casts(traced: Traced) -> None:
-    """x.float() and x.to(dtype) become x: for targets that compute in float32."""
+    """x.float() and x.to(a float dtype) become x: for targets that compute in float32."""
     for node in traced.nodes():
-        if node.op == "call_method" and node.target in CASTS:
+        is_narrow = node.op == "call_method" and node.args[1:] and node.args[1] in NARROW
+        if is_cast(node) or is_narrow:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
 
@@ -196,8 +242,8 @@ def gate_and_up(traced: Traced) -> None:
         if traced.leaf(activation, Activation) is None:
             continue
         gate = activation.args[0]
-        wide, gate, up = is_cast(gate), uncast(gate), uncast(up)
-        if all(traced.leaf(one, Linear) and is_read_once(one) for one in (gate, up)) and gate.args == up.args:
+        wide, gate, up = is_cast(gate) or is_cast(up), uncast(gate), uncast(up)
+        if traced.can_join(gate, up):
             traced.replace(node, gated, *gate.args, None, gate.target, up.target, activation.target, wide)
 
 
@@ -233,7 +279,7 @@ def heads(traced: Traced) -> None:
             continue
         if ropes:
             q, k = q.args[0], k.args[0]
-        norms = [norm_call(one) if traced.is_norm(one) else None for one in (q, k)]
+        norms = [norm_call(one) if traced.is_norm(one) and one.meta["is_heads"] else None for one in (q, k)]
         q, k = (one if norm is None else one.args[0] for one, norm in zip((q, k), norms, strict=True))
         traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, *rest)
 
@@ -242,9 +288,7 @@ def queries_keys_values(traced: Traced) -> None:
     """The three products of one input that one attention reads become one `project`."""
     for node in traced.nodes(attend_heads):
         products = node.args[:3]
-        if not all(traced.leaf(one, Linear) and is_read_once(one) for one in products):
-            continue
-        if len({one.args for one in products}) > 1:
+        if not traced.can_join(*products):
             continue
         first = min(products, key=traced.order().__getitem__)
         with traced.graph.inserting_before(first):
@@ -277,6 +321,8 @@ def product_and_sum(traced: Traced) -> None:
     """stream + linear(x) becomes `add_project`."""
     for node, stream, product in sums_in_place(traced):
         if is_call(product, project) and is_read_once(product) and product.args[3] is None:
+            if source_of(traced, product.args[0]) is stream:
+                continue  # rows of the sum would be written while others are still computed from the stream
             x, norm, (linear,), *_ = product.args
             traced.replace(node, add_project, stream, x, norm, linear)
 
@@ -298,9 +344,12 @@ def experts_and_sum(traced: Traced) -> None:
         if not is_call(answer, weighted_sum) or not is_read_once(answer):
             continue
         experts, shares = answer.args
-        if traced.leaf(experts, Experts) and is_read_once(experts):
-            x, chosen = experts.args
-            traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
+        choice = shares.args[0]
+        if traced.leaf(experts, Experts) and is_read_once(experts) and is_call(choice, choose):
+            x, chosen, *_ = experts.args
+            call = traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
+            for one in (choice, *choice.users, chosen):
+                call.prepend(one)  # the experts come right behind their choice
 
 
 def scaled_sums(traced: Traced) -> None:
@@ -309,6 +358,8 @@ def scaled_sums(traced: Traced) -> None:
     for node in traced.nodes(operator.add):
         stream, x = reversed(node.args) if in_place.get(node) else node.args
         factor: object = 1.0
+        if not isinstance(stream, fx.Node) or not isinstance(x, fx.Node):
+            continue
         if is_call(x, operator.mul) and is_read_once(x):
             x, factor = x.args if isinstance(x.args[0], fx.Node) else x.args[::-1]
         traced.replace(node, add_scaled if node in in_place else scaled_sum, stream, x, factor)
@@ -316,8 +367,8 @@ def scaled_sums(traced: Traced) -> None:
 
 def sums_when_read(traced: Traced) -> None:
     """A sum moves behind whatever comes before its first reader, so that the stream may be changed where it lies."""
-    order = traced.order()
-    for node in traced.nodes(operator.add):
+    for node in reversed(traced.nodes(operator.add)):
+        order = traced.order()
         if node.users:
             min(node.users, key=order.__getitem__).prepend(node)
 
@@ -330,6 +381,13 @@ def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
             stream, x = x, stream
         if is_stream(stream) and dict(last_readers(traced.graph))[stream] is node:
             yield node, stream, x
+
+
+def source_of(traced: Traced, node: Call) -> Call:
+    """Return what a node normalises and casts, or the node."""
+    while traced.is_norm(node) or (isinstance(node, fx.Node) and node.op == "call_method" and node.target in CASTS):
+        node = node.args[0]
+    return node
 
 
 def is_stream(node: object) -> bool:
@@ -427,24 +485,32 @@ def missing_entry(traced: Traced, entries: Container[object], what: str, changes
         what: an entry is, such as "native instruction".
         changes_x: the answer is to lie where the module's input does, as a block's.
     """
+    if traced.misfit is not None:
+        return f"no {what} for {traced.misfit}"
     for node in traced.nodes():
+        is_weight = any(isinstance(one, fx.Node) and one.op == "get_attr" for one in node.args)
+        is_unknown = node.op == "placeholder" and node.users and node.target not in INPUTS
+        if is_unknown or (is_weight and node.target in (gate, add_scaled, scaled_sum)):
+            return f"no {what} for {node.target if is_unknown else 'a weight in a gate or a sum'}"
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         key = type(traced.modules[node.target]) if node.op == "call_module" else node.target
         if key not in entries:
-            return f"no {what} for {name_of(traced, node)}"
+            return f"no {what} for {name_of(node, traced.modules)}"
     answer = traced.nodes()[-1].args[0]
     while changes_x and is_stream(answer) and answer.op != "placeholder":
         answer = answer.args[0]
     if changes_x and (not is_stream(answer) or answer.op != "placeholder"):
         return f"no {what} for an answer that is no sum with the stream"
+    if not changes_x and not any(is_call(answer, one) for one in (project, capped)):
+        return f"no {what} for an answer that is no product"
     return None
 
 
-def name_of(traced: Traced, node: Call) -> str:
+def name_of(node: Call, modules: Mapping[str, nn.Module]) -> str:
     """Return what a node is called in messages: a function, a method, or a module by its class and name."""
     if node.op == "call_module":
-        return f"{type(traced.modules[node.target]).__name__} {node.target}"
+        return f"{type(modules[node.target]).__name__} {node.target}"
     return node.target if isinstance(node.target, str) else str(node.target.__name__)
 
 
@@ -453,4 +519,13 @@ def last_readers(graph: fx.Graph) -> Iterator[tuple[Call, Call]]:
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.users:
-            yield node, max(node.users, key=order.__getitem__)
+            yield node, max(readers(node), key=order.__getitem__)
+
+
+def readers(node: Call) -> Iterator[Call]:
+    """Yield who reads a node, or what may be the same memory: its parts and casts."""
+    for user in node.users:
+        yield user
+        is_view = user.target in (parts, operator.getitem) or (user.op == "call_method" and user.target in CASTS)
+        if is_view and user.target not in SUMS:
+            yield from readers(user)

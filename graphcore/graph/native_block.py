@@ -124,7 +124,7 @@ class ModuleRecorder:
 
     def _attribute(self, name: str) -> object:
         owner, _, attribute = name.rpartition(".")
-        return getattr(self.modules[owner], attribute)
+        return self.modules[owner].get_buffer(attribute).float()
 
     def project(
         self, node: Call, x: Tensor, norm: Norm | None, linears: Sequence[str], activation: str | None, _wide: bool

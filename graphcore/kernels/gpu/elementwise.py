@@ -21,8 +21,8 @@ torch.library.define(
 
 
 def gate(a: Tensor, b: Tensor, activation: str) -> Tensor:
-    """Return activation(a) * b, of b's shape and dtype; `activation` by its kernel_name (graphcore/activations.py)."""
-    out = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+    """Return activation(a) * b, of the wider dtype; `activation` by its kernel_name (graphcore/activations.py)."""
+    out = torch.empty(b.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=b.device)
     torch.ops.graphcore.gpu_elementwise.default(out, a, b, "gate", activation, 1.0)
     return out
 

@@ -99,6 +99,31 @@ class StreamReadAgain(ComposedBlock):
         return x + self.mlp(self.second_norm(attended, self.dtype))
 
 
+class ProductOfTheStream(ComposedBlock):
+    """A projection of the stream is added to it: no row of the sum may be written while another is computed."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.out_proj = Linear(DIM, DIM, bias=False, dtype=dtype)
+
+    def composed(self, x: Tensor, where: WHERE) -> Tensor:
+        x = x + self.self_attn(self.first_norm(x, self.dtype), *where)
+        return x + self.out_proj(self.second_norm(x, self.dtype))
+
+
+class OldHalves(ComposedBlock):
+    """Parts of the old stream are read behind the sum."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.widened = Linear(DIM // 2, DIM, bias=False, dtype=dtype)
+
+    def composed(self, x: Tensor, where: WHERE) -> Tensor:
+        halves = x.chunk(2, dim=-1)
+        x = x + self.self_attn(self.first_norm(x, self.dtype), *where)
+        return x + self.widened((halves[0] * halves[1]).to(self.dtype))
+
+
 class OutputGate(ComposedBlock):
     """What the heads answer is gated by a projection of what they are fed (Qwen 3.5)."""
 
@@ -162,6 +187,8 @@ COMPOSED: Mapping[str, Callable[[torch.dtype], ComposedBlock]] = {
     "partial rotation of normalised heads": of(ComposedBlock, replace(PARTLY, qk_norm=NORM)),
     "multiplied": of(Multiplied),
     "stream read again": of(StreamReadAgain),
+    "product of the stream": of(ProductOfTheStream),
+    "parts of the old stream": of(OldHalves),
     "output gate": of(OutputGate),
     "fused projections": of(FusedProjections),
     "capped answers": of(CappedAnswers),

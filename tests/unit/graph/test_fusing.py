@@ -25,7 +25,8 @@ class Parts(nn.Module):
     def __init__(self, forward: Callable[..., Tensor]) -> None:
         super().__init__()
         self.a, self.b = (Linear(DIM, DIM, bias=False, dtype=torch.float32) for _ in range(2))
-        self.norm, self.after = build_norm(NORM, DIM), build_norm(NORM, DIM)
+        self.one = Linear(DIM, 1, bias=False, dtype=torch.float32)
+        self.norm, self.after, self.head_norm = (build_norm(NORM, size) for size in (DIM, DIM, 8))
         self.act = Activation("silu")
         self.attention = Attention(PLAIN.attention, DIM, torch.float32)
         self.written = forward
@@ -37,18 +38,70 @@ class Parts(nn.Module):
 def operations(traced: Traced) -> list[str]:
     """Return what is called, in order."""
     nodes = [node for node in traced.nodes() if node.op.startswith("call")]
-    return [fusing.name_of(traced, node).rpartition(" ")[2] for node in nodes]
+    return [fusing.name_of(node, traced.modules).rpartition(" ")[2] for node in nodes]
 
 
 def written(forward: Callable[..., Tensor], *rules: Rule) -> list[str]:
     return operations(trace(Parts(forward), rules))
 
 
-def test_views_are_nothing_and_cuts_are_parts() -> None:
-    assert written(lambda m, x: m.a(x.unflatten(-1, (2, -1)).flatten(-2))) == ["a"]
+def test_views_of_heads_are_nothing_and_cuts_are_parts() -> None:
+    assert not {"flatten", "unflatten"} & set(operations(trace(Block(PLAIN, torch.float32))))
     assert written(lambda m, x: m.a(x).split([16, 16], dim=-1)[0]) == ["a", "parts", "getitem"]
     assert written(lambda m, x: m.a(x).chunk(2, dim=-1)[1]) == ["a", "parts", "getitem"]
-    assert written(lambda m, x: m.a(x).chunk(2)[1]) == ["a", "chunk", "getitem"]  # of the batch: nobody knows it
+
+
+def test_arguments_are_found_by_place_however_they_were_given() -> None:
+    traced = trace(
+        Parts(lambda m, x: m.a(x=m.norm(x, dtype=torch.float16))), (fusing.products, fusing.norm_and_product)
+    )
+    assert [node.args[1] for node in traced.nodes(fusing.project)] == [fusing.Norm("norm", torch.float16)]
+
+
+class Doubled(Linear):
+    """No Linear: a leaf of that name would leave half of it out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda m, x: m.a(x).unflatten(-1, (-1, 8)).chunk(2, dim=-1)[0], "chunk"),
+        (lambda m, x: m.head_norm(m.a(x).unflatten(-1, (-1, 8))).flatten(-2), "flatten"),
+        (lambda m, x: m.a(x).unflatten(-1, (-1, 8)) * m.b(x).unflatten(-1, (-1, 8)), "mul"),
+        (lambda m, x: m.act(m.one(x)) * m.b(x), "mul"),  # broadcast
+        (lambda m, x: x + m.one(m.norm(x)), "add"),
+        (lambda m, x: m.head_norm(m.a(x)), "RMSNorm head_norm"),
+        (lambda m, x: m.a(x)[..., 16:], "getitem"),
+        (lambda m, x: m.a(x).chunk(2)[1], "chunk"),  # of the batch
+        (lambda m, x: m.a(x) * (1 + m.norm.weight), "a tensor that the forward computes from weights"),
+        (lambda m, x: m.a(x) if x.sum() > 0 else x, "symbolically traced variables cannot be used as inputs"),
+        (lambda m, x: m.a(x) * len(x), "'len' is not supported in symbolic tracing by default"),
+        (lambda m, x: m.a(x, 3), "too many positional arguments"),
+    ],
+)
+def test_what_does_not_fit_is_a_misfit(forward: Callable[..., Tensor], reason: str) -> None:
+    found = trace(Parts(forward), IN_PLACE).misfit
+    assert found is not None
+    assert found.startswith(reason)
+
+
+def test_a_subclass_is_not_taken_for_what_it_is_derived_from() -> None:
+    parts = Parts(lambda m, x: m.a(x))
+    parts.a = Doubled(DIM, DIM, bias=False, dtype=torch.float32)
+    assert trace(parts).misfit is not None
+
+
+def test_products_that_round_differently_stay_apart() -> None:
+    def forward(m: Parts, x: Tensor) -> Tensor:
+        return m.act(m.a(x)) * m.b(x)
+
+    parts = Parts(forward)
+    assert operations(trace(parts, GATED)) == ["gated"]
+    parts.b.int8_order = "online"
+    assert "gated" not in operations(trace(parts, GATED))
 
 
 def test_casts_are_nothing_where_everything_is_float32() -> None:
@@ -119,26 +172,36 @@ IN_PLACE = (fusing.products, fusing.sums_when_read, fusing.product_and_sum, fusi
 @pytest.mark.parametrize(
     ("forward", "found"),
     [
-        (lambda m, x: x + m.a(x), ["add_project"]),
-        (lambda m, x: m.a(x) + x, ["add_project"]),
+        (lambda m, x: x + m.a(m.act(x)), ["add_project"]),
+        (lambda m, x: m.a(m.act(x)) + x, ["add_project"]),
         (lambda m, x: x + m.norm(m.a(x)), ["project", "add_normed"]),
-        (lambda m, x: x + m.a(x) * 0.5, ["project", "mul", "add_scaled"]),
-        (lambda m, x: x + 0.5 * m.a(x), ["project", "mul", "add_scaled"]),
-        (lambda m, x: x + m.a(x) + m.b(x), ["add_project", "add_project"]),
-        (lambda m, x: (x + m.a(x)) + (x + m.b(x)), ["project", "scaled_sum", "add_project", "add_scaled"]),
+        (lambda m, x: x + m.a(x) * 0.5, ["project", "add_scaled"]),
+        (lambda m, x: x + 0.5 * m.a(x), ["project", "add_scaled"]),
+        (lambda m, x: x + m.a(m.act(x)) + m.b(m.act(x)), ["add_project", "add_project"]),
+        (
+            lambda m, x: (x + m.a(m.act(x))) + (x + m.b(m.act(x))),
+            ["project", "scaled_sum", "add_project", "add_scaled"],
+        ),
         (lambda m, x: x + m.b(x + m.a(x)), ["project", "scaled_sum", "add_project"]),  # x is read behind the first
+        # a row of the sum would be written while others are still computed from the stream
+        (lambda m, x: x + m.a(x), ["project", "add_scaled"]),
+        (lambda m, x: x + m.a(m.norm(x).to(torch.float16)), ["norm", "to", "project", "add_scaled"]),
+        # h is x, or may be
+        (lambda m, x: x.float() * m.b(x + m.a(m.act(x))), ["float", "project", "scaled_sum", "project", "gate"]),
+        (lambda m, x: x + m.a(m.act(x)) + 1.0, ["add_project", "add"]),
     ],
 )
 def test_a_sum_changes_the_stream_only_where_nobody_reads_it_behind(
     forward: Callable[..., Tensor], found: list[str]
 ) -> None:
-    assert [name for name in written(forward, *IN_PLACE) if name != "mul"] == [name for name in found if name != "mul"]
+    names = written(forward, fusing.gates, *IN_PLACE)
+    assert [name for name in names if name not in ("mul", "act")] == found
 
 
 def test_a_sum_waits_for_its_first_reader() -> None:
     """b reads x before the sum of x and a, which Python computes first, changes it."""
-    traced = trace(Parts(lambda m, x: x + m.a(x) + m.b(m.norm(x))), IN_PLACE)
-    assert operations(traced) == ["norm", "add_project", "add_project"]
+    traced = trace(Parts(lambda m, x: x + m.a(m.act(x)) + m.b(m.norm(x)) + m.a(m.after(x))), IN_PLACE)
+    assert "scaled_sum" not in operations(traced)
 
 
 def test_a_product_that_is_cast_stays_float32() -> None:
