@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
-from graphcore.checkpoint.sources.source import PackageSource, parse_source
+from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.published import PublishedModel, published_models
 from graphcore.errors import ConfigError
@@ -154,8 +154,10 @@ def report(folder: Path, listed: Sequence[Listed], published: Sequence[Published
 
 
 def short_source(source: str) -> str:
-    """Return a source without the paths inside its packages."""
+    """Return a source without the paths inside its packages, and without the commit of a repository."""
     parsed = parse_source(source) if source != "pypi:" else None
+    if isinstance(parsed, HubSource) and parsed.revision is not None:
+        return source.replace(f"@{parsed.revision}", "")
     if not isinstance(parsed, PackageSource):
         return source
     first, *more = parsed.parts

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.config import parse_model_config
-from graphcore.checkpoint.sources.source import PackageSource, parse_source
+from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.tasks.job import task_of
@@ -47,12 +47,17 @@ def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name:
 
 
 @pytest.mark.parametrize("name", group_options()["model"])
-def test_every_published_file_has_its_hash(name: str) -> None:
-    """A folder of the Hub has none: the Hub names its large files by their hashes, which are compared."""
+def test_every_published_source_has_its_pin(name: str) -> None:
+    """Files have a hash; a folder of the Hub has a commit, whose large files the Hub names by their hashes."""
     published = compose_settings([f"model={name}"]).model.published
-    is_file = isinstance(parse_source(published.checkpoint), PackageSource) or published.checkpoint.endswith(".gguf")
+    source = parse_source(published.checkpoint)
+    is_file = isinstance(source, PackageSource) or published.checkpoint.endswith(".gguf")
     assert is_file == (published.sha256 is not None)
-    assert not is_file or re.fullmatch("[0-9a-f]{64}", str(published.sha256))
+    if is_file:
+        assert re.fullmatch("[0-9a-f]{64}", str(published.sha256))
+    else:
+        assert isinstance(source, HubSource)
+        assert re.fullmatch("[0-9a-f]{40}", str(source.revision))
 
 
 def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
