@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from graphcore.graph import fusing
 from graphcore.graph.device_obstacle import OPERATIONS, lowered, obstacle_of, obstacle_of_head
-from graphcore.graph.fusing import Call, Norm, Traced
+from graphcore.graph.fusing import Call, NormCall, Traced
 from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
 from graphcore.kernels.gpu.codes import norm_to_codes
 from graphcore.kernels.gpu.decode_attend import attend_written
@@ -34,7 +34,7 @@ from graphcore.kernels.gpu.norm import add_normed, residual_norm
 from graphcore.kernels.gpu.product import add_product, gated, product
 from graphcore.kernels.gpu.rotate_write import rotate_and_write
 from graphcore.kernels.gpu.router import choose_experts
-from graphcore.nn.activation import Activation, capped
+from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.kv_cache import LayerCache
@@ -160,30 +160,30 @@ class DeviceRun:
         return arguments[0]
 
     def project(
-        self, x: Tensor, norm: Norm | None, names: Sequence[str], activation: str | None, wide: bool
+        self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
     ) -> Tensor | Joined:
         """Return a product, or several of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
-        kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
+        kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         rows, scale = self._fed(x, norm, linears[0])
         matrices = [matrix_of(linear) for linear in linears]
         y = product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
         return y if len(linears) == 1 else Joined(y)
 
-    def gated(self, x: Tensor, norm: Norm | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
+    def gated(self, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
         """Return activation(gate) * up."""
         first, second = (self._module(name, Linear) for name in (gate, up))
-        kind = self._module(activation, Activation).kind.kernel_name
+        kind = self._module(activation, ActivationModule).kind.kernel_name
         matrices = matrix_of(first), matrix_of(second)
         return gated(*self._fed(x, norm, second), *matrices, _dtype(second, wide), _divides(second), kind)
 
-    def add_project(self, stream: Tensor, x: Tensor, norm: Norm | None, name: str) -> Tensor:
+    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
         add_product(stream, *self._fed(x, norm, linear), matrix_of(linear), _divides(linear))
         return stream
 
-    def add_normed(self, stream: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Add a normalised answer to the stream."""
         after = self._module(norm.name, RMSNorm)
         add_normed(stream, x, after.weight, after.eps)
@@ -202,7 +202,7 @@ class DeviceRun:
 
     def gate(self, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
         """Return activation(x) * y."""
-        kind = "" if activation is None else self._module(activation, Activation).kind.kernel_name
+        kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         return gate(x, y, kind)
 
     def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
@@ -210,7 +210,9 @@ class DeviceRun:
         cut = x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
         return tuple(part.contiguous() for part in cut)  # of one sequence it is; kernels find rows by shape alone
 
-    def add_normed_and_norm(self, stream: Tensor, x: Tensor, norm: Norm, norm_of_sum: Norm) -> tuple[Tensor, Tensor]:
+    def add_normed_and_norm(
+        self, stream: Tensor, x: Tensor, norm: NormCall, norm_of_sum: NormCall
+    ) -> tuple[Tensor, Tensor]:
         """Add a normalised answer to the stream; return it, and it normalised."""
         return stream, self._norm(stream, None, norm_of_sum, x, self._module(norm.name, RMSNorm).weight)
 
@@ -220,8 +222,8 @@ class DeviceRun:
         k: Tensor | Joined,
         v: Tensor | Joined,
         rope: Tensor | None,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
+        q_norm: NormCall | None,
+        k_norm: NormCall | None,
         k_cache: Tensor,
         v_cache: Tensor,
         starts: Tensor,
@@ -257,7 +259,7 @@ class DeviceRun:
         add_experts(stream, x, chosen, shares, weights, biases, None, (experts.limit, experts.alpha), formats)
         return stream
 
-    def _fed(self, x: Tensor, norm: Norm | None, linear: Linear) -> Fed:
+    def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:
         """Return `x` [B, I], normalised where there is a norm, as the projection reads it: codes if int8."""
         if linear.int8_order is None:
             return (x if norm is None else self._norm(x, linear.dtype, norm)), None
@@ -269,7 +271,7 @@ class DeviceRun:
         self,
         x: Tensor,
         dtype: torch.dtype | None,
-        norm: Norm,
+        norm: NormCall,
         added: Tensor | None = None,
         weight_after: Tensor | None = None,
     ) -> Tensor:

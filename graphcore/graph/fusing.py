@@ -20,21 +20,21 @@ from torch.fx.proxy import TraceError
 
 from graphcore.graph.shapes import CASTS, PARTS, VIEWS, misfit
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation, capped
+from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import Experts, choose, weighted_sum, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.rope import rotate
 
-LEAVES = (Linear, RMSNorm, LayerNorm, Activation, Experts)
+LEAVES = (Linear, RMSNorm, LayerNorm, ActivationModule, Experts)
 FUNCTIONS = (attend, rotate, choose, without_padding, weighted_sum, capped)
 INPUTS = ("x", "rope", "span", "k_cache", "v_cache")  # of a block's forward; a head has the first
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 Rule = Callable[["Traced"], None]
 
 
-class Norm(NamedTuple):
+class NormCall(NamedTuple):
     """A call of a normalisation.
 
     Attributes:
@@ -50,32 +50,32 @@ M = TypeVar("M", bound=nn.Module)
 Call = Any  # an fx.Node, whose arguments torch types as all that there may be
 
 
-def project(x: Call, norm: Norm | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
+def project(x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
     """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: answers stay float32."""
     raise NotImplementedError
 
 
-def gated(x: Call, norm: Norm | None, gate: str, up: str, activation: str, wide: bool) -> NoReturn:
+def gated(x: Call, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> NoReturn:
     """Stand for activation(gate(norm(x))) * up(norm(x)); `wide`: it stays float32."""
     raise NotImplementedError
 
 
-def add_project(stream: Call, x: Call, norm: Norm | None, linear: str) -> NoReturn:
+def add_project(stream: Call, x: Call, norm: NormCall | None, linear: str) -> NoReturn:
     """Stand for stream + linear(norm(x))."""
     raise NotImplementedError
 
 
-def add_normed(stream: Call, x: Call, norm: Norm) -> NoReturn:
+def add_normed(stream: Call, x: Call, norm: NormCall) -> NoReturn:
     """Stand for stream + norm(x)."""
     raise NotImplementedError
 
 
-def add_normed_and_norm(stream: Call, x: Call, norm: Norm, norm_of_sum: Norm) -> NoReturn:
+def add_normed_and_norm(stream: Call, x: Call, norm: NormCall, norm_of_sum: NormCall) -> NoReturn:
     """Stand for s = stream + norm(x), and norm_of_sum(s)."""
     raise NotImplementedError
 
 
-def add_experts(stream: Call, x: Call, norm: Norm | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
+def add_experts(stream: Call, x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
     """Stand for stream + the weighted sum of what the chosen experts make of norm(x)."""
     raise NotImplementedError
 
@@ -101,7 +101,7 @@ def parts(x: Call, how: str, sizes: int | list[int]) -> NoReturn:
 
 
 def attend_heads(
-    q: Call, k: Call, v: Call, rope: Call | None, q_norm: Norm | None, k_norm: Norm | None, *rest: Any
+    q: Call, k: Call, v: Call, rope: Call | None, q_norm: NormCall | None, k_norm: NormCall | None, *rest: Any
 ) -> NoReturn:
     """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v, *rest), which writes the cache."""
     raise NotImplementedError
@@ -239,7 +239,7 @@ def gate_and_up(traced: Traced) -> None:
     """activation(gate(x)) * up(x) becomes `gated`."""
     for node in traced.nodes(operator.mul):
         activation, up = node.args
-        if traced.leaf(activation, Activation) is None:
+        if traced.leaf(activation, ActivationModule) is None:
             continue
         gate = activation.args[0]
         wide, gate, up = is_cast(gate) or is_cast(up), uncast(gate), uncast(up)
@@ -250,7 +250,7 @@ def gate_and_up(traced: Traced) -> None:
 def product_and_activation(traced: Traced) -> None:
     """activation(linear(x)) becomes `project`."""
     for node in traced.nodes():
-        if traced.leaf(node, Activation) is None:
+        if traced.leaf(node, ActivationModule) is None:
             continue
         product = uncast(node.args[0])
         if traced.leaf(product, Linear) and is_read_once(product):
@@ -264,9 +264,9 @@ def gates(traced: Traced) -> None:
         x, y = node.args
         if not isinstance(x, fx.Node) or not isinstance(y, fx.Node):
             continue
-        if traced.leaf(x, Activation) is None:
+        if traced.leaf(x, ActivationModule) is None:
             x, y = y, x
-        activation = traced.leaf(x, Activation) and is_read_once(x)
+        activation = traced.leaf(x, ActivationModule) and is_read_once(x)
         traced.replace(node, gate, x.args[0] if activation else x, x.target if activation else None, y)
 
 
@@ -452,9 +452,9 @@ def _fold_norm(traced: Traced, node: Call, place: int) -> None:
     node.args = tuple(arguments)
 
 
-def norm_call(node: Call) -> Norm:
+def norm_call(node: Call) -> NormCall:
     """Return how a node normalises."""
-    return Norm(node.target, node.args[1] if len(node.args) > 1 else None)
+    return NormCall(node.target, node.args[1] if len(node.args) > 1 else None)
 
 
 def is_call(node: object, target: Callable[..., object]) -> bool:

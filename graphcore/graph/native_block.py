@@ -17,14 +17,13 @@ from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.graph import fusing
-from graphcore.graph.fusing import Call, Norm, Traced, trace
+from graphcore.graph.fusing import Call, NormCall, Traced, trace
 from graphcore.graph.state import StepState
 from graphcore.kernels import instructions
 from graphcore.kernels import native_step as native
 from graphcore.kernels.library import Matrix
 from graphcore.kernels.packed import DTYPE_NUMBERS, ROUNDINGS
-from graphcore.nn.activation import Activation as ActivationModule
-from graphcore.nn.activation import capped
+from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts, choose, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
@@ -127,7 +126,7 @@ class ModuleRecorder:
         return self.modules[owner].get_buffer(attribute).float()
 
     def project(
-        self, node: Call, x: Tensor, norm: Norm | None, linears: Sequence[str], activation: str | None, _wide: bool
+        self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
     ) -> Tensor | list[Tensor]:
         """Append products of one input."""
         modules = [self._module(name, Linear) for name in linears]
@@ -138,7 +137,7 @@ class ModuleRecorder:
         return outs if len(outs) > 1 else outs[0]
 
     def gated(
-        self, node: Call, x: Tensor, norm: Norm | None, gate: str, up: str, activation: str, _wide: bool
+        self, node: Call, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, _wide: bool
     ) -> Tensor:
         """Append activation(gate) * up."""
         modules = [self._module(name, Linear) for name in (gate, up)]
@@ -148,14 +147,14 @@ class ModuleRecorder:
         native.linear(self.program, x, matrices, rounding_of(modules[1]), self._norm(norm), "gated", kind)
         return out
 
-    def add_project(self, node: Call, stream: Tensor, x: Tensor, norm: Norm | None, linear: str) -> Tensor:
+    def add_project(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, linear: str) -> Tensor:
         """Append stream += linear(norm(x))."""
         module = self._module(linear, Linear)
         matrices = [matrix_of(self.program, module, stream)]
         native.linear(self.program, x, matrices, rounding_of(module), self._norm(norm), "add")
         return stream
 
-    def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: Norm) -> Tensor:
+    def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Append stream += norm(x)."""
         program, dim = self.program, stream.numel()
         program.needs(row_floats=dim)
@@ -204,8 +203,8 @@ class ModuleRecorder:
         k: Tensor,
         v: Tensor,
         rope: Tensor | None,
-        q_norm: Norm | None,
-        k_norm: Norm | None,
+        q_norm: NormCall | None,
+        k_norm: NormCall | None,
         k_cache: Tensor,
         v_cache: Tensor,
         _starts: object,
@@ -249,7 +248,7 @@ class ModuleRecorder:
         return choice, shares
 
     def add_experts(
-        self, node: Call, stream: Tensor, x: Tensor, norm: Norm | None, choice: Choice, shares: Tensor, name: str
+        self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
         """Append stream += the weighted sum of what the chosen experts make of norm(x)."""
         program = self.program
@@ -275,7 +274,7 @@ class ModuleRecorder:
         assert isinstance(module, kind), f"{name} is a {type(module).__name__}"
         return module
 
-    def _norm(self, norm: Norm | None) -> instructions.Norm:
+    def _norm(self, norm: NormCall | None) -> instructions.Norm:
         return NO_NORM if norm is None else norm_of(self.program, self.modules[norm.name])
 
     def _out(self, node: Call, size: int) -> Tensor:

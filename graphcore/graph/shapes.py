@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx, nn
 
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation, capped
+from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import Experts, choose, weighted_sum, without_padding
@@ -95,7 +95,7 @@ def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
             return first if first and first[-1] == module.weight.numel() and not is_computed else None
         case Experts():
             return (*given[1], *first) if first and given[1] else None
-        case Activation():
+        case ActivationModule():
             return first
     return None
 
@@ -130,6 +130,6 @@ def _input_shape(node: Node, modules: Mapping[str, nn.Module]) -> Shape:
                 widths.add(module.inputs)
             elif isinstance(module, RMSNorm | LayerNorm):
                 widths.add(module.weight.numel())
-            elif (user.target in CASTS or isinstance(module, Activation)) and user not in read:
+            elif (user.target in CASTS or isinstance(module, ActivationModule)) and user not in read:
                 read.append(user)
     return (widths.pop(),) if len(widths) == 1 else None

@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[activations.Activation, Callable[[Tensor], Tensor]] = Mapping
 )
 
 
-class Activation(nn.Module):
+class ActivationModule(nn.Module):
     """An elementwise function, by the name that config.json uses."""
 
     def __init__(self, name: str) -> None:

@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, F hidden features.
 import torch
 from torch import Tensor, nn
 
-from graphcore.nn.activation import Activation
+from graphcore.nn.activation import ActivationModule
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import Int8Order, MLPSpec
@@ -18,7 +18,7 @@ class MLP(nn.Module):
     def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec, self.dtype = spec, dtype
-        self.activation = Activation(spec.activation)
+        self.activation = ActivationModule(spec.activation)
         self.gate_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order) if spec.gated else None
         self.up_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order)
         self.down_proj = Linear(spec.hidden, dim, spec.bias, dtype, int8_order)

@@ -19,7 +19,7 @@ from graphcore.graph.fusing import Call, is_call, trace
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation
+from graphcore.nn.activation import ActivationModule
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.linear import Linear
@@ -80,7 +80,7 @@ class TorchOperations:
                         self._linear(linear)
                 case RMSNorm() | LayerNorm() as norm:
                     self._norm(norm, sizes[node])
-                case Activation() as activation:
+                case ActivationModule() as activation:
                     self._activation(activation, sizes[node], is_gate=any(is_call(user, mul) for user in node.users))
                 case Experts():
                     moe = traced.modules[str(node.target).rpartition(".")[0]]
@@ -107,7 +107,7 @@ class TorchOperations:
         where = (cache.k[:1], cache.v[:1], span.starts, span.counts, window, scale, scores, "", cap)
         self.found.append(Operation.of(name, 0, lambda: attend(query, key, value, *where)))
 
-    def _activation(self, activation: Activation, size: int, is_gate: bool) -> None:
+    def _activation(self, activation: ActivationModule, size: int, is_gate: bool) -> None:
         hidden = self._input(size)
         name = activation.name
         self._add(f"activation {name}", str(size), None, activate, activation, hidden if is_gate else None, hidden)
@@ -153,7 +153,7 @@ class TorchOperations:
         return torch.randn(1, 1, *shape, device=self.device).to(self.dtype)
 
 
-def activate(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
+def activate(activation: ActivationModule, gate: Tensor | None, up: Tensor) -> Tensor:
     """Return act(gate) * up, or act(up) without a gate."""
     return activation.forward(up) if gate is None else activation.forward(gate) * up
 

@@ -12,7 +12,7 @@ from tiny_graph import NORM
 from torch import Tensor, nn
 
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation, capped
+from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
@@ -131,7 +131,7 @@ class OutputGate(ComposedBlock):
         super().__init__(dtype)
         width = self.spec.heads * self.spec.head_dim
         self.gate_proj = Linear(DIM, width, bias=False, dtype=dtype)
-        self.gate = Activation("sigmoid")
+        self.gate = ActivationModule("sigmoid")
         self.out_proj = Linear(DIM, DIM, bias=False, dtype=dtype)
 
     def composed(self, x: Tensor, where: WHERE) -> Tensor:
@@ -149,7 +149,7 @@ class FusedProjections(ComposedBlock):
         self.sizes = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         self.qkv_proj = Linear(DIM, sum(self.sizes), bias=True, dtype=dtype)
         self.gate_up_proj = Linear(DIM, 2 * PLAIN.mlp.hidden, bias=False, dtype=dtype)
-        self.activation = Activation("silu")
+        self.activation = ActivationModule("silu")
 
     def composed(self, x: Tensor, where: WHERE) -> Tensor:
         rope, span, k_cache, v_cache = where

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graphcore.graph import fusing
 from graphcore.graph.fusing import Rule, Traced, trace
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import Activation
+from graphcore.nn.activation import ActivationModule
 from graphcore.nn.attention import Attention
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
@@ -27,7 +27,7 @@ class Parts(nn.Module):
         self.a, self.b = (Linear(DIM, DIM, bias=False, dtype=torch.float32) for _ in range(2))
         self.one = Linear(DIM, 1, bias=False, dtype=torch.float32)
         self.norm, self.after, self.head_norm = (build_norm(NORM, size) for size in (DIM, DIM, 8))
-        self.act = Activation("silu")
+        self.act = ActivationModule("silu")
         self.attention = Attention(PLAIN.attention, DIM, torch.float32)
         self.written = forward
 
@@ -55,7 +55,7 @@ def test_arguments_are_found_by_place_however_they_were_given() -> None:
     traced = trace(
         Parts(lambda m, x: m.a(x=m.norm(x, dtype=torch.float16))), (fusing.products, fusing.norm_and_product)
     )
-    assert [node.args[1] for node in traced.nodes(fusing.project)] == [fusing.Norm("norm", torch.float16)]
+    assert [node.args[1] for node in traced.nodes(fusing.project)] == [fusing.NormCall("norm", torch.float16)]
 
 
 class Doubled(Linear):
@@ -216,7 +216,7 @@ def test_norms_go_into_what_reads_them() -> None:
 
     every = trace(Parts(both), (fusing.products, fusing.norm_and_products))
     assert operations(every) == ["project", "project", "add"]
-    assert {node.args[1] for node in every.nodes(fusing.project)} == {fusing.Norm("norm", torch.float16)}
+    assert {node.args[1] for node in every.nodes(fusing.project)} == {fusing.NormCall("norm", torch.float16)}
     assert written(both, fusing.products, fusing.norm_and_product) == ["norm", "project", "project", "add"]
     assert written(lambda m, x: m.a(m.norm(x)), fusing.products, fusing.norm_and_product) == ["project"]
 
