@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import CASES, prepare
-from engines import ENGINES
+from peer import Peer, find_peers
 from reporting import draw_bars, installed, is_ours, spread
 
 PHASES = ("prefill", "decode")
@@ -31,7 +31,7 @@ class Worker:
     def start(cls, name: str, source: str, threads: int, context: int) -> "Worker":
         command = [
             sys.executable,
-            str(Path(__file__).with_name("engines.py")),
+            str(Path(__file__).with_name("peer_process.py")),
             name,
             source,
             str(threads),
@@ -92,7 +92,7 @@ def read_bandwidth(threads: int) -> dict[str, float | None]:
     import torch
 
     from graphcore.config.compose import compose_settings
-    from graphcore.engine.assembly import find_kernels
+    from graphcore.engine.choices import find_kernels
     from graphcore.kernels.bandwidth import READ_NBYTES, read_buffer
 
     torch.set_num_threads(threads)
@@ -111,7 +111,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--model", default="smollm2", help=f"one of {', '.join(CASES)}; a model group of conf/model; a path"
     )
-    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(find_peers(Peer)))
     parser.add_argument("--num-layers", type=int, help="layers of a random model, to try a case out")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cases import prepare
 from compare import Worker
-from engines import ENGINES
+from peer import Peer, find_peers
 from reporting import is_ours, spread
 
 COUNT = "n = 0\nwhile True: n += 1"
@@ -98,7 +98,7 @@ def report(options: argparse.Namespace, table: dict[str, dict[int, dict[str, flo
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="as for compare.py")
-    parser.add_argument("--engines", nargs="+", default=["graphcore"], choices=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", default=["graphcore"], choices=list(find_peers(Peer)))
     parser.add_argument(
         "--llama-bench",
         nargs="*",

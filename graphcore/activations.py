@@ -1,6 +1,6 @@
-"""The activations that graphcore computes: their names, and the numbers by which kernels know them.
+"""The activations that graphcore computes, with their names and the kernels' numbers for them.
 
-The mathematics stands in nn/activation.py (torch), kernels/native/lanes.h (C++) and kernels/gpu/epilogue.py (Triton).
+The mathematics is in nn/mlp.py (torch), kernels/native/lanes.h (C++) and kernels/gpu/epilogue.py (Triton).
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ class Activation(IntEnum):
 
     @property
     def kernel_name(self) -> str:
-        """What Triton's kernels call it; empty for none."""
+        """The name of the activation in Triton's kernels; empty for none."""
         return self.name.lower() if self else ""
 
 
-# By the name that config.json uses; gelu_new is the tanh approximation under GPT-2's name.
+# Keys are config.json's names; gelu_new is the tanh approximation under GPT-2's name.
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {
         "silu": Activation.SILU,

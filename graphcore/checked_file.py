@@ -1,9 +1,9 @@
-"""Files that graphcore wrote into its cache, and reads only as they were written.
+"""Reads and writes graphcore's cache files, and ignores those that changed since they were written.
 
     <name>.json, <name>.so    the file
     <name>.sha256             its sha256 in hexadecimal, written after it
 
-What was cut short, lost a bit, or lost its hash counts as not there, so that whoever made it makes it again.
+A file that was cut short, lost a bit, or lost its hash counts as missing, so that its maker writes it again.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ DIGEST_SUFFIX = ".sha256"
 
 
 def read_checked(path: Path) -> bytes | None:
-    """Return the file's bytes if they are what `write_checked` wrote, else None."""
+    """Return the file's bytes if they are exactly what `write_checked` wrote, else None."""
     try:
         content, digest = path.read_bytes(), path.with_suffix(DIGEST_SUFFIX).read_bytes()
-    except OSError:  # not there, or not to be read
+    except OSError:  # missing or unreadable
         return None
     return content if _digest(content) == digest else None
 
 
 def write_checked(path: Path, content: bytes) -> None:
-    """Write the file and its hash, so that no reader takes half of it for the whole; its folder is made if need be.
+    """Write the file and its hash, so that no reader takes a partial file for the whole; creates its folder if needed.
 
-    A folder in its place, which nobody can have meant, goes.
+    A folder in the file's place is removed: it can only be a mistake.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -38,7 +38,7 @@ def write_checked(path: Path, content: bytes) -> None:
             unfinished.write_bytes(written)
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
-            unfinished.replace(place)  # another process may write the same: the last one wins
+            unfinished.replace(place)  # another process may write the same file: the last one wins
 
 
 def _digest(content: bytes) -> bytes:

@@ -1,11 +1,11 @@
-"""C++ compilers: which one works here, and how it builds a shared library of the kernels' sources for a processor.
+"""Finds a C++ compiler, and builds a shared library from the kernels' sources for a processor.
 
-This file imports the standard library alone: the build hook (hatch_build.py) loads it by its path, where neither torch
+This file imports only the standard library: the build hook (hatch_build.py) loads it by its path, where neither torch
 nor graphcore is installed yet.
 
-    built        when                  for                                    by
-    ahead        pip installs          each of this machine's TARGETS         g++ or clang++, else ziglang from PyPI
-    at its use   nothing fits it       this processor (-march=native)         g++ or clang++
+    built          when                    for                               by
+    in advance     pip installs            each of this machine's TARGETS    g++ or clang++, else ziglang from PyPI
+    at first use   no built library fits   this processor (-march=native)    g++ or clang++
 """
 
 import errno
@@ -23,33 +23,33 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-# The sources need no C++ runtime (native/team.h), so a library loads whatever libstdc++ there is.
+# The sources need no C++ runtime (native/team.h), so a library loads with any libstdc++.
 NO_RUNTIME = ("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics")
 LINK = ("-Wl,--as-needed", "-static-libgcc") if sys.platform == "linux" else ()
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", *NO_RUNTIME, "-Wno-psabi", "-Wno-ignored-optimization-argument")
-# Unpacking is bit by bit as ggml does it: no contraction into fused operations. And GCC 12's induction variable pass
-# gets its loop over a group's rows wrong (the loop ends before it begins; tests/unit/kernels would see it); clang has
-# no such flag and would warn.
+# Unpacking matches ggml to the bit: no contraction into fused operations. GCC 12's induction variable pass miscompiles
+# its loop over a group's rows (the loop ends before it begins; tests/unit/kernels would fail); clang has no such flag
+# and would warn.
 EXACT_SOURCES = frozenset({"matrix.cpp"})
 EXACT_FLAGS = ("-ffp-contract=off", "-fno-ivopts")
-OLD_GLIBC = "2.17"  # of 2012: what ziglang links against, so that a library loads on any Linux that torch runs on
+OLD_GLIBC = "2.17"  # released in 2012; ziglang links against it, so that a library loads on any Linux that runs torch
 NAMES = ("g++", "clang++", "c++")  # in Inductor's order
 
 
 class CompilerError(Exception):
-    """The compiler refused the sources; the message is one line."""
+    """The compiler rejected the sources; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of processor that libraries are built for ahead of use.
+    """A kind of processor that libraries are built for in advance.
 
     Attributes:
-        name: as in the library's file name.
-        cpu: the processor, for g++ and clang++.
-        zig_cpu: the same, as ziglang's compiler calls it.
-        needs: flags of /proc/cpuinfo that the code relies on; Linux lists only what it has enabled.
-        more: flags for any compiler.
+        name: name of the target in the library's file name.
+        cpu: flags that choose the processor, for g++ and clang++.
+        zig_cpu: name of the processor in ziglang's compiler.
+        needs: flags of /proc/cpuinfo that the code relies on; Linux lists only those that it has enabled.
+        more: further flags, for any compiler.
     """
 
     name: str
@@ -63,7 +63,7 @@ _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
 
-# The best one first. A plain x86-64 is older than 2013: less optimised, its library takes a third of the time to build.
+# Best first. Plain x86-64 is for processors from before 2013: with less optimisation, it builds in a third of the time.
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
         Target("x86-64-v4-vnni", ("-march=x86-64-v4", "-mavx512vnni"), "x86_64_v4+avx512vnni", _V4),
@@ -76,12 +76,12 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler that works here.
+    """A compiler that works on this machine.
 
     Attributes:
-        command: what compiles a source.
-        link: what links a library.
-        is_zig: whether it is ziglang's.
+        command: words of the command that compiles a source.
+        link: words of the command that links a library.
+        is_zig: True for ziglang's compiler.
     """
 
     command: tuple[str, ...]
@@ -95,12 +95,12 @@ class Compiler:
 
 @functools.cache
 def find_compiler(*flags: str) -> str | None:
-    """Return the machine's C++ compiler, if one is there and builds a line with these flags.
+    """Return the machine's C++ compiler, if it exists and builds a one-line program with these flags.
 
-    Inductor takes the one that CXX names, so a CXX that does not work is no compiler, whatever else there is.
+    Inductor uses the compiler that CXX names, so a CXX that does not work means no compiler, whatever else exists.
 
     Raises:
-        OSError: there is no room for the line.
+        OSError: the disk has no room for the program.
     """
     asked = os.environ.get("CXX")
     for name in (asked,) if asked else NAMES:
@@ -119,13 +119,13 @@ def _builds_a_line(compiler: str, flags: Sequence[str]) -> bool:
 
 
 def find_own_compiler() -> Compiler | None:
-    """Return the machine's own compiler if it knows what the kernels are written in."""
+    """Return the machine's own compiler if it supports everything that the kernels' sources use."""
     path = find_compiler("-std=c++20", "-pthread", *LINK)
     return None if path is None else Compiler((path,), (path, *LINK))
 
 
 def find_ziglang() -> Compiler | None:
-    """Return the compiler that the package ziglang brings, if it is installed for this Python."""
+    """Return the compiler of the package ziglang, if it is installed for this Python."""
     spec = find_spec("ziglang")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -137,12 +137,12 @@ def find_ziglang() -> Compiler | None:
 
 
 def targets_here() -> tuple[Target, ...]:
-    """Return what kernels are built for ahead of use on this kind of machine, the best first."""
+    """Return the targets that kernels are built for in advance on this kind of machine, best first."""
     return TARGETS.get(platform.machine(), ()) if sys.platform == "linux" else ()
 
 
 def fingerprint(sources: Path, *words: str) -> str:
-    """Return a name for what is made of the sources; other words, flags or sources give another."""
+    """Return a name for a library made from the sources; other words, flags or sources give another name."""
     digest = sha256("\0".join((*words, *FLAGS, *EXACT_FLAGS)).encode())
     for source in sorted(sources.glob("*.*")):
         digest.update(source.name.encode() + source.read_bytes())
@@ -150,7 +150,7 @@ def fingerprint(sources: Path, *words: str) -> str:
 
 
 def prebuilt_name(sources: Path, target: Target) -> str:
-    """Return the file name of the library that is built ahead for a target: it changes with the sources."""
+    """Return the file name of the library that is built in advance for a target; it changes with the sources."""
     return f"kernels-{target.name}-{fingerprint(sources, *target.cpu, *target.more)}.so"
 
 
@@ -160,16 +160,16 @@ def build_libraries(
     libraries: Mapping[Path, Sequence[str]],
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Build several libraries of the same sources, all of their parts side by side.
+    """Build several libraries of the same sources, compiling all parts in parallel.
 
     Args:
-        libraries: flags that choose the processor, for each library's file; its folder is there and may hold nothing of
-            that name.
-        on_part: called with the parts that are compiled, and with all there are.
+        libraries: flags that choose the processor, for each library's file; the file's folder exists, the file does
+            not.
+        on_part: function called with the number of compiled parts, and of all parts.
 
     Raises:
-        CompilerError: the compiler refuses the sources.
-        OSError: there is no room.
+        CompilerError: the compiler rejects the sources.
+        OSError: the disk has no room.
     """
     with tempfile.TemporaryDirectory(dir=next(iter(libraries)).parent) as scratch, _workers() as pool:
         parts: dict[Path, list[Future[Path]]] = {}
@@ -191,7 +191,7 @@ def build_libraries(
 
 
 def _workers() -> ThreadPoolExecutor:
-    """Return a thread for each processor that this process may use."""
+    """Return a pool with one thread for each processor that this process may use."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
 
 
@@ -210,10 +210,10 @@ def _run_or_raise(command: Sequence[str], scratch: Path) -> None:
 
 
 def _run(command: Sequence[str], scratch: Path) -> subprocess.CompletedProcess[str]:
-    """Return how a compiler ended; what it writes beside its result goes to the scratch folder.
+    """Return the result of a compiler run; its extra output files go to the scratch folder.
 
     Raises:
-        OSError: there is no room, which says nothing about the compiler.
+        OSError: the disk has no room; the compiler itself may be fine.
     """
     places = {"TMPDIR": str(scratch), "ZIG_LOCAL_CACHE_DIR": str(scratch), "ZIG_GLOBAL_CACHE_DIR": str(scratch)}
     environment = {**os.environ, **places, "LC_ALL": "C"}

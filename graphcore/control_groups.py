@@ -1,6 +1,6 @@
-"""The control groups that this process is in: where the kernel shows what they allow.
+"""Finds the control groups of this process: folders in which the kernel shows their limits.
 
-A container's limits are in no answer of the system's own (psutil, /proc/meminfo, os.cpu_count). Source: cgroups(7), the
+The system's own answers (psutil, /proc/meminfo, os.cpu_count) leave a container's limits out. Source: cgroups(7), the
 kernel's cgroup-v2.rst and the v1 documents of each controller.
 """
 
@@ -11,14 +11,14 @@ ROOT = Path("/")
 
 
 def group_folders(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bool]]:
-    """Yield the folder of each group of a controller that this process is in, from its own up.
+    """Yield the folder of each group of a controller that this process is in, from the innermost group up.
 
     Args:
         controller: "memory" or "cpu".
-        root: of the file system, for tests.
+        root: root folder of the file system; another one in tests.
 
     Yields:
-        The folder, and whether its files are version 2's.
+        The folder, and True if its files are those of version 2.
     """
     for line in lines_of(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
@@ -35,7 +35,7 @@ def group_folders(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bo
 
 
 def _mounts(root: Path, controller: str, is_v2: bool) -> Iterator[tuple[Path, str]]:
-    """Yield where the groups are mounted, and which of them is the mount's top. Source: proc(5), mountinfo."""
+    """Yield each mount point of the groups, and the group at its root. Source: proc(5), mountinfo."""
     for line in lines_of(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -45,7 +45,7 @@ def _mounts(root: Path, controller: str, is_v2: bool) -> Iterator[tuple[Path, st
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return a small file's lines; none if it is not there or not for us."""
+    """Return a small file's lines; none if it is missing or not readable."""
     try:
         return path.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What this machine can do: the device, the dtype that suits it, and whether there is a compiler for its kernels."""
+"""Finds what this machine offers: its device, a suitable dtype, and a compiler for Inductor."""
 
 import ctypes
 import functools
@@ -18,7 +18,7 @@ def resolve_device(name: str) -> torch.device:
     """Return the device that "auto", "cpu", "cuda" or "cuda:N" names.
 
     Raises:
-        ConfigError: it is not there, or graphcore does not run on it.
+        ConfigError: the device does not exist, or graphcore does not run on it.
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -38,10 +38,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """Return what conf/dtype calls a dtype: "bf16" for torch.bfloat16. Any other text is returned as it is.
+    """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16. Any other text is returned as it is.
 
     Raises:
-        ConfigError: graphcore does not compute in it.
+        ConfigError: graphcore does not compute in this dtype.
     """
     names = {str(known): name for name, known in DTYPES.items()}
     if isinstance(dtype, torch.dtype) and str(dtype) not in names:
@@ -50,12 +50,12 @@ def dtype_name(dtype: str | torch.dtype) -> str:
 
 
 def resolve_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
-    """Return the compute dtype: the one named, or for "auto" one that the weights and the device are made for.
+    """Return the compute dtype: the one named, or for "auto" one that suits the weights and the device.
 
     Args:
         name: auto, fp32, bf16 or fp16.
         stored: the checkpoint's own dtype ("float32", "bfloat16", "float16"), or None.
-        device: where it computes.
+        device: device that computes.
     """
     if name != "auto":
         return DTYPES[name]
@@ -68,9 +68,9 @@ def resolve_dtype(name: str, stored: str | None, device: torch.device) -> torch.
 
 @functools.cache
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which this processor multiplies matrices of `dtype` fast: without AVX-512 it is float32.
+    """Return the dtype in which this processor multiplies matrices of `dtype` fast: float32 without AVX-512.
 
-    Elsewhere torch multiplies 16-bit matrices without a library: on AVX2 at 10 GFLOP/s, where float32 gives 80.
+    There torch multiplies 16-bit matrices without a library: at 10 GFLOP/s on AVX2, where float32 reaches 80.
     """
     if dtype is torch.float32:
         return dtype
@@ -91,7 +91,7 @@ def cpu_name() -> str:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return what the processor can do and Linux has enabled, in the words of /proc/cpuinfo; elsewhere nothing."""
+    """Return the processor's features that Linux has enabled, as /proc/cpuinfo names them; empty on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     flags = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
@@ -99,10 +99,10 @@ def cpu_flags() -> frozenset[str]:
 
 
 def find_cpp_compiler() -> str | None:
-    """Return the C++ compiler that Inductor would run, if one is there and works.
+    """Return the C++ compiler that Inductor would run, if it exists and works.
 
     Raises:
-        GraphError: none could be tried.
+        GraphError: the compiler could not be tried.
     """
     try:
         return find_compiler("-fopenmp")
@@ -111,18 +111,18 @@ def find_cpp_compiler() -> str | None:
 
 
 def use_threads(asked: int | None) -> None:
-    """Have torch, and graphcore's kernels after it, compute with that many threads.
+    """Set the number of threads that torch computes with; graphcore's kernels follow it.
 
     Args:
-        asked: None is what torch would take, but no more than the processors that this process may use.
+        asked: number of threads; None for torch's default, limited to the processors that this process may use.
     """
     torch.set_num_threads(asked or min(torch.get_num_threads(), usable_processors()))
 
 
 def return_freed_memory() -> None:
-    """Give what the process has freed back to the system, where the C library keeps it unless it is asked.
+    """Return freed memory to the system, where the C library would keep it.
 
-    Reading a tokenizer of 262144 tokens leaves glibc with 200 MB that nobody uses. Source: malloc_trim(3).
+    Reading a tokenizer of 262144 tokens leaves glibc with 200 MB of unused memory. Source: malloc_trim(3).
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

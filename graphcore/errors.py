@@ -1,17 +1,27 @@
-"""The errors people see.
+"""The errors that users see.
 
-Every message says what was asked, what was found, where (file, tensor, key) and what to do, on one line. Each class
-also subclasses the built-in a caller would catch. On the command line a GraphcoreError is one line and exit status 1,
-or 2 where what was typed names something that there is not.
+Every message says what was asked, what was found, where (file, tensor, key) and what to do, on one line. Each class is
+also a subclass of the built-in that a caller would catch. On the command line a GraphcoreError is one line and exit
+status 1, or 2 if the user named something that does not exist.
 """
 
-LONGEST = 1000  # characters of a message; names out of a damaged file may have thousands
+LONGEST = 1000  # characters of a message; names from a damaged file may have thousands
+
+LONGEST_NAME = 100  # characters; llama.cpp's tensor names end at 63, Hugging Face's at about 90
+
+
+def quoted(name: object) -> str:
+    """Return a name from a file for a message: a one-line literal, cut in the middle if it is long."""
+    literal = ascii(name)
+    if len(literal) <= LONGEST_NAME:
+        return literal
+    return f"{literal[: LONGEST_NAME // 2]}...{literal[-LONGEST_NAME // 4 :]}"
 
 
 class GraphcoreError(Exception):
-    """Anything that the user can fix: a file, a key, a size.
+    """A problem that the user can fix: a file, a key, a size.
 
-    Whatever a file had in its names, the message is one line that a terminal prints and does not obey.
+    Whatever names a file contains, the message is one line without control characters for the terminal.
     """
 
     def __init__(self, message: str) -> None:
@@ -32,7 +42,7 @@ class ConfigError(GraphcoreError, ValueError):
     """A setting is misspelt, of the wrong type, out of range, or without effect here.
 
     Attributes:
-        is_unknown: bool, whether the message is about a flag, key or option that does not exist, or about a value of
+        is_unknown: bool, True if the message is about a flag, key or option that does not exist, or about a value of
             the wrong type: exit status 2.
     """
 
@@ -46,7 +56,7 @@ class CheckpointError(GraphcoreError, ValueError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """A checkpoint, or one of its files, is not there or cannot be fetched."""
+    """A checkpoint, or one of its files, does not exist or cannot be fetched."""
 
 
 class UnsupportedError(CheckpointError):
@@ -58,14 +68,14 @@ class TokenizerError(GraphcoreError, ValueError):
 
 
 class TemplateError(TokenizerError):
-    """A chat template gives no text: it is none, refuses the messages, fails on them, or exceeds its bounds."""
+    """A chat template gives no text: it is invalid, rejects the messages, fails on them, or exceeds its bounds."""
 
 
 class PlanError(GraphcoreError, ValueError):
-    """The model does not fit where it was asked to fit.
+    """The model does not fit into the given memory.
 
     Attributes:
-        smallest: the plan that takes least (weights/plan.py), for those who show it; None where none was made.
+        smallest: the plan that takes least memory (weights/planning/plan.py); None if no plan was made.
     """
 
     def __init__(self, message: str, smallest: object = None) -> None:
@@ -74,7 +84,7 @@ class PlanError(GraphcoreError, ValueError):
 
 
 class GraphError(GraphcoreError, RuntimeError):
-    """A graph cannot be compiled, captured or replayed here."""
+    """A graph cannot be compiled, captured or replayed on this machine."""
 
 
 class ResidencyError(GraphcoreError, RuntimeError):
@@ -82,7 +92,7 @@ class ResidencyError(GraphcoreError, RuntimeError):
 
 
 class BusyError(GraphcoreError, RuntimeError):
-    """An engine is in use, and the call that asks for it would wait for ever."""
+    """An engine is in use, and the call that needs it would wait forever."""
 
 
 class StreamingError(GraphcoreError, RuntimeError):

@@ -1,6 +1,6 @@
-"""The memory that this process may take: what the machine has, or less where a control group limits it.
+"""Finds how much memory this process may take: the machine's, or less where a control group limits it.
 
-Who plans with the machine's memory inside a smaller group is killed.
+A process that plans with the whole machine's memory inside a smaller group is killed.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,25 @@ class GroupMemory:
     """A control group's memory.
 
     Attributes:
-        limit: bytes that its processes may take together, pages of files included.
-        used: bytes that they have taken, pages of files left out that the kernel drops when they want memory.
+        limit: bytes that its processes may take together, including pages of files.
+        used: bytes that they have taken, without the pages of files that the kernel drops under pressure.
     """
 
     limit: int
     used: int
 
 
-def physical_nbytes(root: Path = ROOT) -> int:
+def physical_ram_nbytes(root: Path = ROOT) -> int:
     """Return the bytes that this process could take if nothing else ran.
 
     Args:
-        root: of the file system, for tests.
+        root: root folder of the file system; another one in tests.
     """
     total: int = psutil.virtual_memory().total
     return min([total, *(group.limit for group in groups_of_self(root))])
 
 
-def free_nbytes(root: Path = ROOT) -> int:
+def free_ram_nbytes(root: Path = ROOT) -> int:
     """Return the bytes that this process can still take."""
     free = [max(0, group.limit - group.used) for group in groups_of_self(root)]
     available: int = psutil.virtual_memory().available
@@ -43,12 +43,12 @@ def free_nbytes(root: Path = ROOT) -> int:
 
 
 def affordable_nbytes(most: int, root: Path = ROOT) -> int:
-    """Return the bytes that something may take which is good to have and not needed: half of what is free at most."""
-    return min(most, free_nbytes(root) // 2)
+    """Return the bytes for something useful but not necessary: `most`, but no more than half of the free memory."""
+    return min(most, free_ram_nbytes(root) // 2)
 
 
 def groups_of_self(root: Path = ROOT) -> Iterator[GroupMemory]:
-    """Yield the memory of each control group with a limit that this process is in, from its own up."""
+    """Yield the memory of each control group with a limit that this process is in, from the innermost up."""
     for folder, is_v2 in group_folders("memory", root):
         found = _read_group(folder, is_v2)
         if found is not None:
@@ -56,18 +56,18 @@ def groups_of_self(root: Path = ROOT) -> Iterator[GroupMemory]:
 
 
 def _read_group(folder: Path, is_v2: bool) -> GroupMemory | None:
-    """Return a group's memory, or None if it has no limit or is not shown."""
+    """Return a group's memory, or None if it has no limit or cannot be read."""
     limit_name, used_name, prefix, mapped_name = (
         ("memory.max", "memory.current", "", "file_mapped")
         if is_v2
         else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "total_mapped_file")
     )
     limit, used = lines_of(folder / limit_name), lines_of(folder / used_name)
-    if not limit or not used or not limit[0].isdecimal():  # "max" is none
+    if not limit or not used or not limit[0].isdecimal():  # "max" means no limit
         return None
     pages = {key: int(value) for key, _, value in (line.partition(" ") for line in lines_of(folder / "memory.stat"))}
-    # Pages that were read twice are called active, a checkpoint's at its second start in the same container: they are
-    # dropped, too. Those of running code are mapped; they would only be read again and again.
+    # Pages that were read twice are called active, such as a checkpoint's at its second start in the same container.
+    # They are dropped, too. Pages of running code are mapped; dropping them would only make them be read again.
     inactive = pages.get(f"{prefix}inactive_file", 0)
     unmapped = inactive + pages.get(f"{prefix}active_file", 0) - pages.get(mapped_name, 0)
     return GroupMemory(int(limit[0]), max(0, int(used[0]) - max(inactive, unmapped)))

@@ -1,4 +1,4 @@
-"""The processors that this process may use, how its threads wait for each other, and what neighbours took of them."""
+"""The processors that this process may use, how its threads wait, and how much time other processes took from it."""
 
 import functools
 import os
@@ -9,21 +9,21 @@ from pathlib import Path
 from graphcore.control_groups import ROOT, group_folders, lines_of
 from graphcore.errors import GraphError
 
-# What libgomp, torch's pool of threads, does while it waits for the next operation: by default it spins for
-# milliseconds, for which a busy machine has no core. So many rounds take about 0.2 ms: longer than between operations.
+# libgomp, torch's thread pool, spins while it waits for the next operation: by default for milliseconds, which costs a
+# busy machine a core. This many rounds take about 0.2 ms: longer than the time between two operations.
 SPIN_ROUNDS = "10000"
 SPIN_VARIABLE, SPIN_VARIABLES = "GOMP_SPINCOUNT", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-WAS_TORCH_LOADED = "torch" in sys.modules  # when graphcore was first imported
+WAS_TORCH_LOADED = "torch" in sys.modules  # True if torch was loaded before graphcore was first imported
 
 
 def usable_processors(root: Path = ROOT) -> int:
-    """Return how many processors this process can keep busy: those it may run on, fewer under a control group's quota.
+    """Return how many processors this process can keep busy: those it may run on, or fewer under a group's CPU quota.
 
     A quota of one and a half processors counts as two. Source: sched_setaffinity(2), cgroup-v2.rst (cpu.max),
     scheduler/sched-bwc.rst.
 
     Args:
-        root: of the file system, for tests.
+        root: root folder of the file system; another one in tests.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(folder, is_v2) for folder, is_v2 in group_folders("cpu", root)]
@@ -36,22 +36,22 @@ def _quota(folder: Path, is_v2: bool) -> int | None:
         words = " ".join(lines_of(folder / "cpu.max")).split()
     else:
         words = [*lines_of(folder / "cpu.cfs_quota_us"), *lines_of(folder / "cpu.cfs_period_us")]
-    if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():  # "max", and version 1's -1, are none
+    if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():  # "max" and version 1's -1: no quota
         return None
     return -(-int(words[0]) // int(words[1]))
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch's threads spin briefly while they wait, unless the user has said how they should.
+    """Make torch's threads spin only briefly while they wait, unless the user has set it otherwise.
 
-    It has no effect after torch was loaded (`spinning_note`).
+    This has no effect if torch is already loaded (`spinning_note`).
     """
     if not WAS_TORCH_LOADED and not any(name in environment for name in SPIN_VARIABLES):
         environment[SPIN_VARIABLE] = SPIN_ROUNDS
 
 
 def spinning_note() -> str:
-    """Return a line if torch was loaded before anybody could say how long its threads spin; else nothing."""
+    """Return a note if torch was loaded before its threads' spinning could be limited; else an empty text."""
     if WAS_TORCH_LOADED and not any(name in os.environ for name in SPIN_VARIABLES):
         return (
             "torch was imported before graphcore, so its threads spin while they wait, which is slow on a busy "
@@ -61,7 +61,7 @@ def spinning_note() -> str:
 
 
 def seconds_queued() -> float | None:
-    """Return the seconds that this process's threads were ready to run and had no processor; None if not counted.
+    """Return the seconds that this process's threads were ready to run but had no processor; None if not counted.
 
     Source: the kernel's scheduler/sched-stats.rst, /proc/<pid>/schedstat, second field, in nanoseconds.
     """
@@ -75,12 +75,12 @@ def seconds_queued() -> float | None:
 
 
 def refuse_forked(num_threads: int) -> None:
-    """Return if this process may compute with several threads: a fork has copied none of those that there were.
+    """Check that this process may compute with several threads: a forked process has none of its parent's threads.
 
-    The kernels' team and torch's pool would wait for them for ever.
+    The kernels' team and torch's pool would wait for the missing threads forever.
 
     Args:
-        num_threads: that will compute.
+        num_threads: number of threads that will compute.
 
     Raises:
         GraphError: another process computed first, and this one was forked from it.
@@ -94,5 +94,5 @@ def refuse_forked(num_threads: int) -> None:
 
 @functools.cache
 def _first_process() -> int:
-    """Return the process that first asked, a parent where this one was forked later."""
+    """Return the id of the process that first called this, a parent's if this process was forked later."""
     return os.getpid()

@@ -1,7 +1,7 @@
-"""Names to implementations, without a table to keep in step.
+"""Finds implementations by name, without a hand-written table.
 
-An extension (architecture, format, policy, task) is one module that holds one constant. `collect` imports the modules
-of a package and gathers the constants of a class; `lookup` finds one by name or says which names there are.
+An extension (architecture, format, policy, task) is one module with one constant. `collect` imports the modules of a
+package and gathers the constants of a class; `lookup` finds one by name, or raises an error that lists the names.
 """
 
 import difflib

@@ -47,16 +47,16 @@ def main() -> None:
         with Sampler() as sampler:
             engine.generate(prompt, max_new_tokens=int(new_tokens), ignore_eos=True)
         plan = engine.plan
-        held = plan.total_nbytes - plan.workspace_nbytes
+        held = plan.total_nbytes - plan.other.workspace_nbytes
         print(
             json.dumps(
                 {
                     "held": held,
                     "growth": sampler.peak - baseline,
-                    "workspace": plan.workspace_nbytes,
+                    "workspace": plan.other.workspace_nbytes,
                     "budget": plan.budget,
-                    "streamed": len(plan.streamed),
-                    "slots": plan.slots_nbytes,
+                    "streamed": len(plan.groups.streamed),
+                    "slots": plan.groups.slots_nbytes,
                 }
             )
         )

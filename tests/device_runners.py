@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from graphcore import Engine
-from graphcore.engine.runner import Runner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.device_block import DeviceBlocks
-from graphcore.kernels.gpu import dense_gemv, experts_decode
+from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.kernels.gpu.experts import few_tokens
+from graphcore.kernels.gpu.products import dense
 from graphcore.nn.kv_cache import LayerCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
@@ -23,30 +24,30 @@ def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the interpreter fast; where there is a GPU it is off, and tests/cuda has whole models on the device."""
     if torch.cuda.is_available():
         pytest.skip("kernels are not interpreted where there is a GPU: tests/cuda runs them there")
-    monkeypatch.setattr(dense_gemv, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(dense_gemv, "MOST_ROWS", INTERPRETED_ROWS)
-    monkeypatch.setattr(dense_gemv, "WARPS", 1)
-    monkeypatch.setattr(experts_decode, "ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(dense, "FEWEST_PROGRAMS", 1)
+    monkeypatch.setattr(dense, "MOST_ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(dense, "WARPS", 1)
+    monkeypatch.setattr(few_tokens, "ROWS", INTERPRETED_ROWS)
 
 
 @dataclass(frozen=True)
 class Runners:
     """Two runners over the same weights, each with caches of its own that are NaN where nothing was written."""
 
-    eager: Runner
-    device: Runner
+    eager: ProgramRunner
+    device: ProgramRunner
 
 
 def runners_of(engine: Engine, batch: int) -> Runners:
-    assert isinstance(engine.runner, Runner)
+    assert isinstance(engine.runner, ProgramRunner)
     own = engine.runner.builder
 
-    def runner(is_device: bool) -> Runner:
+    def runner(is_device: bool) -> ProgramRunner:
         caches = [LayerCache(poisoned(cache.k), poisoned(cache.v)) for cache in own.caches]
         kernels = DeviceBlocks.allocate(caches, own.device) if is_device else None
         sizes = (own.layer_groups, caches, own.context, own.device)
         builder = GraphBuilder(own.decoder, "eager", *sizes, decode_kernels=kernels)
-        return Runner(builder, engine.runner.policy, batch, engine.runner.prefill_chunk)
+        return ProgramRunner(builder, engine.runner.policy, batch, engine.runner.sizes.prefill_chunk)
 
     return Runners(runner(is_device=False), runner(is_device=True))
 

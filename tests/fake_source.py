@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.checkpoint.streamed_file import ByteSource
 
 
 def nothing(offset: int, nbytes: int) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -54,6 +55,22 @@ def store_list(key: str, name: str, found: Sequence[str], folder: Path) -> Path:
     lists = {**stored_lists(key, folder), name: list(found)}
     path.write_text(json.dumps(lists, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return path
+
+
+def compare_or_store(found: Sequence[str], key: str, name: str, new_lists: Path | None, golden: Path = GOLDEN) -> None:
+    """Pass if a list is the golden one; a list that nobody has recorded fails, unless there is a folder to write it to.
+
+    Args:
+        new_lists: where a list without a golden one goes; the test is skipped then, for nothing was compared.
+    """
+    expected = stored_lists(key, golden).get(name)
+    if expected is not None:
+        changed = drift(found, expected)
+        assert not changed, changed
+        return
+    lacks = f"no golden list of {name} for {key} ({len(found)} kernels)"
+    assert new_lists is not None, f"{lacks}: --kernel-lists FOLDER writes it; look it through and commit it"
+    pytest.skip(f"{lacks}: written to {store_list(key, name, found, new_lists)}")
 
 
 def drift(found: Sequence[str], expected: Sequence[str]) -> str:

@@ -26,13 +26,13 @@ from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.config import parse_model_config
 from graphcore.config.compose import compose_settings
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.assembly import match_model
-from graphcore.engine.model import Model
+from graphcore.engine.open_model import Model
+from graphcore.engine.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.library import find_library
 from graphcore.nn.kv_cache import allocate_cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels import instructions
-from graphcore.kernels.native_step import NativeProgram
+from graphcore.kernels.native_program import NativeProgram
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"
 KINDS = {

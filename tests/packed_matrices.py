@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from graphcore.config.compose import compose_settings
+from graphcore.kernels.kernel_packing import FORMAT_NUMBERS, KernelPacking
 from graphcore.kernels.library import build_library, find_library
-from graphcore.kernels.packed import FORMAT_NUMBERS, KernelPacking
 from graphcore.quant import FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,8 +8,8 @@ import pytest
 from fake_source import Wrapped
 
 from graphcore import Engine
-from graphcore.engine.weight_stream import WeightStream
 from graphcore.errors import PlanError
+from graphcore.streaming.weight_stream import WeightStream
 
 SIZES = ("batch_size=3", "prefill_chunk=16", "context_length=256")
 
@@ -43,7 +43,7 @@ def smallest_budget(folder: Path, *overrides: str, streaming: str = "on", dtype:
 
 def stream_of(engine: Engine) -> WeightStream:
     """Return what moves an engine's weights."""
-    return engine.weight_stream
+    return engine.loaded.weight_stream
 
 
 def wrap(engine: Engine, on_read: Callable[[int], None] = lambda number: None, lacking: int = 0) -> list[Wrapped]:

@@ -14,17 +14,17 @@ import torch
 
 from benchmarks.fuzz import seeds
 from benchmarks.fuzz.mutation import damage_bytes, damage_json, damage_text
+from graphcore.arch.config_from_json import load_model_config
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.config import load_model_config
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.sources.cached_file import find_whole, keep
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.engine.assembly import prepare
-from graphcore.engine.model import open_model
+from graphcore.engine.open_model import open_model
+from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import TemplateError
+from graphcore.kernels.kernel_packing import FORMAT_NUMBERS, KernelPacking
 from graphcore.kernels.library import find_library
-from graphcore.kernels.packed import FORMAT_NUMBERS, KernelPacking
 from graphcore.progress import ignore_progress
 from graphcore.quant import FORMATS
 from graphcore.tokenizer.chat_template import ChatTemplate
@@ -215,7 +215,7 @@ def _load(checkpoint: Path, path: Path, content: bytes) -> None:
     settings = _settings()
     settings.model.checkpoint = str(checkpoint)
     model = open_model(settings.model, 0, path.parent, ignore_progress)
-    loader = prepare(settings, model).loader
+    loader = prepare_model(settings, model).loader
     for name in loader.sources:
         loader.dense(name, torch.float32)
     if model.tokenizer is not None:

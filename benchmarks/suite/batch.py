@@ -4,8 +4,8 @@ import time
 
 import torch
 
-from graphcore.tasks.measure import time_repeats
-from graphcore.tasks.stream_watch import Interval, StreamWatch
+from graphcore.tasks.measuring.timed_runs import time_repeats
+from graphcore.tasks.results.stream_watch import Interval, StreamWatch
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.streaming import add_profile, streamed_row, time_streamed

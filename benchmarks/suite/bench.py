@@ -12,7 +12,7 @@ import torch
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.graph.compile import CompileReport
-from suite.ceilings import copy_rates, gemm_rates, transfer_rates
+from suite.best_rates import copy_rates, gemm_rates, transfer_rates
 from suite.log import Log, Measurement
 from suite.shapes import DRY, TRUE, Sizes, model_overrides
 
@@ -46,8 +46,8 @@ class Loaded:
             "warm_seconds": self.warm_seconds,
             "compile_cache_misses": self.compiled.cache_misses,
             "plan_total_bytes": plan.total_nbytes,
-            "streamed_groups": len(plan.streamed),
-            "groups": plan.num_layer_groups,
+            "streamed_groups": len(plan.groups.streamed),
+            "groups": plan.groups.num_layer_groups,
             "notes": list(choices.notes),
         }
 

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from graphcore.tasks.measure import synchronize, time_repeats
+from graphcore.tasks.measuring.timed_runs import synchronize, time_repeats
 from suite.bench import Bench, Loaded
 from suite.fenced import memory_row
 from suite.log import Measurement

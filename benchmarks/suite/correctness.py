@@ -1,5 +1,6 @@
 """The tests that need a GPU, as parts: what they say is written down as they run, so that a killed run keeps it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "cuda"
 KERNELS = ROOT / "tests" / "unit" / "kernels" / "gpu"
 PRODUCTS = (
-    "test_dense_product.py",
-    "test_gpu_packed_gemv.py",
-    "test_gpu_unpack.py",
-    "test_gpu_experts.py",
-    "test_gpu_packed_experts.py",
+    "products/test_dense_product.py",
+    "packed/test_gpu_packed_products.py",
+    "packed/test_gpu_to_dense.py",
+    "experts/test_gpu_experts.py",
+    "experts/test_gpu_packed_experts.py",
 )
 VERDICT = re.compile(r"^(?P<test>\S+::\S.*?) (?P<verdict>PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 EVERY = 20  # verdicts between two lines of the log
@@ -74,9 +75,12 @@ def run_tests(bench: Bench, name: str, paths: Sequence[str]) -> None:
     """
     how = ["--collect-only"] if bench.is_dry else ["-vv", "--tb=short", "-rf", "--durations=15"]
     command = [sys.executable, "-u", "-m", "pytest", "-m", "cuda", "-p", "no:cacheprovider", *how, *paths]
+    # Options of a pytest that runs this are its own: another report would be written over the one that it writes.
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     verdicts: Counter[str] = Counter()
     failed: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **both, text=True, cwd=ROOT, env=own) as process:
         assert process.stdout is not None, "it has a pipe"
         for line in process.stdout:
             print(line, end="", flush=True)  # into the suite's log

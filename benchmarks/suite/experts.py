@@ -49,7 +49,7 @@ def expert_row(bench: Bench, name: str, settings: tuple[str, ...]) -> float:
         row = streamed_row(loaded, f"gpt-oss-20b mxfp4, {name}: decode", timed)
         if timed.wall_gb:
             row.of_ceiling("h2d", h2d, timed.wall_gb)
-        plan, rate = loaded.engine.plan.experts, loaded.engine.weight_stream.expert_hit_rate
+        plan, rate = loaded.engine.plan.experts, loaded.engine.loaded.weight_stream.expert_hit_rate
         row.note = "" if rate is None else f"{rate:.0%} of routed experts were there"
         row.details["mapped"] = plan is not None and plan.are_mapped
         bench.log.add(row)

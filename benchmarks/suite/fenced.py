@@ -5,7 +5,7 @@ The goal is that of an earlier specification of layer streaming: a 70B model in 
 
 from contextlib import AbstractContextManager, nullcontext
 
-from graphcore.device_memory import device_fence
+from graphcore.gpu_memory import device_fence
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.streaming import add_profile, streamed_row, time_streamed
@@ -44,7 +44,7 @@ def fence(bench: Bench) -> AbstractContextManager[object]:
 
 def memory_row(loaded: Loaded, name: str) -> Measurement:
     """Return the most that the device lost of its free memory since before the load, against the plan's budget."""
-    plan, found = loaded.engine.plan, loaded.engine.free_memory
+    plan, found = loaded.engine.plan, loaded.engine.loaded.free_memory
     if found is None:  # a dry run
         return Measurement(name, "bytes", [0.0])
     found.look()

@@ -4,9 +4,8 @@ import time
 
 import torch
 
-from graphcore.engine.passes import set_inputs
 from graphcore.streaming.scheduler import run_program
-from graphcore.tasks.measure import synchronize, time_repeats
+from graphcore.tasks.measuring.timed_runs import synchronize, time_repeats
 from suite.bench import Bench, Loaded
 from suite.decode import room_of
 from suite.log import Measurement
@@ -52,7 +51,7 @@ def launch_row(bench: Bench, loaded: Loaded) -> None:
         program = runner.program("decode", 1, is_greedy=True)
         found = []
         for _ in range(bench.sizes.repeats):
-            set_inputs(program.state, [[1]], [0], 1, 1)
+            program.state.put_rows([[1]], [0])
             synchronize(bench.device)
             began = time.perf_counter()
             for _ in range(min(LAUNCHES, bench.sizes.new)):

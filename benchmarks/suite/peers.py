@@ -14,7 +14,7 @@ from typing import Any
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
-from graphcore.tasks.measure import time_repeats
+from graphcore.tasks.measuring.timed_runs import time_repeats
 from suite.bench import Bench
 from suite.log import Measurement
 from suite.timing import time_prefill

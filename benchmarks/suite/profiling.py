@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from graphcore.streaming.intervals import total, union
-from graphcore.tasks.measure import quiet_standard_error, synchronize
+from graphcore.streaming.timeline import total, union
+from graphcore.tasks.measuring.timed_runs import quiet_standard_error, synchronize
 
 TOP = 6  # kernels that the line names
 NAME_LENGTH = 44

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from graphcore.streaming.report import StreamingReport
-from graphcore.tasks.measure import time_repeats
-from graphcore.tasks.stream_watch import Interval, StreamWatch
+from graphcore.tasks.measuring.timed_runs import time_repeats
+from graphcore.tasks.results.stream_watch import Interval, StreamWatch
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.profiling import profile_steps

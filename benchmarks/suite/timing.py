@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from graphcore import Engine
-from graphcore.engine.runner import Runner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.nn.linear import Linear
-from graphcore.tasks.measure import time_repeats
-from graphcore.tasks.weight_reads import step_nbytes
-from graphcore.tasks.workload import Workload
+from graphcore.tasks.measuring.random_batch import RandomBatch
+from graphcore.tasks.measuring.timed_runs import time_repeats
+from graphcore.tasks.measuring.weight_reads import step_nbytes
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def time_prefill(engine: Engine, tokens: int, repeats: int) -> list[float]:
     return time_repeats(prefill, repeats, engine.runner.device)
 
 
-def decode_work(engine: Engine, batch: int, depth: int, steps: int) -> Workload:
+def decode_work(engine: Engine, batch: int, depth: int, steps: int) -> RandomBatch:
     """Return greedy steps from a depth at which the caches are as some earlier run left them."""
-    return Workload(own(engine), batch, depth, 1, steps, seed=1)
+    return RandomBatch(own(engine), batch, depth, 1, steps, seed=1)
 
 
-def own(engine: Engine) -> Runner:
+def own(engine: Engine) -> ProgramRunner:
     """Return the engine's runner: models here are all graphcore's own."""
-    assert isinstance(engine.runner, Runner), "not one of graphcore's own models"
+    assert isinstance(engine.runner, ProgramRunner), "not one of graphcore's own models"
     return engine.runner
 
 

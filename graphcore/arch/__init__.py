@@ -1,1 +1,1 @@
-"""Which checkpoint is which model: names, folds and specs, one file per architecture."""
+"""Model architectures: configs, tensor names, folds and specs, one file per family."""

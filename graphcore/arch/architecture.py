@@ -1,80 +1,114 @@
-"""What an architecture is: a spec made from a config, and where each weight comes from.
+"""The interface of an architecture: the defaults of its settings, its spec, and the source of each weight.
 
+    config.json, GGUF metadata --defaults, gguf_names--> ModelConfig
     ModelConfig --spec()--> ModelSpec --nn--> Decoder with named buffers, such as layers.3.self_attn.q_proj.weight
-    each name --hf_source() or gguf_source()--> the stored tensor and the folds that bring it to the decoder's form
+    each name --hf_source() or gguf_source()--> the stored tensor, and the folds that convert it to the decoder's form
 
-The decoder's names are Hugging Face's without "model.", so most of a weight map is the identity.
+The decoder's names are Hugging Face's without "model.", so most entries of a weight map are the identity.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.gguf_keys import GGUFKeys
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import Fold
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A stored tensor and what is done to it."""
+    """The source of a weight: the name of a stored tensor, and the folds that are applied to it in order."""
 
     name: str
     folds: tuple[Fold, ...] = ()
 
 
+@dataclass(frozen=True)
 class Architecture(ABC):
-    """A family of models that share names and mathematics.
+    """A model type, with everything in graphcore that is specific to it.
 
     Attributes:
-        model_types: what config.json calls them.
-        hf_prefixes: what may stand before the decoder's names in safetensors, the likeliest first.
-        ignored: parts of names of stored tensors that text generation does not use.
+        defaults: defaults of settings that its config.json omits, and the type's own names of settings.
+        gguf_names: names of the type in GGUF's general.architecture; `task=pack` writes the first.
+        is_read_from_gguf: True if GGUF files with these names are read as this type; False if another type has the
+            same names.
+        nested_in: multimodal model type whose text_config describes a model of this type; None if there is none.
+        hf_prefixes: possible prefixes of the decoder's names in safetensors, the likeliest first.
+        ignored: substrings of the names of stored tensors that text generation does not use.
     """
 
-    model_types: tuple[str, ...]
+    defaults: ClassDefaults
+    gguf_names: tuple[str, ...] = ()
+    is_read_from_gguf: bool = True
+    nested_in: str | None = None
     hf_prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
+    @property
+    def model_type(self) -> str:
+        """Name of the model type in config.json."""
+        return self.defaults.model_type
+
     @abstractmethod
     def spec(self, config: ModelConfig) -> ModelSpec:
-        """Return what the model computes."""
+        """Return the spec of the model, which says what it computes."""
 
     @abstractmethod
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the source of the decoder's buffer `name` in safetensors, its prefix left out."""
+        """Return the source of the decoder's buffer `name` in safetensors, without the prefix."""
 
     @abstractmethod
     def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the source of the decoder's buffer `name` in a GGUF file."""
 
     def check_gguf(self, checkpoint: Checkpoint, config: ModelConfig, num_layers: int) -> None:  # noqa: B027  # optional
-        """Return if a GGUF file passes the family's own check; by default there is none beyond the match of names.
+        """Check a GGUF file by the family's own rules; by default there are none.
 
         Args:
-            num_layers: that the file says it has; `config` may ask for the first of them only.
+            num_layers: number of layers in the file; `config` may ask for only the first ones.
 
         Raises:
-            CheckpointError: it does not.
+            CheckpointError: the file breaks a rule.
         """
 
-    def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
-        """Return every form in which safetensors hold the buffer, the usual one first; the first that is stored counts.
+    def gguf_defaults(self, gguf_name: str) -> ClassDefaults:
+        """Return the defaults of settings that GGUF files with one of `gguf_names` omit."""
+        return self.defaults
 
-        A family whose files pack or fuse some tensors, or do not, overrides this.
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+        """Return the config completed by settings that are specific to this model type; by default unchanged.
+
+        Args:
+            config: config read from the keys that all models have.
+            keys: metadata of the file.
+        """
+        return config
+
+    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
+        """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
+        return {}
+
+    def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
+        """Return all possible sources of a buffer in safetensors, the usual one first; the first stored one is used.
+
+        A family overrides this if some of its files pack or fuse tensors and others do not.
         """
         return (self.hf_source(name, config),)
 
     def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
-        """Return every form in which GGUF files hold the buffer, as `hf_sources` does."""
+        """Return all possible sources of a buffer in GGUF files, as `hf_sources` does for safetensors."""
         return (self.gguf_source(name, config),)
 
 
 def split_layer(name: str) -> tuple[int | None, str]:
-    """Return the layer index and the rest of a decoder name: "layers.3.mlp.up_proj.bias" to (3, "mlp.up_proj.bias").
+    """Split a decoder name into layer index and rest: "layers.3.mlp.up_proj.bias" to (3, "mlp.up_proj.bias").
 
-    A name outside the layers has no index.
+    The index is None for a name outside the layers.
     """
     if not name.startswith("layers."):
         return None, name
@@ -83,11 +117,11 @@ def split_layer(name: str) -> tuple[int | None, str]:
 
 
 def gguf_name(name: str, leaves: Mapping[str, str]) -> str:
-    """Return llama.cpp's name of a decoder buffer.
+    """Return the name of a decoder's buffer in llama.cpp.
 
     Args:
-        name: such as "layers.3.mlp.up_proj.weight".
-        leaves: module name to llama.cpp's, such as "mlp.up_proj" to "ffn_up".
+        name: name in the decoder, such as "layers.3.mlp.up_proj.weight".
+        leaves: names of modules in llama.cpp, by the decoder's, such as "mlp.up_proj" to "ffn_up".
     """
     index, leaf = split_layer(name)
     module, _, parameter = leaf.rpartition(".")

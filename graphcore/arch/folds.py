@@ -1,8 +1,8 @@
-"""What is done to a stored tensor, once, at load, so that every source arrives in one form.
+"""Folds: changes that are applied once to a stored tensor at load, so that all sources end in one form.
 
 Legend: R rows (output features), C columns (input features), H heads, E head dim, X experts.
 
-A fold that only moves or picks rows works on packed rows as well as on dense ones: a row is never cut.
+A fold that only moves or picks whole rows works on packed rows as well as on dense ones.
 """
 
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ from torch import Tensor
 
 
 class Fold(ABC):
-    """A change of one tensor.
+    """The interface of a change to one stored tensor.
 
     Attributes:
-        in_float32: it computes with the values, so packed tensors are unpacked to float32 for it.
-        works_packed: it moves or picks whole rows, or changes a scale that stands beside them.
+        in_float32: True if the fold computes with values, so that packed tensors are unpacked to float32 for it.
+        works_packed: True if the fold works on packed rows: it moves or picks whole rows, or changes only their scale.
     """
 
     in_float32: ClassVar[bool] = False
@@ -27,17 +27,17 @@ class Fold(ABC):
 
     @abstractmethod
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the changed tensor; it may share memory with the given one."""
+        """Return the changed tensor, which may share memory with the original."""
 
     def apply_packed(self, rows: Tensor, scale: float) -> tuple[Tensor, float]:
-        """Return the changed rows, [..., R, bytes], and the changed scale of all of them."""
+        """Return the changed packed rows, [..., R, bytes] uint8, and the changed scale of the whole tensor."""
         assert self.works_packed, f"{type(self).__name__} needs the values"
         return self.apply(rows), scale
 
 
 @dataclass(frozen=True)
 class Transpose(Fold):
-    """[..., C, R] to [..., R, C]: GPT-2's Conv1D and gpt-oss's bf16 experts are stored by input row. Dense only."""
+    """The transpose of a dense matrix stored by input row (GPT-2's Conv1D, gpt-oss's bf16 experts): to [..., R, C]."""
 
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the transposed matrix."""
@@ -46,10 +46,10 @@ class Transpose(Fold):
 
 @dataclass(frozen=True)
 class PickRows(Fold):
-    """Rows start, start + step, ... below stop: one of q, k, v out of a fused projection; an expert's gate or up.
+    """A choice of rows start, start + step, ... below stop: q, k or v of a fused projection, or an expert's gate or up.
 
     Attributes:
-        axis: of the rows: 0, or -2 in the weights and -1 in the biases of experts, [X, R, C] and [X, R].
+        axis: axis of the rows: 0, or for experts -2 in weights [X, R, C] and -1 in biases [X, R].
     """
 
     works_packed = True
@@ -60,13 +60,13 @@ class PickRows(Fold):
     axis: int = 0
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return those rows, as a view."""
+        """Return the chosen rows, as a view."""
         return tensor.movedim(self.axis, 0)[self.start : self.stop : self.step].movedim(0, self.axis)
 
 
 @dataclass(frozen=True)
 class SplitPairs(Fold):
-    """Undo llama.cpp's row order for q and k: interleaved rotary pairs back to halves.
+    """The inverse of llama.cpp's row order for q and k: from interleaved rotary pairs back to halves.
 
     GGUF row h * E + 2i + j is row h * E + j * E/2 + i of Hugging Face's weight (i < E/2, j in {0, 1}).
     """
@@ -82,16 +82,16 @@ class SplitPairs(Fold):
 
 @dataclass(frozen=True)
 class AddOne(Fold):
-    """w to 1 + w in float32: Gemma's safetensors store a norm's distance from one; its GGUF files hold the sum."""
+    """The change of w to 1 + w in float32, for norms: Gemma's safetensors store w, its GGUF files 1 + w."""
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the sum."""
+        """Return 1 + tensor, float32."""
         return tensor.float() + 1.0
 
 
 @dataclass(frozen=True)
 class WithoutScale(Fold):
-    """w / max |w|: -1, 0 and 1 of a ternary weight, exactly."""
+    """The change of a ternary weight w to w / max |w|, which is exactly -1, 0 and 1."""
 
     in_float32 = True
     works_packed = True
@@ -101,13 +101,13 @@ class WithoutScale(Fold):
         return rows, 1.0
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the quotient, float32."""
+        """Return the ternary values, float32."""
         return tensor.float() / _peak(tensor).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True)
 class ScaleOnly(Fold):
-    """[R, C] to [1]: max |w|, the scale of a ternary weight."""
+    """The change of a ternary weight [R, C] to its scale [1], max |w|."""
 
     in_float32 = True
 
@@ -118,10 +118,10 @@ class ScaleOnly(Fold):
 
 @dataclass(frozen=True)
 class InverseScale(Fold):
-    """[R, C] to [1]: the number whose inverse max |w| is.
+    """The change of a ternary weight [R, C] to its divisor [1], the inverse of max |w|.
 
-    Such weights are stored with a divisor, usually in bf16. Inverting twice in float32 does not always give it back, so
-    the bf16 number is taken if its inverse is the scale.
+    Such weights are stored with a divisor, usually in bf16. Two inversions in float32 do not always restore it, so the
+    nearest bf16 number is taken if its inverse is the scale.
     """
 
     in_float32 = True

@@ -1,48 +1,61 @@
-"""A checkpoint without a file: seeded random weights of a model's true shape, for benchmarks and sweeps."""
+"""A checkpoint without a file: seeded random weights in a model's real shapes, for benchmarks and sweeps.
+
+    random:         every weight is drawn                                   minutes for 8 billion
+    random:FORMAT   POOL blocks of FORMAT are drawn; tensors are made of these blocks     at the speed of memory
+
+The packed bytes are valid, as in a real model, and the rows of a matrix differ. Repeated blocks do not change speeds,
+because kernels do not depend on the values of weights.
+"""
 
 import hashlib
 from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from graphcore.arch.architecture import split_layer
-from graphcore.arch.random_blocks import STANDARD_DEVIATION, TERNARY_SCALE, draw_pool, pick_blocks, ternary_bytes
-from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.arch.weight_map import weight_shapes
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.span import Span
-from graphcore.checkpoint.tensor_info import TensorInfo
-from graphcore.encodings import I2_S, MXFP4
+from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS
-from graphcore.quant.choice import choose_format, packable
+from graphcore.quant.format_choice import choose_format, packable
+from graphcore.quant.formats.i2_s import I2_S
+from graphcore.quant.formats.mxfp4 import MXFP4
 
-# Of mxfp4 scales, 2^-8 and 2^-7: the sixteen codes have a root mean square of 2.93, and so the weights one of 0.018.
+STANDARD_DEVIATION = 0.02  # of every matrix, as in usual initialisation
+TERNARY_SCALE = STANDARD_DEVIATION * 1.5**0.5  # -1, 0 and 1 in equal numbers have a variance of 2/3
+POOL = 4096  # number of blocks that are drawn for each encoding
+DENSE = 256  # number of weights in a block of a dense encoding
+# Exponents of mxfp4 scales, 2^-8 and 2^-7: the codes have a root mean square of 2.93, so the weights have about 0.018.
 EXPONENTS = (119, 121)
 
 
 class RandomCheckpoint(Checkpoint):
-    """Weights under the decoder's own names, in bf16, experts in mxfp4; norms are one, biases zero.
+    """A checkpoint of random weights under the decoder's own names: bf16, experts mxfp4; norms are 1, biases 0.
 
-    Of a format's name, what would be bf16 is stored as `quant=FORMAT` would pack it, and everything is made of blocks
-    that occur many times (random_blocks.py): that takes seconds where drawing each weight takes minutes.
+    With a format, matrices that would be bf16 are stored as `quant=FORMAT` would pack them, and all matrices are made
+    of repeated blocks. That takes seconds, while drawing each weight takes minutes.
 
-    Experts are drawn packed: those of one gpt-oss layer are 800 million weights.
+    Experts are drawn packed, because those of one gpt-oss layer have 800 million weights. Projections with int8
+    activations have ternary weights, in i2_s if their size is a whole number of groups.
 
-    Where projections take int8 activations, their weights are ternary: i2_s, if their size is a whole number of groups.
-
-    A tensor depends on its name and the seed alone, so that cutting layers does not change those that stay.
+    A tensor depends only on its name and the seed, so that cutting a model's layers does not change the others.
     """
 
     def __init__(self, spec: ModelSpec, seed: int, format_name: str = "") -> None:
-        """Name the tensors of a spec.
+        """List the tensors of a spec; nothing is drawn yet.
 
         Args:
-            format_name: of the matrices; empty draws every weight by itself.
+            spec: spec of the model.
+            seed: seed of all tensors.
+            format_name: format of the matrices; empty if every weight is drawn.
 
         Raises:
-            UnsupportedError: dense weights cannot be packed as the format.
+            UnsupportedError: dense weights cannot be packed in the format.
         """
         self.source = f"random:{format_name}"
         self.layout = "decoder"
@@ -52,22 +65,21 @@ class RandomCheckpoint(Checkpoint):
         with torch.device("meta"):
             decoder = Decoder(spec, torch.bfloat16)
         names = {
-            prefix + name: tuple(tensor.shape)
-            for prefix, module in decoder.groups()
-            for name, tensor in module.named_buffers()
+            name: shape
+            for name, shape in weight_shapes(decoder).items()
             if not (spec.tied and name == "lm_head.weight") and not name.endswith("weight_scale")
         }
         self.tensors = MappingProxyType(
             {name: _info(name, shape, _encoding_of(spec, name, shape, asked)) for name, shape in names.items()}
         )
 
-    def spans(self, name: str) -> tuple[Span, ...]:
-        """Return nothing: no file has the tensor."""
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return an empty tuple, because no file holds the tensor."""
         self.find(name)
         return ()
 
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the tensor, drawn anew: bf16, or uint8 [nbytes] of a packed format."""
+        """Draw and return the tensor: bf16, or uint8 [nbytes] if it is packed."""
         info = self.find(name)
         shape = info.shape
         if name.endswith("norm.weight"):
@@ -86,7 +98,7 @@ class RandomCheckpoint(Checkpoint):
         return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
 
     def _picked(self, info: TensorInfo, generator: torch.Generator) -> torch.Tensor:
-        """Return the tensor made of blocks; those of an encoding are drawn at its first use."""
+        """Return the tensor made of blocks from its encoding's pool, which is drawn at first use."""
         assert self.pools is not None, "random: draws every weight"
         if info.encoding not in self.pools:
             self.pools[info.encoding] = draw_pool(info.encoding, self.seed)
@@ -96,9 +108,9 @@ class RandomCheckpoint(Checkpoint):
 
 
 def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int], asked: str) -> str:
-    """Return mxfp4 for the weights of experts, [X, O, I], i2_s for ternary ones, where sizes allow, else what is asked.
+    """Return the encoding of a weight: mxfp4 for experts [X, O, I], i2_s for ternary weights, if their sizes allow.
 
-    Where that packs no such weight, it is bf16.
+    Other weights get the encoding that was asked for, or bf16 if that format does not pack such a weight.
     """
     index, _ = split_layer(name)
     if len(shape) == 3 and MXFP4.divides(shape):
@@ -115,7 +127,7 @@ def _info(name: str, shape: tuple[int, ...], encoding: str) -> TensorInfo:
 
 
 def _random_blocks(nbytes: int, generator: torch.Generator) -> torch.Tensor:
-    """Return random codes under scales near each other: [nbytes] uint8."""
+    """Return random mxfp4 blocks with similar scales: [nbytes] uint8."""
     blocks = torch.empty(nbytes, dtype=torch.uint8).random_(0, 256, generator=generator)
     exponents = blocks.view(-1, MXFP4.block_nbytes)[:, 0]
     exponents.random_(*EXPONENTS, generator=generator)
@@ -123,6 +135,38 @@ def _random_blocks(nbytes: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _random_ternary(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Return the bytes of an i2_s tensor."""
+    """Return the bytes of a random i2_s tensor."""
     codes = ternary_bytes(I2_S.nbytes(shape) - I2_S.tail_nbytes, generator)
     return FORMATS[I2_S.name].join_rows(codes, TERNARY_SCALE)
+
+
+def draw_pool(encoding: str, seed: int) -> Tensor:
+    """Return random blocks [POOL, W] uint8: ternary codes for formats with one scale per tensor, else normal weights.
+
+    Raises:
+        UnsupportedError: weights cannot be packed in this format.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    one = FORMATS[encoding]
+    if one.has_tensor_scale:
+        return ternary_bytes(POOL * one.block_nbytes, generator).view(POOL, one.block_nbytes)
+    elements = DENSE if one.is_dense else one.block_elements
+    weights = torch.empty(POOL, elements).normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    return one.quantize(weights).view(POOL, -1)
+
+
+def pick_blocks(pool: Tensor, encoding: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return a tensor's stored bytes, made of randomly picked blocks of the pool: [nbytes] uint8."""
+    one = FORMATS[encoding]
+    nbytes = one.nbytes(shape) - one.tail_nbytes
+    count = -(-nbytes // pool.shape[1])
+    places = torch.randint(len(pool), (count,), generator=generator, dtype=torch.int32)
+    picked = pool.index_select(0, places).view(-1)[:nbytes]
+    return one.join_rows(picked, TERNARY_SCALE)
+
+
+def ternary_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
+    """Return random bytes that each hold four codes of 0, 1 or 2: [nbytes] uint8; 81 values are possible."""
+    code = torch.arange(3, dtype=torch.uint8)
+    bytes_of_codes = torch.cartesian_prod(code << 6, code << 4, code << 2, code).sum(1, dtype=torch.uint8)  # [81]
+    return bytes_of_codes[torch.randint(0, 81, (nbytes,), generator=generator)]

@@ -1,25 +1,32 @@
-"""Model types to architectures."""
+"""The registry of architectures, by model type of config.json and by general.architecture of GGUF files."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphcore.arch import families
 from graphcore.arch.architecture import Architecture
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.errors import UnsupportedError
 from graphcore.registry import collect
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {model_type: item for item in collect(families, Architecture) for model_type in item.model_types}  # type: ignore[type-abstract]
+    {one.model_type: one for one in collect(families, Architecture)}  # type: ignore[type-abstract]
 )
+GGUF_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {name: one for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names}
+)
+NESTED_TYPES: Mapping[str, str] = MappingProxyType(
+    {one.nested_in: one.model_type for one in ARCHITECTURES.values() if one.nested_in is not None}
+)
+"""Model type of the language model in text_config, by multimodal model type."""
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
     """Return the architecture of a config.
 
     Raises:
-        UnsupportedError: none has that model type; the message lists those there are, and suggests none of them: what
-            has a name like it is another model.
+        UnsupportedError: no architecture has that model type. The message lists all of them and suggests none, because
+            a similar name means a different model.
     """
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

@@ -1,10 +1,9 @@
-"""What the rotary families (Llama, Qwen, Gemma) have in common: names, ropes and most of the spec."""
+"""Code that the rotary families (Llama, Qwen, Gemma, ...) share: tensor names, ropes and most of the spec."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from graphcore.checkpoint.model_config import ModelConfig
-from graphcore.checkpoint.rope_parameters import RopeScaling
+from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
@@ -18,7 +17,7 @@ from graphcore.nn.spec import (
     YarnScaling,
 )
 
-# Decoder module to llama.cpp's tensor name; formats that differ override entries.
+# llama.cpp's tensor names, by decoder module; families that differ override entries.
 GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
     {
         "embed_tokens": "token_embd",
@@ -39,17 +38,17 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def rope_of(config: ModelConfig) -> RopeSpec:
-    """Return the rotation of the model's full-attention layers."""
-    if config.rope_freq_divisors is not None:
-        return RopeSpec(config.rope_theta, DivisorScaling(config.rope_freq_divisors))
-    scaling = config.rope_scaling
+def rope_of(rope: RopeParameters) -> RopeSpec:
+    """Return the spec of the rotary embedding of a model's full-attention layers."""
+    if rope.freq_divisors is not None:
+        return RopeSpec(rope.theta, DivisorScaling(rope.freq_divisors))
+    scaling = rope.scaling
     if scaling is None:
-        return RopeSpec(config.rope_theta)
+        return RopeSpec(rope.theta)
     if scaling["rope_type"] == "linear":
-        return RopeSpec(config.rope_theta, LinearScaling(float(scaling["factor"])))
+        return RopeSpec(rope.theta, LinearScaling(float(scaling["factor"])))
     if scaling["rope_type"] == "yarn":
-        return RopeSpec(config.rope_theta, _yarn_of(scaling))
+        return RopeSpec(rope.theta, _yarn_of(scaling))
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
     bands = Llama3Scaling(
         factor=float(scaling["factor"]),
@@ -57,7 +56,7 @@ def rope_of(config: ModelConfig) -> RopeSpec:
         high_freq_factor=float(scaling["high_freq_factor"]),
         original_context=int(scaling["original_max_position_embeddings"]),
     )
-    return RopeSpec(config.rope_theta, bands)
+    return RopeSpec(rope.theta, bands)
 
 
 def _yarn_of(scaling: RopeScaling) -> YarnScaling:
@@ -72,30 +71,31 @@ def _yarn_of(scaling: RopeScaling) -> YarnScaling:
 
 
 def layer_types(config: ModelConfig) -> tuple[str, ...]:
-    """Return each layer's attention type: as stored, else a window everywhere if there is one, else full attention."""
-    if config.layer_types is not None:
-        return config.layer_types
-    everywhere = "sliding_attention" if config.sliding_window else "full_attention"
+    """Return each layer's attention type: the stored one; else sliding in all layers if there is a window, or full."""
+    if config.attention.layer_types is not None:
+        return config.attention.layer_types
+    everywhere = "sliding_attention" if config.attention.sliding_window else "full_attention"
     return (everywhere,) * config.num_hidden_layers
 
 
 def attention_of(
     config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False
 ) -> AttentionSpec:
-    """Return the attention of one layer type; sliding layers have a window and, in Gemma, a rotation of their own."""
+    """Return the attention spec of a layer type; sliding layers have a window and, in Gemma, their own rotary base."""
+    attention, rope = config.attention, config.rope
+    assert rope is not None, f"the config reader gave a {config.model_type} no rotation"
     is_sliding = layer_type == "sliding_attention"
-    has_local_rope = is_sliding and config.rope_local_base_freq is not None
-    rope = RopeSpec(config.rope_local_base_freq or 0.0) if has_local_rope else rope_of(config)
+    has_local_rope = is_sliding and rope.local_theta is not None
     return AttentionSpec(
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.computed_head_dim,
-        scale=(config.query_pre_attn_scalar or config.computed_head_dim) ** -0.5,
-        window=config.sliding_window if is_sliding else None,
+        heads=attention.num_attention_heads,
+        kv_heads=attention.num_key_value_heads,
+        head_dim=attention.head_dim,
+        scale=(attention.query_pre_attn_scalar or attention.head_dim) ** -0.5,
+        window=attention.sliding_window if is_sliding else None,
         qk_norm=qk_norm,
-        rope=rope,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.attention_bias,
+        rope=RopeSpec(rope.local_theta or 0.0) if has_local_rope else rope_of(rope),
+        qkv_bias=attention.qkv_bias,
+        output_bias=attention.output_bias,
         sinks=has_sinks,
     )
 
@@ -104,10 +104,10 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
     """Return the spec of a rotary model.
 
     Args:
-        config: after normalisation.
-        norm: every normalisation of the model; q and k norms too, where there are any.
-        has_qk_norm: normalise q and k per head.
-        is_gemma: sandwich norms, scaled embeddings.
+        config: config of the model.
+        norm: spec of all norms of the model, including those of q and k.
+        has_qk_norm: True if q and k are normalised per head.
+        is_gemma: True for sandwich norms and scaled embeddings.
     """
     mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
     blocks = tuple(

@@ -1,5 +1,5 @@
-"""Bytes in: which tensors and settings a stored model has, where each byte lies, and the bytes on request.
+"""Checkpoints: the tensors and settings of a stored model, the place of each byte, and the bytes on request.
 
-`open_checkpoint` picks a reader by what the path holds; every reader is a `Checkpoint`. No floor above opens a
-checkpoint's files by itself, and nothing here knows what a tensor means to a model.
+`open_checkpoint` picks a reader by the contents of a path; every reader is a `Checkpoint`. Other packages open a
+checkpoint's files only through this one, and nothing here knows what a tensor means to a model.
 """

@@ -1,32 +1,57 @@
-"""The one view of a checkpoint that the floors above have: names, places, and bytes on request.
+"""The interface of a checkpoint: the names and places of its tensors, and their bytes on request.
 
-A reader opens its files, checks every header against the file's size, and reads no tensor until it is asked to.
+A reader checks all headers against the sizes of the files when it is made. It reads tensors only on request.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
-from graphcore.checkpoint.file_bytes import read_span
+from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.checkpoint.file_identity import FileIdentity
-from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.span import Span
-from graphcore.checkpoint.tensor_info import TensorInfo
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, quoted
 from graphcore.registry import nearest
 
 
-class Checkpoint(ABC):
-    """Names, shapes and bytes of one stored model.
+@dataclass(frozen=True)
+class TensorInfo:
+    """The name, shape, encoding and place of one stored tensor.
 
     Attributes:
-        source: what the user asked for, for messages.
-        layout: whose naming and folding rules apply: "hf" or "gguf".
-        tensors: by name, in file order.
-        files: what each file that a span names was when its header was read.
+        name: name in the file.
+        shape: shape in torch order (rows first), in elements.
+        encoding: name of the encoding, lower-case. Dense: f64 f32 f16 bf16 f8_e4m3 f8_e5m2 i64 i32 i16 i8 u64 u32 u16
+            u8 bool. Packed: name of the ggml type, such as q4_k.
+        file: file that holds the bytes; None if they are generated, or lie in several places.
+        offset: byte offset of the tensor in the file.
+        nbytes: bytes of the tensor in its encoding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    file: Path | None
+    offset: int
+    nbytes: int
+
+    def span(self) -> FileSpan:
+        """Return the span of the tensor's bytes in its file."""
+        assert self.file is not None, f"{self.name}: a tensor without a file has no span"
+        return FileSpan(self.file, self.offset, self.nbytes)
+
+
+class Checkpoint(ABC):
+    """The stored tensors of one model.
+
+    Attributes:
+        source: name of the checkpoint as the user gave it, for messages.
+        layout: naming and folding rules that apply: "hf", "gguf" or "decoder".
+        tensors: description of each tensor, by name, in file order.
+        files: identity of each file when its header was read, by path.
     """
 
     source: str
@@ -35,20 +60,20 @@ class Checkpoint(ABC):
     files: Mapping[Path, FileIdentity] = MappingProxyType({})
 
     def find(self, name: str) -> TensorInfo:
-        """Return what is known of the tensor `name`.
+        """Return the description of the tensor `name`.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor; the message has the nearest name.
+            CheckpointError: the checkpoint has no such tensor; the message suggests the nearest name.
         """
         if name in self.tensors:
             return self.tensors[name]
         raise CheckpointError(f"{self.source}: has no tensor {quoted(name)}{nearest(name, self.tensors)}")
 
     @abstractmethod
-    def spans(self, name: str) -> tuple[Span, ...]:
-        """Return the runs of bytes that make the tensor up, in the order that `assemble` wants.
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return the spans of a tensor's bytes, in the order that `assemble` needs.
 
-        A checkpoint that makes its tensors has none, and `assemble` then makes the tensor out of nothing.
+        A checkpoint that generates its tensors has no spans; `assemble` then needs no parts.
 
         Raises:
             CheckpointError: the checkpoint has no such tensor.
@@ -56,24 +81,24 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return what `read` returns, from bytes that were read elsewhere.
+        """Return a tensor, as `read` does, from bytes that the caller has read.
 
         The result may share memory with the parts: copy it before they are overwritten.
 
         Args:
-            parts: one for each of the tensor's spans: uint8 [span.nbytes], contiguous, at any address; they may be
-                views of a larger buffer. They are not written to.
+            parts: bytes of each of the tensor's spans: uint8 [span.nbytes], contiguous, at any alignment. They may be
+                views of a larger buffer, and are not written to.
 
         Raises:
-            CheckpointError: the bytes are not what such a tensor can hold.
+            CheckpointError: the bytes are not valid for the tensor.
         """
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU, in memory of its own.
+        """Read one tensor and return it on the CPU, in its own memory.
 
-        Dense encodings: the stored dtype and shape. Packed encodings: uint8 [nbytes], as the file has them.
+        A dense tensor has its stored dtype and shape. A packed tensor is uint8 [nbytes], as in the file.
 
         Raises:
-            CheckpointError: a file no longer holds what its header promised, or changed since.
+            CheckpointError: a file changed, or is shorter than its header says.
         """
         return self.assemble(name, [read_span(span, self.files[span.file], name) for span in self.spans(name)])

@@ -1,4 +1,4 @@
-"""The element types that are stored as they are, one value after the other, little-endian; and back to tensors."""
+"""The dense encodings: element types that are stored one value after the other, little-endian."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -24,16 +24,16 @@ DENSE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "bool": torch.bool,
     }
 )
-"""By `TensorInfo.encoding`; an encoding that is not here is packed."""
+"""Dtype of each dense encoding, by `TensorInfo.encoding`; all other encodings are packed."""
 
 
 def as_stored(raw: torch.Tensor, encoding: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return a stored tensor's bytes as what they mean: dense in dtype and shape, packed as they are.
+    """Return a tensor from its stored bytes: dense ones in their dtype and shape, packed ones unchanged.
 
-    The result shares memory with `raw`, unless that lies where values of the dtype cannot.
+    The result shares memory with `raw`, unless `raw` is misaligned for the dtype.
 
     Args:
-        raw: uint8 [nbytes], contiguous.
+        raw: stored bytes, uint8 [nbytes], contiguous.
     """
     if encoding not in DENSE_DTYPES:
         return raw

@@ -1,31 +1,44 @@
-"""Regular files, opened and read whole or in part, with the operating system's refusals as checkpoint errors.
+"""Reads of regular files, whole or by span, with errors of the operating system turned into checkpoint errors.
 
-Reads go through `readinto` and never through a lasting mapping: a file that shrinks under a mapping kills the process
-with SIGBUS, while a short read is an error that can be told.
+Reads use `readinto` rather than a memory mapping: a mapped file that shrinks kills the process with SIGBUS, while a
+short read can be reported as an error.
 """
 
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
 from graphcore.checkpoint.file_identity import FileIdentity
-from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.span import Span
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, GraphcoreError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, GraphcoreError, quoted
+
+
+@dataclass(frozen=True, order=True)
+class FileSpan:
+    """A run of bytes of a file: offset .. offset + nbytes - 1."""
+
+    file: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after the span."""
+        return self.offset + self.nbytes
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about `path` into a checkpoint error.
+    """Turn errors of the operating system about `path` into checkpoint errors.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
-        CheckpointError: it cannot be read.
+        CheckpointNotFoundError: the path does not exist.
+        CheckpointError: the path cannot be read.
     """
     try:
         yield
@@ -39,7 +52,7 @@ def is_folder(path: Path) -> bool:
     """Return whether `path` is a folder.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
+        CheckpointNotFoundError: the path does not exist.
     """
     return stat.S_ISDIR(_status(path).st_mode)
 
@@ -50,11 +63,11 @@ def file_size(path: Path) -> int:
 
 
 def file_identity(path: Path) -> FileIdentity:
-    """Return which regular file lies at `path` now.
+    """Return the identity of the regular file that lies at `path` now.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
-        CheckpointError: it is a folder, a pipe or a device, on which a read could wait for ever.
+        CheckpointNotFoundError: the path does not exist.
+        CheckpointError: the path is a folder, a pipe or a device, from which a read could block forever.
     """
     status = _status(path)
     if not stat.S_ISREG(status.st_mode):
@@ -80,7 +93,7 @@ def file_names(folder: Path) -> list[str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Yield `path` opened for buffered reading; errors while it is open are explained too."""
+    """Yield `path` opened for buffered reading; OS errors while it is open become checkpoint errors."""
     with explained(path), path.open("rb", buffering=1 << 16) as stream:
         yield stream
 
@@ -92,16 +105,16 @@ def read_front(path: Path, nbytes: int) -> bytes:
         return stream.read(nbytes)
 
 
-def read_span(span: Span, identity: FileIdentity, tensor: str) -> torch.Tensor:
-    """Return the bytes of a span as uint8 [nbytes], in memory of its own.
+def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> torch.Tensor:
+    """Read the bytes of a span and return them as uint8 [nbytes], in their own memory.
 
     Args:
-        identity: of the span's file, from when its header was read.
-        tensor: what the bytes are of, for messages.
+        identity: identity of the file when its header was read.
+        tensor: name of the tensor, for messages.
 
     Raises:
         CheckpointNotFoundError: the file is gone.
-        CheckpointError: the file ends before the span does, or is another one by now.
+        CheckpointError: the file ends before the span does, or has changed.
     """
     raw = torch.empty(span.nbytes, dtype=torch.uint8)
     space = raw.numpy().data
@@ -116,7 +129,7 @@ def read_span(span: Span, identity: FileIdentity, tensor: str) -> torch.Tensor:
                     f"the file now ends at {span.offset + done}; it shrank since it was opened, fetch it again"
                 )
             done += count
-        # After the read: what was written before or during it has its time by now.
+        # After the read, so that a write before or during it has already changed the file's time.
         change = identity.change_to(FileIdentity.of(os.fstat(stream.fileno())))
     if change:
         raise CheckpointError(

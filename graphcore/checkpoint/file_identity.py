@@ -1,4 +1,4 @@
-"""What tells that a file is still the one whose header was read."""
+"""The identity of a file, which tells whether it is still the one whose header was read."""
 
 import os
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Self
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """A file as the operating system describes it at one moment.
+    """The description of a file by the operating system at one moment.
 
     Attributes:
-        device: of the file system.
-        inode: of the file; another one under the same name is another file.
-        size: in bytes.
-        modified_ns: when it was last written to, in nanoseconds since 1970, as finely as the file system counts.
+        device: number of the device that holds the file system.
+        inode: number of the file; another number under the same name is another file.
+        size: bytes of the file.
+        modified_ns: time of the last write, in nanoseconds since 1970, with the file system's resolution.
     """
 
     device: int
@@ -27,7 +27,7 @@ class FileIdentity:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def change_to(self, now: "FileIdentity") -> str:
-        """Return in words what happened to the file since, or an empty string if nothing did."""
+        """Return in words how the file changed until `now`; empty if it did not."""
         if (now.device, now.inode) != (self.device, self.inode):
             return "another file has taken its place"
         if now.size != self.size:

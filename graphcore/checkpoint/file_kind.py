@@ -1,19 +1,18 @@
-"""What a file is, by its first bytes rather than its name, and what to do about those that hold no readable weights."""
+"""The kind of a file, told by its first bytes rather than its name, and the errors for kinds that are not read."""
 
 import shlex
 from enum import Enum
 from pathlib import Path
 
 from graphcore.checkpoint.file_bytes import read_front
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
 class FileKind(Enum):
-    """What the first bytes of a file say it is."""
+    """The kinds of files that their first bytes can tell apart."""
 
     SAFETENSORS = "safetensors"
     GGUF = "GGUF"
@@ -24,11 +23,11 @@ class FileKind(Enum):
 
 
 def kind_of(path: Path) -> FileKind:
-    """Return what the file is; bytes that tell nothing count as what a .safetensors or pickle suffix promises.
+    """Return the kind of a file by its first bytes; if they are not known, by a .safetensors or pickle suffix.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
-        CheckpointError: it is not a regular file, or cannot be read.
+        CheckpointNotFoundError: the path does not exist.
+        CheckpointError: the path is not a regular file, or cannot be read.
     """
     front = read_front(path, 16)
     by_magic = _kind_by_magic(front)
@@ -44,7 +43,7 @@ def _kind_by_magic(front: bytes) -> FileKind:
         return FileKind.EMPTY
     if front.startswith(b"GGUF"):
         return FileKind.GGUF
-    # Before pickle: a safetensors header of 640 bytes starts with pickle's 0x80 0x02.
+    # Checked before pickle: a safetensors file with a header of 640 bytes starts with pickle's 0x80 0x02.
     if front[8:9] == b"{" and int.from_bytes(front[:8], "little") <= MAX_SAFETENSORS_HEADER:
         return FileKind.SAFETENSORS
     # torch.save writes a zip archive; before torch 1.6, a pickle of protocol 2.
@@ -54,7 +53,7 @@ def _kind_by_magic(front: bytes) -> FileKind:
 
 
 def refusal(path: Path, kind: FileKind) -> CheckpointError:
-    """Return the error that says why a file of this kind is not read and what to do."""
+    """Return the error that says why a file of a given kind is not read, and what to do."""
     match kind:
         case FileKind.EMPTY:
             return CheckpointError(f"{path}: is empty; fetch it again")

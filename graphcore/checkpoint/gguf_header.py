@@ -1,11 +1,11 @@
-"""The header of one GGUF file, versions 2 and 3: metadata, and what it says about its tensors.
+"""The header of one GGUF file, version 2 or 3: its metadata and the descriptions of its tensors.
 
     "GGUF" | u32 version | u64 tensors | u64 metadata entries
     per entry:  string key | u32 value type | value
     per tensor: string name | u32 dims | u64 ne[dims] | u32 ggml type | u64 offset from the data section
     padding to general.alignment (32) | data section
 
-ne[0] is the contiguous dimension: shapes are reversed against torch. Source: ggml's docs/gguf.md and src/gguf.cpp.
+ne[0] is the contiguous dimension: ne is the reverse of torch's shape. Source: ggml's docs/gguf.md and src/gguf.cpp.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,7 @@ from graphcore.checkpoint.file_bytes import file_identity, opened
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.file_kind import FileKind, kind_of, refusal
 from graphcore.checkpoint.gguf_reader import GGUFReader, MetadataValue
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 DEFAULT_ALIGNMENT = 32  # bytes
 MAX_DIMS = 4  # GGML_MAX_DIMS
@@ -27,7 +26,7 @@ MIN_ENTRY, MIN_TENSOR = 13, 24  # bytes: empty key, type, one byte; empty name, 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor as the header describes it: shape in torch order, offset in bytes from the data section."""
+    """The header's description of one tensor: shape in torch order, offset in bytes from the data section."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,16 +36,16 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """All of one GGUF file but its tensors' bytes.
+    """The contents of one GGUF file, except the bytes of its tensors.
 
     Attributes:
-        path: of the file.
-        identity: of the file, from before it was read.
-        metadata: by key; arrays are tuples.
-        kinds: by key, the value's type, or an array's and its elements'; numbered as in `gguf_reader`.
-        tensors: in file order.
-        alignment: of every offset, in bytes.
-        data_start: where the data section starts, in bytes.
+        path: path of the file.
+        identity: identity of the file, taken before it was read.
+        metadata: values by key; arrays are tuples.
+        kinds: type numbers (gguf_reader.py) by key: of the value, or of the array and its elements.
+        tensors: descriptions of the tensors, in file order.
+        alignment: alignment of all offsets, in bytes.
+        data_start: offset of the data section, in bytes.
     """
 
     path: Path
@@ -59,12 +58,12 @@ class GGUFHeader:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """Return the header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
-        UnsupportedError: the file is of version 1 or big-endian.
-        CheckpointError: it is no GGUF file, or its header is damaged.
+        CheckpointNotFoundError: the path does not exist.
+        UnsupportedError: the file is big-endian, or of a version other than 2 and 3.
+        CheckpointError: the file is not a GGUF file, or its header is damaged.
     """
     kind = kind_of(path)
     if kind is not FileKind.GGUF:

@@ -1,7 +1,7 @@
-"""The primitive values of a GGUF file, read front to back, none past the end of the file.
+"""The reader of primitive values in a GGUF header, from front to back and never past the end of the file.
 
-Every count and length is compared with the bytes that are left before anything of that size is allocated, so a damaged
-length costs an error message and not memory.
+Every count and length is compared with the remaining bytes before memory is allocated, so that a damaged length leads
+to an error message and not to a huge allocation.
 
     string: u64 length | UTF-8 bytes            array: u32 value type | u64 count | values
     value types: 0 u8  1 i8  2 u16  3 i16  4 u32  5 i32  6 f32  7 bool  8 string  9 array  10 u64  11 i64  12 f64
@@ -13,8 +13,7 @@ from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, quoted
 
 MetadataScalar: TypeAlias = bool | int | float | str
 MetadataValue: TypeAlias = MetadataScalar | tuple[MetadataScalar, ...]
@@ -38,19 +37,19 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_NAME = 65535  # bytes; the limit of a key in the GGUF specification
 MAX_HEADER = 1 << 30  # bytes; the largest vocabularies take about 20 MB
-MAX_ITEMS = 1 << 24  # the largest vocabularies have about half a million merges
+MAX_ITEMS = 1 << 24  # number; the largest vocabularies have about half a million merges
 
 
 class GGUFReader:
-    """A position in the header of one GGUF file.
+    """A reader of the values in the header of one GGUF file, which keeps its position.
 
     Args:
-        stream: positioned at byte 0.
-        size: of the file, in bytes.
-        source: the file's name, for messages.
+        stream: stream of the file, positioned at byte 0.
+        size: bytes of the file.
+        source: name of the file, for messages.
 
     Attributes:
-        kinds: by key of what `value` has read: its type, or for an array those of itself and of its elements.
+        kinds: type numbers of the values read by `value`, by key: of the value, or of the array and its elements.
     """
 
     def __init__(self, stream: BinaryIO, size: int, source: str) -> None:
@@ -64,7 +63,7 @@ class GGUFReader:
         """Return the next `nbytes` bytes.
 
         Raises:
-            CheckpointError: the file ends before them; the message names `what`.
+            CheckpointError: the file ends before that; the message names `what`.
         """
         if nbytes > self._end - self.position:
             raise self._cut_off(nbytes, what)
@@ -79,7 +78,7 @@ class GGUFReader:
         return int.from_bytes(self.take(nbytes, what), "little")
 
     def count(self, what: str, min_nbytes: int, limit: int = MAX_ITEMS) -> int:
-        """Return the next u64, a number of things of at least `min_nbytes` each that must still fit."""
+        """Return the next u64, a count of items of at least `min_nbytes` each, which must fit in the bytes left."""
         count = self.unsigned(8, f"the number of {what}")
         left = self._end - self.position
         if count > min(limit, left // min_nbytes):
@@ -94,11 +93,11 @@ class GGUFReader:
         return self._text(self.take(self.count(f"bytes in {what}", 1, limit), what), what)
 
     def name(self, what: str) -> str:
-        """Return the next string that names something."""
+        """Return the next string of at most `MAX_NAME` bytes: the name of a key or a tensor."""
         return self.string(what, MAX_NAME)
 
     def value(self, key: str) -> MetadataValue:
-        """Return the value of `key`, which starts with its type.
+        """Read the type of the value of `key`, then return the value.
 
         Raises:
             CheckpointError: the type is unknown, an array holds arrays, or a bool is neither 0 nor 1.
@@ -139,7 +138,7 @@ class GGUFReader:
         return tuple(numbers.astype(bool).tolist())
 
     def _strings(self, count: int, what: str) -> tuple[str, ...]:
-        # A vocabulary has 300 000 strings: no call per string but the two reads.
+        # A vocabulary may have 300 000 strings, so there are no calls per string except the two reads.
         read, left, texts = self._stream.read, self._end - self.position, []
         for _ in range(count):
             length = int.from_bytes(read(8), "little")

@@ -1,7 +1,7 @@
-"""Models that are split over several GGUF files: name-00001-of-00003.gguf, name-00002-of-00003.gguf, ...
+"""Models that are split into several GGUF files: name-00001-of-00003.gguf, name-00002-of-00003.gguf, ...
 
-Each part is a whole GGUF file; `split.no` counts from 0 where the names count from 1. Only the first part is sure to
-have the model's metadata. Source: llama.cpp, tools/gguf-split.
+Each part is a complete GGUF file. `split.no` counts from 0, while the names count from 1. Only the first part is
+guaranteed to have the model's metadata. Source: llama.cpp, tools/gguf-split.
 """
 
 import re
@@ -10,14 +10,13 @@ from pathlib import Path
 
 from graphcore.checkpoint.file_bytes import file_names
 from graphcore.checkpoint.gguf_header import GGUFHeader, read_gguf_header
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import CheckpointError, CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 def model_names(file_names: Iterable[str]) -> list[str]:
-    """Return one file name per GGUF model among `file_names`: a split model counts once, image projectors never."""
+    """Return one file name for each GGUF model: the first part of a split model; image projectors are left out."""
     models: dict[tuple[str, str], str] = {}
     for name in sorted(file_names):
         if name.lower().endswith(".gguf") and not name.lower().startswith("mmproj"):
@@ -27,7 +26,7 @@ def model_names(file_names: Iterable[str]) -> list[str]:
 
 
 def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:
-    """Return the headers of all files of the model that `path` is one file of, first part first.
+    """Read the headers of all files of the model that the file at `path` is part of, in the order of the parts.
 
     Raises:
         CheckpointNotFoundError: a part is missing.
@@ -52,7 +51,7 @@ def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:
 
 def _split_number(header: GGUFHeader, key: str, absent: int) -> int:
     value = header.metadata.get(key, absent)
-    # split.count is 0 in models that were never split by some writers.
+    # Some writers store a split.count of 0 in models that are not split.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise CheckpointError(f"{header.path}: {key} is {quoted(value)}, not a number of parts; fetch the file again")
     return max(value, 1) if key == "split.count" else value

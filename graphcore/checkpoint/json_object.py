@@ -1,25 +1,25 @@
-"""Strict JSON out of checkpoints: one object, no key twice, no NaN.
+"""Strict JSON for checkpoints: one object, no duplicate keys, no NaN.
 
-Python's parser takes the last of two equal keys and reads NaN and Infinity; in a weight file either is a sign of
-damage, or of two readers that would see two different models.
+Python's parser takes the last of two equal keys and accepts NaN and Infinity. In a checkpoint either is a sign of
+damage, and other readers could see a different model.
 """
 
 import json
 from collections import Counter
+from pathlib import Path
 
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 
 def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
-    """Return the JSON object in `raw` (UTF-8).
+    """Parse a JSON object.
 
     Args:
-        raw: the text, complete.
-        where: the file and part it comes from, for messages.
+        raw: complete text, UTF-8.
+        where: name of the file, and of the part, for messages.
 
     Raises:
-        CheckpointError: it is not JSON, is nested too deep, is not an object, or has a key twice.
+        CheckpointError: the text is not JSON, is nested too deeply, is not an object, or has a key twice.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -44,3 +44,20 @@ def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
 
 def _refuse_constant(constant: str) -> object:
     raise ValueError(f"{constant} is not allowed")
+
+
+def read_json_object(file: Path) -> dict[str, object]:
+    """Read a model's JSON file, which must hold one object.
+
+    Raises:
+        CheckpointNotFoundError: the file does not exist.
+        CheckpointError: the file cannot be read, or does not hold a JSON object.
+    """
+    try:
+        return parse_json_object(file.read_bytes(), str(file))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointNotFoundError(
+            f"{file}: no such file; give a model folder that holds config.json, or a .gguf file"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error

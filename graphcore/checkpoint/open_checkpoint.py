@@ -1,4 +1,4 @@
-"""Any local checkpoint, whatever its container, by path."""
+"""The choice of a reader for a local checkpoint, by its path."""
 
 from pathlib import Path
 
@@ -7,28 +7,28 @@ from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import FileKind, kind_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.gguf_split import model_names
-from graphcore.checkpoint.mxfp4_pairs import Mxfp4PairsCheckpoint, has_pairs
+from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint, has_pairs
 from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the checkpoint at `path`, its headers checked, no tensor read.
+    """Open the checkpoint at `path` and check its headers; no tensor is read.
 
     Args:
-        path: a file, whose first bytes decide what it is; or a folder with safetensors under their usual names, with
-            one GGUF model (a split one counts as one, mmproj files as none), or with one other .safetensors file,
-            looked for in this order.
+        path: path of a file, whose first bytes tell its kind; or of a folder with, in this order, safetensors under
+            their usual names, one GGUF model (possibly split; mmproj files are ignored), or one other .safetensors
+            file.
 
     Raises:
         CheckpointNotFoundError: the path or a file of the checkpoint is missing.
-        UnsupportedError: the weights are pickled, or of a type that is not read.
-        CheckpointError: what is there is no checkpoint, is damaged, or is more than one model.
+        UnsupportedError: the weights are pickled, or of an unsupported type.
+        CheckpointError: the path holds no checkpoint, a damaged one, or more than one model.
     """
     path = Path(path)
     if is_folder(path):
         return _open_folder(path)
-    # What is neither is refused by the safetensors reader, with what it is instead.
+    # Other kinds of files are refused by the safetensors reader, with a message that names the kind.
     return GGUFCheckpoint(path) if kind_of(path) is FileKind.GGUF else _open_safetensors(path)
 
 
@@ -46,4 +46,4 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _open_safetensors(path: Path) -> SafetensorsCheckpoint:
     plain = SafetensorsCheckpoint(path)
-    return Mxfp4PairsCheckpoint(path) if has_pairs(plain.tensors) else plain
+    return Mxfp4Checkpoint(path) if has_pairs(plain.tensors) else plain

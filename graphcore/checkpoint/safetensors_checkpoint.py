@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint: one .safetensors file, or an index and its shards."""
+"""The reader of Hugging Face checkpoints: one .safetensors file, or an index and its shards."""
 
 import re
 from collections.abc import Sequence
@@ -9,11 +9,10 @@ import torch
 
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
-from graphcore.checkpoint.file_bytes import file_names, is_folder
+from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
 from graphcore.checkpoint.file_kind import PICKLE_SUFFIXES, pickle_folder_refusal
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import read_indexed_headers
-from graphcore.checkpoint.span import Span
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -22,14 +21,14 @@ SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """Tensors under Hugging Face's names.
+    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names.
 
     Args:
-        path: a .safetensors file, or a folder with model.safetensors.index.json and its shards (looked for first),
-            model.safetensors, or exactly one other .safetensors file.
+        path: path of a .safetensors file, or of a folder with, in this order, model.safetensors.index.json and its
+            shards, model.safetensors, or exactly one other .safetensors file.
 
     Attributes:
-        folder: where config.json and the tokenizer's files lie.
+        folder: folder of the weights, where config.json and the tokenizer's files lie.
 
     Raises:
         CheckpointNotFoundError: the path, the weights in it or a shard are missing.
@@ -48,12 +47,12 @@ class SafetensorsCheckpoint(Checkpoint):
             files = {weights: identity}
         self.tensors, self.files = MappingProxyType(tensors), MappingProxyType(files)
 
-    def spans(self, name: str) -> tuple[Span, ...]:
-        """Return the one run of bytes that the tensor is."""
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return the only span of the tensor's bytes."""
         return (self.find(name).span(),)
 
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the tensor that its bytes are, in the stored dtype and shape."""
+        """Return the tensor from its bytes, in the stored dtype and shape."""
         (raw,) = parts
         info = self.find(name)
         return as_stored(raw, info.encoding, info.shape)
@@ -62,17 +61,17 @@ class SafetensorsCheckpoint(Checkpoint):
 def load_tensors(
     path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Return every tensor of a safetensors checkpoint under its stored name.
+    """Read all tensors of a safetensors checkpoint and return them by their stored names.
 
     Args:
-        path: as for SafetensorsCheckpoint.
-        dtype: for the floating tensors, FP8 among them; None keeps what is stored. Integers stay as they are, for
-            they may be packed weights.
-        device: where the tensors end up.
+        path: path as for `SafetensorsCheckpoint`.
+        dtype: dtype for floating-point tensors, including FP8; None keeps the stored one. Integer tensors are not
+            converted, because they may be packed weights.
+        device: device of the returned tensors.
 
     Raises:
         ConfigError: `dtype` is not a floating dtype.
-        CheckpointError: as for SafetensorsCheckpoint.
+        CheckpointError: as for `SafetensorsCheckpoint`.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype={dtype}: weights are only cast to floating dtypes; use torch.bfloat16 or None")

@@ -2,9 +2,12 @@
 
     u64 little-endian header length | header, a JSON object | tensor bytes
 
-The header maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets from the first tensor byte;
-"__metadata__" maps strings to strings. Tensors tile the rest of the file: no gap, no overlap, nothing after them.
+The header maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets from the first tensor byte;
+"__metadata__" maps strings to strings. Tensors fill the rest of the file, without gaps, overlaps or trailing bytes.
 Source: the format section of the safetensors README.
+
+The library is not used: it keeps offsets to itself, which streaming needs, says less of what is wrong, and refuses
+nothing that is read here but a size of -0. A test compares both on damaged headers.
 """
 
 from itertools import pairwise
@@ -12,26 +15,25 @@ from math import prod
 from pathlib import Path
 from typing import TypeGuard
 
+from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import file_identity, opened
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.file_kind import MAX_SAFETENSORS_HEADER, FileKind, kind_of, refusal
 from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.tensor_info import TensorInfo
-from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 MAX_DIMS = 16  # no model has more than 5; torch itself stops at 64
 DTYPE_NAMES = tuple(name.upper() for name in DENSE_DTYPES)
 
 
 def read_safetensors_header(path: Path) -> tuple[dict[str, TensorInfo], FileIdentity]:
-    """Return what the file holds, in the order of its bytes, and which file that is.
+    """Return the tensors of a file by name, in the order of their bytes, and the identity of the file.
 
     Raises:
-        CheckpointNotFoundError: nothing is there.
-        UnsupportedError: a dtype is not known here.
-        CheckpointError: it is no safetensors file, or its header does not describe exactly its bytes.
+        CheckpointNotFoundError: the path does not exist.
+        UnsupportedError: a dtype is not supported.
+        CheckpointError: the file is not a safetensors file, or its header does not match its bytes.
     """
     kind = kind_of(path)
     if kind is not FileKind.SAFETENSORS:
@@ -90,7 +92,7 @@ def _encoding(dtype: object, where: str) -> str:
 
 
 def _is_counts(value: object) -> TypeGuard[list[int]]:
-    # A bool is an int to Python, and 1e3 a float: both are refused.
+    # Refuses bools, which are ints in Python, and floats such as 1e3.
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 

@@ -1,4 +1,4 @@
-"""Several .safetensors files as one model: model.safetensors.index.json and the shards it names.
+"""Models in several .safetensors files: model.safetensors.index.json, and the shards that it names.
 
 {"metadata": {...}, "weight_map": {tensor name: file name, relative to the index}}
 """
@@ -6,19 +6,18 @@
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.file_bytes import file_size, opened
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
-from graphcore.checkpoint.tensor_info import TensorInfo
-from graphcore.errors import CheckpointError, CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 MAX_INDEX = 100_000_000  # bytes; the largest published index has about 10 MB
 
 
 def read_indexed_headers(index: Path) -> tuple[dict[str, TensorInfo], dict[Path, FileIdentity]]:
-    """Return what all shards hold together, shard by shard in the order of their names, and which files they are.
+    """Return the tensors of all shards by name, in the order of the shards' names, and the identities of the files.
 
     Raises:
         CheckpointNotFoundError: a shard is missing.
@@ -60,7 +59,7 @@ def _check_shard_name(index: Path, name: str, shard: object) -> None:
     where = f"{index}: tensor {quoted(name)} is mapped to {quoted(shard)}"
     if not isinstance(shard, str) or not shard.isprintable() or not shard:
         raise CheckpointError(f"{where}, which is no file name; fetch the index again")
-    # Only the string is judged: Hugging Face's cache consists of links out of the folder.
+    # Only the string is checked, because files in Hugging Face's cache are links to outside the folder.
     parts = PurePosixPath(shard).parts
     if shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
         raise CheckpointError(f"{where}, outside the checkpoint's folder; such an index is not followed")

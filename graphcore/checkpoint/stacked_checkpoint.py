@@ -1,7 +1,7 @@
-"""A checkpoint whose experts are stored one by one, shown with one tensor for all experts of a layer.
+"""Checkpoints with one tensor per expert, presented with one tensor for all experts of a layer.
 
-    stored   ...experts.0.w1 [F, D]   ...experts.1.w1 [F, D]   ...   ...experts.0.w3 [F, D]   ...
-    shown    ...experts.gate_up [X, 2F, D]     part by part along the rows, expert by expert along the first axis
+    stored      ...experts.0.w1 [F, D]   ...experts.1.w1 [F, D]   ...   ...experts.0.w3 [F, D]   ...
+    presented   ...experts.gate_up [X, 2F, D]     parts along the rows, experts along the first axis
 
 Source of the order: transformers, core_model_loading.py, MergeModulelist and Concatenate.
 """
@@ -11,24 +11,23 @@ from types import MappingProxyType
 
 import torch
 
-from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.quoted import quoted
-from graphcore.checkpoint.span import Span
-from graphcore.checkpoint.tensor_info import TensorInfo
-from graphcore.errors import CheckpointError
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
+from graphcore.checkpoint.file_bytes import FileSpan
+from graphcore.errors import CheckpointError, quoted
 
 Stack = tuple[tuple[str, ...], ...]
 
 
 class StackedCheckpoint(Checkpoint):
-    """The tensors of another checkpoint, some of them as one.
+    """A view of another checkpoint in which some tensors are stacked into one.
 
     Args:
-        stored: the other checkpoint.
-        stacks: name of a tensor to those that it is made of: for each part the experts' tensors, in order.
+        stored: checkpoint to present.
+        stacks: names of the tensors to stack, by the stacked tensor's name: the experts' tensors of each part, in
+            order.
 
     Raises:
-        CheckpointError: what is to be one tensor differs in shape or type.
+        CheckpointError: tensors of one stack differ in shape or encoding.
     """
 
     def __init__(self, stored: Checkpoint, stacks: Mapping[str, Stack]) -> None:
@@ -39,7 +38,7 @@ class StackedCheckpoint(Checkpoint):
         self.tensors = MappingProxyType(plain | {name: self._info(name, stack) for name, stack in stacks.items()})
 
     def _info(self, name: str, stack: Stack) -> TensorInfo:
-        """Return the description of a stack; its bytes are no one run, so it has no file."""
+        """Return the description of a stacked tensor; it has no file, because its bytes are not one run."""
         infos = [[self._stored.tensors[one] for one in part] for part in stack]
         first = infos[0][0]
         for part in infos:
@@ -55,14 +54,14 @@ class StackedCheckpoint(Checkpoint):
         nbytes = sum(info.nbytes for part in infos for info in part)
         return TensorInfo(name, (len(infos[0]), rows, first.shape[1]), first.encoding, None, 0, nbytes)
 
-    def spans(self, name: str) -> tuple[Span, ...]:
-        """Return the bytes of every expert's tensor, part by part."""
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return the spans of a tensor's bytes; for a stacked one those of all experts' tensors, part by part."""
         if name not in self._stacks:
             return self._stored.spans(name)
         return tuple(span for part in self._stacks[name] for one in part for span in self._stored.spans(one))
 
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return one tensor, stacked if it is stored apart."""
+        """Return one tensor, stacked if it is stored as several."""
         if name not in self._stacks:
             return self._stored.assemble(name, parts)
         rest = iter(parts)

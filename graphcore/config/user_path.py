@@ -5,19 +5,19 @@ from pathlib import Path
 
 from graphcore.errors import ConfigError
 
-STANDARD_STREAM = "-"  # a name that means standard input or output wherever one of them can be meant
+STANDARD_STREAM = "-"  # a name for standard input or output, wherever one of them is accepted
 
 
 def user_path(text: str, where: str) -> Path:
-    """Return the path that was written, which need not be there.
+    """Return the path that was written, which need not exist.
 
     Args:
         text: the path.
-        where: what stood before it, for messages, such as "prompt_file=" or "/save ".
+        where: text before it, for messages, such as "prompt_file=" or "/save ".
 
     Raises:
-        ConfigError: nothing can have that path: it is empty, of a user that there is not, or beyond the file system's
-            rules; or it is "-", and standard input or output cannot be meant.
+        ConfigError: no file can have that path: it is empty, names an unknown user, or breaks the file system's rules;
+            or it is "-" where standard input and output are not accepted.
     """
     if not text.strip():
         raise ConfigError(f"{where}{text} is empty; name a path")
@@ -29,7 +29,7 @@ def user_path(text: str, where: str) -> Path:
     except RuntimeError as error:
         user = Path(text).parts[0]
         raise ConfigError(f"{where}{text}: no home folder is known for {user}; write the whole path") from error
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # said by whoever opens or makes it
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # reported by the code that opens or creates it
         return path
     except (OSError, ValueError) as error:  # a name that is too long, a loop of links, a NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -38,13 +38,13 @@ def user_path(text: str, where: str) -> Path:
 
 
 def user_folder(text: str, where: str) -> Path:
-    """Return the path that was written, which is a folder's, or can be one's.
+    """Return the path that was written, which is a folder's or can become one's.
 
     Raises:
-        ConfigError: it cannot be, or as `user_path`.
+        ConfigError: the path cannot be a folder, or as in `user_path`.
     """
     path = user_path(text, where)
-    with suppress(PermissionError):  # said by whoever uses it
+    with suppress(PermissionError):  # reported by the code that uses it
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
         if not there.is_dir():
             raise ConfigError(f"{where}{text} cannot be a folder, for {there} is a file; choose another")

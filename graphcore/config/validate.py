@@ -1,25 +1,41 @@
-"""Ranges and combinations that types cannot say. One line each: the key, the value, what is allowed."""
+"""Checks ranges and combinations that types cannot express. Messages are one line: key, value, what is allowed.
+
+Streaming settings that depend on the device are checked by the plan.
+"""
 
 import os
+import pkgutil
 from collections.abc import Sequence
+from pathlib import Path
 
-from graphcore.config.settings import SamplingSettings, Settings
+from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.settings import SamplingSettings, Settings, StreamingSettings
 from graphcore.config.user_path import user_folder
-from graphcore.config.validate_streaming import check_streaming
-from graphcore.encodings import ENCODINGS
+from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 
 THREADS_PER_CPU = 4
+POLICIES = Path(__file__).parents[1] / "streaming" / "policies"
+MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
+NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
+    "layer_group_size": 1,
+    "host_memory_budget": "auto",
+    "pinned_memory": True,
+    "prefetch": "auto",
+    "mode": "async",
+    "source": "auto",
+    "expert_cache": "auto",
+}
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
-QUANT_FORMATS = ("stored", *(name for name, one in ENCODINGS.items() if one.is_written))
+QUANT_FORMATS = ("stored", *PACKABLE)
 
 
-def check(settings: Settings) -> None:
-    """Return if every value is in range and no two contradict each other.
+def validate_settings(settings: Settings) -> None:
+    """Check that every value is in range and that no two contradict each other.
 
     Raises:
-        ConfigError: the first that is not.
+        ConfigError: a value is out of range or contradicts another; the first one is reported.
     """
     _check_choices(settings)
     _check_sizes(settings)
@@ -71,7 +87,7 @@ def _check_sizes(settings: Settings) -> None:
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
-    """Refuse what is no distribution; neutral are temperature 0 (greedy), top_k 0, top_p 1, min_p 0, penalty 1."""
+    """Reject values that give no distribution; neutral: temperature 0, top_k 0, top_p 1, min_p 0, penalty 1."""
     ranges = (
         ("temperature", sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 1e4, "0 (greedy) or 1e-4 to 1e4"),
         ("top_k", sampling.top_k >= 0, "0 (off) or more"),
@@ -111,12 +127,74 @@ def _check_prompts(settings: Settings) -> None:
 
 
 def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> None:
-    """Return if the named fields, where set, are at least `least`.
+    """Check that the named fields, where set, are at least `least`.
 
     Raises:
-        ConfigError: one is not; its name is given with the prefix ("task.").
+        ConfigError: a field is smaller; the message names it with the prefix ("task.").
     """
     for key in keys:
         value = vars(settings)[key]
         if value is not None and value < least:
             raise ConfigError(f"{prefix}{key}={value} must be at least {least}")
+
+
+def check_streaming(settings: Settings) -> None:
+    """Check that every streaming key is in range, has an effect, and contradicts no other.
+
+    Raises:
+        ConfigError: a key does not; the first one is reported.
+    """
+    streaming = settings.streaming
+    _check_streaming_choices(streaming)
+    if streaming.layer_group_size < 1:
+        raise ConfigError(f"streaming.layer_group_size={streaming.layer_group_size} must be at least 1")
+    for key in ("memory_budget", "host_memory_budget", "expert_cache"):
+        nbytes = parse_nbytes(f"streaming.{key}", vars(streaming)[key])
+        if nbytes == 0 and key != "expert_cache":
+            raise ConfigError(f"streaming.{key}={vars(streaming)[key]} must be auto or more than 0 bytes")
+    _check_prefetch(streaming)
+    if streaming.policy == "off":
+        _check_nothing_is_asked_of_off(settings)
+
+
+def _check_streaming_choices(streaming: StreamingSettings) -> None:
+    choices = (
+        ("policy", streaming.policy, policy_names()),
+        ("mode", streaming.mode, ("async", "sync")),
+        ("source", streaming.source, ("auto", "host", "disk")),
+    )
+    for key, value, allowed in choices:
+        if value not in allowed:
+            raise ConfigError(f"streaming.{key}={value} is not one of {', '.join(allowed)}", is_unknown=True)
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of the streaming policies; each has a file of its name, and "off" comes last.
+
+    Nothing is imported: the policies' modules belong to a higher layer than this package.
+    """
+    names = [module.name for module in pkgutil.iter_modules([str(POLICIES)])]
+    return tuple(sorted(names, key=lambda name: (name == "off", name)))
+
+
+def _check_prefetch(streaming: StreamingSettings) -> None:
+    prefetch = streaming.prefetch
+    if prefetch == "auto":
+        return
+    if type(prefetch) is not int or not 0 <= prefetch <= MOST_PREFETCH:
+        raise ConfigError(
+            f"streaming.prefetch={prefetch} must be auto or a whole number from 0 to {MOST_PREFETCH}",
+            is_unknown=type(prefetch) is not int,
+        )
+    if streaming.mode == "sync" and prefetch > 0:
+        raise ConfigError(
+            f"streaming.prefetch={prefetch} contradicts streaming.mode=sync, which reads nothing ahead; use "
+            "streaming.mode=async or leave prefetch out"
+        )
+
+
+def _check_nothing_is_asked_of_off(settings: Settings) -> None:
+    asked = [f"streaming.{key}" for key, value in NEUTRAL_STREAMING.items() if vars(settings.streaming)[key] != value]
+    asked += ["trace"] if settings.trace else []
+    if asked:
+        raise ConfigError(f"{asked[0]} has no effect with streaming=off; use streaming=on or auto, or leave it out")

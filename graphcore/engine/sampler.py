@@ -1,10 +1,10 @@
-"""How the next token is chosen from logits, on the device.
+"""Choosing the next token from logits, on the device.
 
 Legend: B batch, V vocab.
 
     penalty -> temperature -> top-k -> top-p -> min-p -> draw
 
-One generator per sequence: what a sequence draws does not depend on its neighbours in the batch.
+Each sequence has a random generator of its own, so that its draws do not depend on the rest of the batch.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ HIDDEN = float("-inf")
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen. The neutral values are the defaults: greedy, nothing cut, nothing penalised.
+    """Sampling parameters; the defaults are greedy, without cuts and without penalty.
 
     Attributes:
-        temperature: float, what the logits are divided by; 0 is greedy.
+        temperature: float, divisor of the logits; 0 is greedy.
         top_k: int, number of the likeliest tokens that are kept; 0 is off.
-        top_p: float, probability that the likeliest tokens which are kept reach together; 1 is off.
-        min_p: float, least probability that a token needs, as a share of the likeliest one's; 0 is off.
-        repetition_penalty: float, what positive logits of tokens that were seen are divided by, and negative ones
-            multiplied with; 1 is off.
-        seed: int, start of the random draws; prompt number i of a call draws with seed + i.
+        top_p: float, total probability of the likeliest tokens that are kept; 1 is off.
+        min_p: float, least probability of a token that is kept, as a share of the likeliest token's; 0 is off.
+        repetition_penalty: float, divisor of positive logits, and factor of negative ones, of tokens that were seen;
+            1 is off.
+        seed: int, seed of the random draws; prompt number i of a call draws with seed + i.
     """
 
     temperature: float = 0.0
@@ -39,12 +39,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, whatever was seen."""
+        """Whether the likeliest token is always taken: temperature 0 and no repetition penalty."""
         return self.temperature == 0.0 and self.repetition_penalty == 1.0
 
 
 class Sampler:
-    """Chooses tokens for the sequences of one batch and remembers what they have seen."""
+    """Sampler of the sequences of one batch, with a record of the tokens that they have seen."""
 
     def __init__(self, params: SamplingParams, histories: Sequence[Sequence[int]], vocab: int, device: torch.device):
         self.params = params
@@ -84,12 +84,12 @@ class Sampler:
 
 
 def penalise(logits: Tensor, penalty: float) -> Tensor:
-    """Return the logits made less likely (penalty above 1). Source: Keskar et al. 2019, section 4.1."""
+    """Return the logits of seen tokens, lowered by a penalty above 1. Source: Keskar et al. 2019, section 4.1."""
     return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 def narrow(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return [B, V] logits with the tokens that top-k, top-p and min-p cut at minus infinity; one always stays."""
+    """Return [B, V] logits, minus infinity for tokens that top-k, top-p and min-p cut; one token always stays."""
     if 0 < params.top_k < logits.shape[-1]:
         least = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, HIDDEN)

@@ -1,7 +1,7 @@
-"""How unlikely a model finds a sequence: minus the log probability of each token, given those before it.
+"""The losses of a sequence: minus the log probability of each token, given those before it.
 
 prefill: chunks through the big matrix products; the head runs on slices of a chunk
-decode:  token by token through the decode program, so that what is measured are its kernels
+decode:  token by token through the decode program, to measure the accuracy of its kernels
 
 Logits are never held for more than a slice: 1024 tokens of a vocabulary of 262144 would take 1 GiB. Where little memory
 is free, slices are shorter, and the head is read more often.
@@ -15,19 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from graphcore.engine.passes import set_inputs
-from graphcore.engine.runner import Runner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.streaming.scheduler import run_program
-from graphcore.weights.plan import free_nbytes
+from graphcore.weights.planning.machine import free_device_nbytes
 
 PATHS = ("prefill", "decode")
-SLICE_LOGITS = 1 << 25  # most that are held at once: 128 MiB of float32
-LOGIT_NBYTES = 3 * 4  # of each: as it is projected, in float32 where that is another, and normalised
+SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32
+LOGIT_NBYTES = 3 * 4  # bytes of each logit: as projected, as float32 where that differs, and normalised
 
 
-def warm_up(runner: Runner, path: str) -> CompileReport:
-    """Compile what `token_losses` needs on that path, or load it from the cache on disk; return what it took."""
+def warm_up(runner: ProgramRunner, path: str) -> CompileReport:
+    """Compile the programs of a path of `token_losses`, or load them from the cache on disk, and report the time."""
     with torch.inference_mode(), measure_compile() as report:
         runner.program(path, 1)
         if path == "prefill":
@@ -36,12 +35,12 @@ def warm_up(runner: Runner, path: str) -> CompileReport:
 
 
 @torch.inference_mode()
-def token_losses(runner: Runner, token_ids: Sequence[int], first: int, path: str) -> Tensor:
+def token_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int, path: str) -> Tensor:
     """Return minus the log probability of token `first` and of each after it.
 
     Args:
         token_ids: T ids, run from an empty cache; the last one is only predicted.
-        first: at least 1, so that a token stands before it.
+        first: index of the first token that is scored, at least 1.
         path: one of `PATHS`.
 
     Returns:
@@ -55,10 +54,10 @@ def token_losses(runner: Runner, token_ids: Sequence[int], first: int, path: str
     return torch.cat(losses(runner, token_ids, first)).double().cpu()
 
 
-def _prefill_losses(runner: Runner, token_ids: Sequence[int], first: int) -> list[Tensor]:
-    """Return the losses in pieces, in order."""
+def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
+    """Return the losses of slices of the sequence, in order."""
     targets = torch.tensor(token_ids[1:], device=runner.device)  # [T - 1], by the position that predicts
-    room = min(SLICE_LOGITS, free_nbytes(runner.device) // 2 // LOGIT_NBYTES)
+    room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
     most = max(2, room // runner.builder.decoder.spec.vocab)
     pieces: list[Tensor] = []
     done = 0
@@ -74,15 +73,15 @@ def _prefill_losses(runner: Runner, token_ids: Sequence[int], first: int) -> lis
     return pieces
 
 
-def _decode_losses(runner: Runner, token_ids: Sequence[int], first: int) -> list[Tensor]:
-    """Return the losses one by one, in order; each step is fed the true token, whatever the last one found likely."""
+def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
+    """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
     runner.forget()
-    runner.check_context(len(token_ids) - 1)
+    runner.sizes.check_context(len(token_ids) - 1)
     program = runner.program("decode", 1)
     targets = torch.tensor(token_ids, device=runner.device)
     pieces: list[Tensor] = []
     for position, token_id in enumerate(token_ids[:-1]):
-        set_inputs(program.state, [[token_id]], [position], 1, 1)
+        program.state.put_rows([[token_id]], [position])
         run_program(program, runner.policy)
         if position + 1 >= first:
             target = targets[position + 1 : position + 2]

@@ -1,1 +1,1 @@
-"""Writing a model as a GGUF file, one tensor at a time: names, order and folds, metadata, bytes."""
+"""Writing a model as a GGUF file, one tensor at a time: names, order, folds, metadata and bytes."""

@@ -1,7 +1,7 @@
-"""One GGUF file, written front to back: metadata, tensor list, then tensors one by one. Whole or not there at all.
+"""A GGUF file, written front to back: metadata, tensor list, then tensors one by one.
 
-The bytes go to a file beside the final one, which takes its name when the last tensor is written; whatever ends the
-writing earlier (a full disk, Ctrl-C) removes it.
+The bytes go to a temporary file in the same folder, which is renamed after the last tensor. If writing ends earlier (a
+full disk, Ctrl-C), the temporary file is removed, so that there is never an incomplete file of the final name.
 """
 
 import os
@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import torch
 
-from graphcore.encodings import ENCODINGS
+from graphcore.quant.registry import ENCODINGS
 
 FieldValue = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 """Stored as bool, u32 (i64 where negative or too large), f32, string; arrays as i32, f32, strings."""
@@ -33,7 +33,7 @@ LARGEST_UINT32 = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Field:
-    """One metadata entry: its value and gguf's types of it (`element` of an array's elements)."""
+    """One metadata entry: its value and gguf's type of it; `element` is the type of an array's elements."""
 
     value: object
     kind: gguf.GGUFValueType
@@ -41,7 +41,7 @@ class Field:
 
 
 def typed_field(value: FieldValue) -> Field:
-    """Return a value with the type that llama.cpp expects of one of its kind."""
+    """Return a value as a field, with the type that llama.cpp expects."""
     if isinstance(value, bool | float | str):
         return Field(value, VALUE_TYPES[type(value)])
     if isinstance(value, int):
@@ -54,11 +54,11 @@ def typed_field(value: FieldValue) -> Field:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor's line in the header.
+    """One tensor's entry in the header.
 
     Attributes:
-        name: as llama.cpp has it.
-        shape: torch order.
+        name: llama.cpp's name of the tensor.
+        shape: sizes in torch's order.
         encoding: a name in `ENCODINGS`.
     """
 
@@ -73,15 +73,15 @@ class TensorEntry:
 
     @property
     def num_elements(self) -> int:
-        """Weights in the tensor."""
+        """Number of weights in the tensor."""
         return prod(self.shape)
 
 
 class GGUFFile:
-    """A file being written.
+    """A GGUF file that is being written; the header is written at once.
 
     Args:
-        path: of the file; its folder exists.
+        path: path of the file, in a folder that exists.
         architecture: general.architecture.
         fields: the other metadata, in order.
         entries: all tensors, in the order in which they will be written.
@@ -97,7 +97,7 @@ class GGUFFile:
         for key, field in fields.items():
             self._writer.add_key_value(key, field.value, field.kind, field.element)
         for entry in entries:
-            # A dtype other than uint8 makes gguf take the shape as it is; it need not know the type.
+            # A dtype other than uint8 makes gguf take the shape unchanged; it need not know the type.
             kind = ENCODINGS[entry.encoding].ggml_id
             self._writer.add_tensor_info(
                 entry.name,
@@ -125,7 +125,7 @@ class GGUFFile:
 
 @contextmanager
 def replaced_when_whole(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; it becomes `path` when the block ends well, and is removed otherwise."""
+    """Yield a temporary path in the same folder; it is renamed to `path` if the block succeeds, else removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

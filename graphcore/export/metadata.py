@@ -1,27 +1,41 @@
-"""The metadata of a packed file: copied from a GGUF source, or made from the config and the tokenizer."""
+"""The metadata of a packed file: copied from a GGUF source, or made from the config and the tokenizer.
+
+New metadata is checked before it is written: read back as from the file, it must give the same `ModelSpec`. A setting
+without a GGUF key is thus refused rather than lost. An architecture's names, and its keys beyond the common ones, are
+`gguf_names` and `gguf_fields` of its `Architecture`. Source: llama.cpp, gguf-py/gguf/constants.py.
+"""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import gguf
+import numpy as np
+import torch
 
-from graphcore.arch.registry import architecture_of
+from graphcore.arch.architecture import Architecture
+from graphcore.arch.config.model_config import ModelConfig, RopeParameters
+from graphcore.arch.config_from_gguf import config_from_gguf
+from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
-from graphcore.encodings import ENCODINGS
-from graphcore.engine.model import Model
+from graphcore.engine.open_model import Model
+from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
-from graphcore.export.model_fields import check_says_the_same, gguf_architecture, model_fields
-from graphcore.quant.choice import STORED
+from graphcore.nn.rope import rope_frequencies
+from graphcore.nn.spec import DivisorScaling, Llama3Scaling, ModelSpec, RopeSpec
+from graphcore.quant.format_choice import STORED
+from graphcore.quant.registry import ENCODINGS
 from graphcore.tokenizer.gguf_fields import gguf_fields
 from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 
-QUANTIZATION_VERSION = 2  # of ggml's block layouts
+Values = dict[str, FieldValue]
+
+QUANTIZATION_VERSION = 2  # version of ggml's block layouts
 NOT_COPIED = ("split.", "general.architecture", "general.alignment")  # written anew
 
-# What llama.cpp calls a file of these tensors, for people; nothing reads it.
+# llama.cpp's number for a file of these tensors; it is shown to people and not used for reading.
 FILE_TYPES: Mapping[str, int] = MappingProxyType(
     {name: one.file_type for name, one in ENCODINGS.items() if one.file_type is not None}
 )
@@ -29,7 +43,7 @@ FILE_TYPES: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Metadata:
-    """general.architecture, and all other entries."""
+    """The metadata of a GGUF file: general.architecture, and all other entries."""
 
     architecture: str
     fields: Mapping[str, Field]
@@ -41,37 +55,33 @@ def metadata_of(
     """Return the metadata of a file with the model's tensors.
 
     Args:
-        shapes: of the file's tensors, by name.
-        asked: what matrices are packed as, or "stored".
-        encodings: of the file's tensors.
+        shapes: shapes of the file's tensors, by name.
+        asked: format that matrices are packed in, or "stored".
+        encodings: encodings of the file's tensors.
 
     Raises:
-        UnsupportedError: GGUF cannot say what the model is.
-        TokenizerError: GGUF cannot say what its tokenizer does.
+        UnsupportedError: GGUF has no metadata that describes the model.
+        TokenizerError: GGUF has no metadata that describes the tokenizer.
     """
     if isinstance(model.checkpoint, GGUFCheckpoint):
         return _copied(model.checkpoint, model.config.num_hidden_layers, asked)
-    architecture = gguf_architecture(model.config)
+    architecture = architecture_of(model.config)
+    name = _packed_name(architecture)
     narrow = sorted(set(encodings) - {"f32"})
     kind = asked if asked != STORED else next(iter(narrow), "f32")
-    own: dict[str, FieldValue] = {"general.type": "model", "general.quantization_version": QUANTIZATION_VERSION}
+    own: Values = {"general.type": "model", "general.quantization_version": QUANTIZATION_VERSION}
     if model.path is not None:
         own["general.name"] = model.path.resolve().name
     if kind in FILE_TYPES:
         own["general.file_type"] = FILE_TYPES[kind]
-    own |= model_fields(model.config, architecture)
-    check_says_the_same(
-        architecture_of(model.config),
-        model.config,
-        {**own, "general.architecture": architecture},
-        shapes,
-        model.checkpoint.source,
-    )
-    own |= _tokenizer_fields(model)
-    return Metadata(architecture, {key: typed_field(value) for key, value in own.items()})
+    own |= {f"{name}.{key}": value for key, value in _model_values(architecture, model.config).items()}
+    stored = {**own, "general.architecture": name}
+    _check_says_the_same(architecture, model.config, stored, shapes, model.checkpoint.source)
+    own |= _tokenizer_values(model)
+    return Metadata(name, {key: typed_field(value) for key, value in own.items()})
 
 
-def _tokenizer_fields(model: Model) -> Mapping[str, FieldValue]:
+def _tokenizer_values(model: Model) -> Mapping[str, FieldValue]:
     folder = model.checkpoint.folder if isinstance(model.checkpoint, SafetensorsCheckpoint) else None
     if folder is None or not has_tokenizer(folder):
         return {"tokenizer.ggml.model": "none"}
@@ -79,18 +89,144 @@ def _tokenizer_fields(model: Model) -> Mapping[str, FieldValue]:
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:
-    """Return the source's entries, typed as they are there."""
-    fields: dict[str, Field] = {}
+    """Return the metadata of a GGUF source, with the types that it has there."""
+    copied: dict[str, Field] = {}
     for key, value in checkpoint.metadata.items():
-        is_empty = isinstance(value, tuple) and not value  # which gguf cannot write, and readers need not have
+        is_empty = isinstance(value, tuple) and not value  # gguf cannot write it, and readers do not need it
         if not key.startswith(NOT_COPIED) and not is_empty:
             kinds = [gguf.GGUFValueType(kind) for kind in checkpoint.kinds[key]]
-            fields[key] = Field(value, kinds[0], kinds[1] if len(kinds) > 1 else None)
+            copied[key] = Field(value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     architecture = str(checkpoint.metadata["general.architecture"])
     count = f"{architecture}.block_count"
-    fields[count] = Field(num_layers, fields[count].kind)
+    copied[count] = Field(num_layers, copied[count].kind)
     if asked in FILE_TYPES:
-        fields["general.file_type"] = typed_field(FILE_TYPES[asked])
+        copied["general.file_type"] = typed_field(FILE_TYPES[asked])
     elif asked != STORED:
-        fields.pop("general.file_type", None)
-    return Metadata(architecture, fields)
+        copied.pop("general.file_type", None)
+    return Metadata(architecture, copied)
+
+
+def _packed_name(architecture: Architecture) -> str:
+    """Return general.architecture of a packed file.
+
+    Raises:
+        UnsupportedError: graphcore knows no name that llama.cpp has for the architecture.
+    """
+    if architecture.gguf_names:
+        return architecture.gguf_names[0]
+    known = ", ".join(sorted(name for name, one in ARCHITECTURES.items() if one.gguf_names))
+    raise UnsupportedError(f"model_type {architecture.model_type} has no GGUF form; known: {known}")
+
+
+def _model_values(architecture: Architecture, config: ModelConfig) -> Values:
+    """Return the values of the architecture's own keys, which are given without its prefix."""
+    return {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.attention.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        **(
+            {"attention.layer_norm_epsilon": config.norm_eps}
+            if config.rope is None
+            else _rotary_values(config, config.rope)
+        ),
+        **architecture.gguf_fields(config),
+    }
+
+
+def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
+    head_dim = config.attention.head_dim
+    found: Values = {
+        "attention.head_count_kv": config.attention.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": rope.theta,
+    }
+    if rope.scaling is not None and rope.scaling["rope_type"] == "linear":
+        found["rope.scaling.type"] = "linear"
+        found["rope.scaling.factor"] = float(rope.scaling["factor"])
+    return found
+
+
+def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
+    """Return the values of `rope_freqs.weight`, [head_dim / 2]; None where the scaling has a key or there is none.
+
+    llama.cpp has no key for Llama 3's scaling; its files hold a divisor of each frequency.
+    """
+    found: dict[RopeSpec, int] = {
+        block.attention.rope: block.attention.head_dim for block in spec.blocks if block.attention.rope is not None
+    }
+    for rope, head_dim in found.items():
+        match rope.scaling:
+            case DivisorScaling(divisors):
+                return divisors
+            case Llama3Scaling():
+                plain = rope_frequencies(replace(rope, scaling=None), head_dim).double()
+                return tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())
+    return None
+
+
+def _check_says_the_same(
+    architecture: Architecture,
+    config: ModelConfig,
+    metadata: Mapping[str, FieldValue],
+    shapes: Mapping[str, tuple[int, ...]],
+    source: str,
+) -> None:
+    """Check that a reader of the file will get the same model.
+
+    Args:
+        metadata: metadata of the file, general.architecture included.
+        shapes: shapes of the file's tensors, by name.
+        source: the model's source, for messages.
+
+    Raises:
+        UnsupportedError: this model differs from what readers assume, and GGUF has no key for the difference.
+    """
+    divisors = rope_divisors(architecture.spec(config))
+    stored = {key: _as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
+    read = architecture.spec(config_from_gguf(stored, shapes, divisors, source))
+    wanted = architecture.spec(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
+    if read == wanted:
+        return
+    parts = [field.name for field in fields(ModelSpec) if getattr(read, field.name) != getattr(wanted, field.name)]
+    raise UnsupportedError(
+        f"{source}: a GGUF file of this model would be read as another one (its {', '.join(parts)} differ: GGUF has no "
+        "key for them); keep the safetensors"
+    )
+
+
+def _as_float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied: bool) -> ModelConfig:
+    """Return the config with its floats rounded to float32, as GGUF stores them, and its rope scaling as divisors.
+
+    The limits of the experts' activation are not changed: they are not stored, because readers know them.
+    """
+    changed = replace(
+        config,
+        norm_eps=_as_float32(config.norm_eps),
+        rope=None if config.rope is None else _stored_rope(config.rope, divisors),
+        tie_word_embeddings=is_tied,
+    )
+    scalar = config.attention.query_pre_attn_scalar
+    if scalar is None:
+        return changed
+    return replace(changed, attention=replace(config.attention, query_pre_attn_scalar=_as_float32(scalar)))
+
+
+def _stored_rope(rope: RopeParameters, divisors: tuple[float, ...] | None) -> RopeParameters:
+    local = None if rope.local_theta is None else _as_float32(rope.local_theta)
+    changed = replace(rope, theta=_as_float32(rope.theta), local_theta=local)
+    if divisors is not None:
+        return replace(changed, scaling=None, freq_divisors=divisors)
+    if rope.scaling is not None:
+        factor = _as_float32(float(rope.scaling["factor"]))
+        return replace(changed, scaling={**rope.scaling, "factor": factor})
+    return changed

@@ -1,7 +1,7 @@
-"""A model packed into a GGUF file: each tensor read, brought to GGUF's form, packed, written; one at a time.
+"""Packing a model into a GGUF file, one tensor at a time: read, brought to GGUF's form, packed, written.
 
-GGUF source    metadata and tensors under their own names; what has its format already is copied byte by byte
-any other      metadata made from the config and the tokenizer, tensors by `gguf_form`
+GGUF source    metadata and tensors under their own names; a tensor of the wanted format is copied byte by byte
+any other      metadata made from the config and the tokenizer, tensors by `gguf_tensors`
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,35 +13,36 @@ from shutil import disk_usage
 import torch
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.arch.checkpoint_config import ROPE_FREQS
 from graphcore.arch.registry import architecture_of
+from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.file_bytes import read_span
-from graphcore.checkpoint.span import Span
+from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.config.byte_sizes import in_words
-from graphcore.engine.assembly import match_model
-from graphcore.engine.model import ROPE_FREQS, Model
+from graphcore.engine.open_model import Model
+from graphcore.engine.prepare_model import match_model
 from graphcore.errors import CheckpointError, PlanError
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
-from graphcore.export.gguf_form import Member, gguf_members, gguf_shape, unfolded
-from graphcore.export.metadata import Metadata, metadata_of
-from graphcore.export.model_fields import rope_divisors
+from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
+from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
+from graphcore.nn.decoder import Decoder
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
-from graphcore.quant.choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
+from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
 from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
-from graphcore.weights.making import FLOAT32_NBYTES, packing_nbytes
-from graphcore.weights.pieces import first_row
-from graphcore.weights.plan import check_free, free_nbytes
+from graphcore.weights.planning.costs import FLOAT32_NBYTES, packing_nbytes
+from graphcore.weights.planning.machine import check_free, free_device_nbytes
 
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """What became of one tensor.
+    """One tensor that was written, and its error.
 
     Attributes:
-        entry: its name, shape and encoding in the file.
-        error: of the written weights, relative to the source's; see `packing_error`.
+        entry: name, shape and encoding in the file.
+        error: error of the written weights, relative to the source's; see `packing_error`.
     """
 
     entry: TensorEntry
@@ -50,19 +51,23 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class Packer:
-    """A model on its way into a file.
+    """A model with the format that it is to be packed in.
 
     Attributes:
-        model: from any source.
-        asked: what matrices are packed as, or "stored".
+        model: model of any source.
+        asked: format that matrices are packed in, or "stored".
     """
 
     model: Model
     asked: str
 
     @cached_property
+    def _matched(self) -> tuple[Decoder, Loader]:
+        return match_model(self.model, torch.float32)
+
+    @property
     def _loader(self) -> Loader:
-        return match_model(self.model, torch.float32)[1]
+        return self._matched[1]
 
     @property
     def _sources(self) -> Mapping[str, TensorSource]:
@@ -70,16 +75,11 @@ class Packer:
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
-        decoder = match_model(self.model, torch.float32)[0]
-        return {
-            prefix + name: tuple(buffer.shape)
-            for prefix, module in decoder.groups()
-            for name, buffer in module.named_buffers()
-        }
+        return weight_shapes(self._matched[0])
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head reads the embedding's weight, so that the file has no tensor for it."""
+        """Whether the head reads the embedding's weight, so that the file has no tensor for the head."""
         return self._sources[HEAD] == self._sources[EMBEDDING]
 
     @property
@@ -97,7 +97,7 @@ class Packer:
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
-        """The file's tensors: first the frequencies' divisors, if the model has any, then in order of use."""
+        """The file's tensors: the divisors of rope frequencies first, if there are any, then all in order of use."""
         divisors = rope_divisors(self.model.spec)
         freqs = [] if divisors is None else [TensorEntry(ROPE_FREQS, (len(divisors),), "f32")]
         return (*freqs, *(self._entry(name, members) for name, members in self._members.items()))
@@ -113,41 +113,41 @@ class Packer:
         return self.model.checkpoint.tensors[self._sources[name].name].encoding
 
     def _stays_packed(self, members: tuple[Member, ...]) -> bool:
-        """Return whether a packed tensor of another container is, but for the order of its rows, the file's."""
+        """Return whether a packed tensor of another container stays packed in the file, perhaps with rows reordered."""
         name = members[0].name
         is_packed = self._encoding_of(name) in FORMATS and not FORMATS[self._encoding_of(name)].is_dense
         moves_rows = all(fold.works_packed for fold in self._sources[name].folds)
         return not self.is_gguf and is_packed and moves_rows and len(members) == 1 and not members[0].folds
 
     def _unpacked_encoding(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return what a tensor that is not packed is written as: as stored, where llama.cpp takes that."""
+        """Return the encoding of a tensor that is not packed: the stored one where llama.cpp reads it."""
         stored = self._encoding_of(name)
         if self.is_gguf:
             return stored
         if len(shape) < 2 or any(part in name for part in NEVER_PACKED):
-            return "f32"  # llama.cpp adds and scales with these, which it does in float32 alone
+            return "f32"  # llama.cpp adds and scales with these in float32 only
         return stored if stored in FORMATS and FORMATS[stored].is_dense else "f32"
 
     def metadata(self) -> Metadata:
-        """Return the file's metadata, checked to say what the model is."""
+        """Return the file's metadata, checked to describe the same model."""
         shapes = {entry.name: entry.shape for entry in self.entries}
         return metadata_of(self.model, shapes, self.asked, {entry.encoding for entry in self.entries})
 
     def pack(self, path: Path, on_progress: Progress) -> Iterator[PackedTensor]:
-        """Write the file, yielding each tensor when its bytes are written; the file is there when all have been.
+        """Write the file, yielding each tensor after its bytes are written; the file appears after the last one.
 
         Args:
-            path: of the file; one that is there is replaced.
-            on_progress: called with "pack", None, tensors done and tensors in all.
+            path: path of the file; an existing file is replaced.
+            on_progress: callback with "pack", None, tensors done and all tensors.
 
         Raises:
             CheckpointError: a tensor cannot be packed.
             PlanError: the memory or the disk is too small.
-            OSError: the disk is full after all, or the folder cannot be written to.
+            OSError: the disk is full, or the folder cannot be written to.
         """
         metadata = self.metadata()
         instead = "a checkpoint whose tensors are stored row by row (not random:, not folded) takes less"
-        check_free("packing the largest tensor", self.peak_nbytes, free_nbytes(torch.device("cpu")), instead)
+        check_free("packing the largest tensor", self.peak_nbytes, free_device_nbytes(torch.device("cpu")), instead)
         with replaced_when_whole(path) as beside:
             self._check_room(path)
             with GGUFFile(beside, metadata.architecture, metadata.fields, self.entries) as file:
@@ -183,7 +183,7 @@ class Packer:
         return raw, error.relative
 
     def _dense_parts(self, entry: TensorEntry) -> Iterator[torch.Tensor]:
-        """Yield the dense tensor in GGUF's form, some rows at a time where the file has rows one after another."""
+        """Yield the dense tensor in GGUF's form, some rows at a time where the checkpoint stores it row by row."""
         plain = self._plain_rows(entry)
         if plain is None:
             yield self._dense(entry.name)
@@ -193,7 +193,7 @@ class Packer:
         row_nbytes = span.nbytes // info.shape[0]
         for begin in range(0, entry.shape[0], self._rows_at_once(entry)):
             count = min(self._rows_at_once(entry), entry.shape[0] - begin)
-            part = Span(span.file, span.offset + (first + begin) * row_nbytes, count * row_nbytes)
+            part = FileSpan(span.file, span.offset + (first + begin) * row_nbytes, count * row_nbytes)
             raw, shape = read_span(part, checkpoint.files[span.file], stored), (count, info.shape[1])
             if info.encoding in DENSE_DTYPES:
                 yield raw.view(DENSE_DTYPES[info.encoding]).view(shape)
@@ -204,7 +204,7 @@ class Packer:
         return max(1, PACKED_WEIGHTS // entry.shape[-1])
 
     def _plain_rows(self, entry: TensorEntry) -> tuple[str, int] | None:
-        """Return the stored tensor whose rows are the entry's, and the first of them; None if none is."""
+        """Return the stored tensor that holds the entry's rows unchanged, and their first row; None if none does."""
         if self.is_gguf:
             source = TensorSource(entry.name)
         else:
@@ -218,7 +218,7 @@ class Packer:
 
     @cached_property
     def peak_nbytes(self) -> int:
-        """Most bytes that packing takes at once: a tensor as it is written, and what it is made of."""
+        """Most bytes that packing takes at once: a tensor as written, and the tensors that it is made of."""
         return max(map(self._packing_nbytes, self.entries))
 
     def _packing_nbytes(self, entry: TensorEntry) -> int:

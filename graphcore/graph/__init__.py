@@ -1,1 +1,1 @@
-"""What is compiled and captured: steps, programs, and the builder that makes them from a decoder."""
+"""Compilation and capture: steps, programs, and the builder that makes them from a decoder."""

@@ -2,11 +2,11 @@
 
     side stream: run the steps twice (kernels load, workspaces settle), capture   ->   replay, replay, ...
 
-What the steps read and write lies at fixed addresses: inputs in the state, weights in their slots, keys and values in
-their caches, everything in between in the graphs' common pool. The warm-up runs on no real token: counts are zero for
-its time, and inputs are put back after it, so that caches and sequences stay as they are. Nothing that a capture has
-made is left in the state: it lies in the pool, where the next graph to replay overwrites it. Proved on hardware in
-docs/numbers.md, or listed there as not run.
+Everything that the steps read and write lies at fixed addresses: inputs in the state, weights in their slots, keys and
+values in their caches, everything in between in the graphs' common pool. The warm-up runs on no real token: the counts
+are zero while it runs, and the inputs are restored after it, so that caches and sequences stay as they are. No tensor
+made by a capture stays in the state: it lies in the pool, where the next graph to replay overwrites it. docs/numbers.md
+has the results of runs on hardware, and lists what was not run.
 """
 
 import gc
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import torch
 
 from graphcore.errors import GraphcoreError, GraphError
-from graphcore.graph.choosing import ChooseStep
 from graphcore.graph.cutting import Handover, cut, with_handover
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
+from graphcore.graph.token_choice import ChooseStep
 
 WARMUP_RUNS = 2
 
@@ -31,8 +31,8 @@ class Captures:
     """All CUDA graphs of an engine. They share one pool, since they run one after another in one stream.
 
     Attributes:
-        seconds: that warm-ups and captures took.
-        nbytes: of device memory that was free before them and is not any more: pool, executables, loaded kernels.
+        seconds: duration of warm-ups and captures.
+        nbytes: device memory that they took: pool, executables, loaded kernels.
     """
 
     device: torch.device
@@ -44,12 +44,12 @@ class Captures:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs captured so far; each piece of a program is captured once."""
+        """Number of graphs captured so far; each piece of a program is captured once."""
         return len(self._graphs)
 
     @property
     def stats(self) -> dict[str, int | float]:
-        """What was captured and what it took."""
+        """Counts, seconds and bytes of the captures so far."""
         return {
             "captured_graphs": self.num_graphs,
             "captured_bytes": self.nbytes,
@@ -63,14 +63,14 @@ class Captures:
         run: Callable[[], None],
         generators: Sequence[torch.Generator] = (),
     ) -> torch.cuda.CUDAGraph:
-        """Return what `run` enqueues as a graph; none of it takes place, but what `warm_up` enqueues does.
+        """Return a graph of the work that `run` enqueues, which is recorded and not run; `warm_up` does run.
 
         Args:
-            what: is captured, for messages.
-            generators: that `run` draws from; the graph goes on from their states at each replay.
+            what: name of what is captured, for messages.
+            generators: random generators that `run` draws from; each replay continues from their states.
 
         Raises:
-            GraphError: it cannot be captured, or the engine was closed.
+            GraphError: the capture failed, or the engine was closed.
         """
         if self._is_released:
             raise GraphError(f"{what} cannot be captured: the engine is closed; load it again")
@@ -105,13 +105,13 @@ class Captures:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        # Other threads may go on: those that fetch weights allocate locked memory. This one may not.
+        # Other threads may still call CUDA: those that fetch weights allocate locked memory. This thread may not.
         with no_collection(), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             run()
         return graph
 
     def release(self) -> None:
-        """Give graphs and pool back; none can be replayed any more."""
+        """Free the graphs and the pool; no graph can be replayed after this."""
         self._is_released = True
         if not self._graphs:
             return
@@ -125,9 +125,9 @@ class Captures:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the garbage collector from what it might end in mid-capture: an engine that nobody closed, and its stream.
+    """Turn the garbage collector off inside the block.
 
-    Waiting for a device, or unlocking memory, would break the capture.
+    It might close an engine that was never closed: waiting for a device, or unlocking memory, would break the capture.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -139,7 +139,7 @@ def no_collection() -> Iterator[None]:
 
 
 def why_not(what: str, device: torch.device, error: BaseException) -> str:
-    """Return what is said of a capture that failed."""
+    """Return the message for a capture that failed."""
     first = error
     while first.__context__ is not None:  # ending a broken capture raises once more, over what broke it
         first = first.__context__
@@ -153,11 +153,11 @@ def why_not(what: str, device: torch.device, error: BaseException) -> str:
 
 @dataclass
 class CapturedStep:
-    """Steps that are captured at the first replay and replayed as one from then on.
+    """Steps that are captured at the first replay and replayed as one graph from then on.
 
     Attributes:
-        captures: of the engine.
-        handed: what other steps have left for these, which the warm-up must not change.
+        captures: the engine's captures.
+        handed: tensors that other steps have left for these; the warm-up must not change them.
     """
 
     group: int
@@ -175,7 +175,7 @@ class CapturedStep:
         self.graph.replay()
 
     def prepare(self) -> None:
-        """Capture the steps, if they are not yet; the state is as before."""
+        """Capture the steps, unless they are captured already; the state does not change."""
         if self.graph is not None:
             return
         state = self.state
@@ -188,7 +188,7 @@ class CapturedStep:
         state.hidden, state.ropes = made
 
     def _warm_up(self) -> None:
-        """Run the steps on no real token, and put back what they changed."""
+        """Run the steps on no real token, and restore what they changed."""
         state = self.state
         inputs = (state.token_ids, state.span.starts, state.span.counts, state.chosen, *self.handed)
         before = [tensor.clone() for tensor in inputs]
@@ -206,10 +206,10 @@ class CapturedStep:
 def captured(
     state: StepState, steps: Sequence[Step], streamed: Collection[int], handover: Handover, captures: Captures
 ) -> list[Step]:
-    """Return the steps as few captured ones, cut only where weights move or the host is asked."""
+    """Return the steps as few captured ones, cut only where weights move or a step needs the host."""
     pieces = cut(steps, streamed)
     if len(pieces) == 1 and pieces[0].may_capture:
-        return [CapturedStep(pieces[0].group, state, steps, captures)]  # nobody to hand anything to
+        return [CapturedStep(pieces[0].group, state, steps, captures)]  # a single piece hands nothing over
     whole = [with_handover(piece, state, handover) for piece in pieces]
     return [
         CapturedStep(piece.group, state, piece.steps, captures, handover.tensors) if piece.may_capture else piece

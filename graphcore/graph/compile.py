@@ -1,4 +1,4 @@
-"""torch.compile, as this engine uses it: one graph per kind of function and shape, whole, and never a silent fallback.
+"""torch.compile as this engine uses it: one whole graph per kind of function and shape, with no silent fallback.
 
     kind = (block spec, batch, decode | prefill)      layers of a kind share its graph
 
@@ -54,10 +54,10 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
 
 @contextmanager
 def compile_cache(folder: Path | None) -> Iterator[None]:
-    """Have Inductor keep what is compiled inside the block in `folder`; None leaves it where it would be.
+    """Have Inductor keep what is compiled inside the block in `folder`; None leaves Inductor's default.
 
-    Inductor takes the folder from the environment alone. A user's own setting wins, and the environment is as before
-    when the block ends, so that neither another engine nor a child process inherits it.
+    Inductor takes the folder from the environment alone. A user's own setting wins. The environment is restored when
+    the block ends, so that neither another engine nor a child process inherits it.
     """
     before = os.environ.get(CACHE_VARIABLE)
     if folder is None or (before is not None and not _is_inductors_own(Path(before))):
@@ -76,10 +76,10 @@ def compile_cache(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path | None) -> Iterator[None]:
-    """Say in one line that compiled code cannot be kept, for which Inductor takes several screens.
+    """Raise a one-line error where compiled code cannot be kept; Inductor's own takes several screens.
 
     Raises:
-        GraphError: it cannot.
+        GraphError: the compiled code cannot be kept.
     """
     try:
         yield
@@ -98,13 +98,13 @@ def _explained(folder: Path | None) -> Iterator[None]:
 
 
 def _is_inductors_own(folder: Path) -> bool:
-    """Return whether it is the default, which Inductor writes into the environment when it is first asked."""
+    """Return whether the folder is the default, which Inductor writes into the environment when it is first asked."""
     return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 
 @contextmanager
 def compiler_loading(is_needed: bool) -> Iterator[None]:
-    """Load the compiler in a thread beside what the block does, and wait for it at the block's end.
+    """Load the compiler in a thread while the block runs, and wait for it at the block's end.
 
     Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
     core idle meanwhile. A compiler that does not work is reported by the first real compilation.
@@ -124,7 +124,7 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
 
 
 def load_compiler() -> None:
-    """Import the compiler and have it compile something, so that it is all there."""
+    """Import the compiler and compile something small, so that everything is loaded."""
     with torch.inference_mode(), suppress(RuntimeError, OSError):
         compile_whole(_increment, "increment")(torch.zeros(64))
 
@@ -134,14 +134,14 @@ def _increment(x: torch.Tensor) -> torch.Tensor:
 
 
 def mark_length(*tensors: torch.Tensor, dim: int = 1) -> None:
-    """Make a dimension of each tensor, tokens by default, a symbol of the graph that is compiled next."""
+    """Make a dimension of each tensor, tokens by default, symbolic in the graph that is compiled next."""
     for tensor in tensors:
         torch._dynamo.mark_dynamic(tensor, dim)
 
 
 @dataclass
 class CompileReport:
-    """What compiling took.
+    """Time and cache use of compilations.
 
     Attributes:
         seconds: float, wall time in seconds.
@@ -170,7 +170,7 @@ def measure_compile() -> Iterator[CompileReport]:
 def _cache_counts() -> tuple[int, int]:
     """Return how many graphs Inductor has found and not found in its cache since the process began.
 
-    Where nothing has been compiled Dynamo is not imported, which takes longer than many a model.
+    Where nothing has been compiled, Dynamo is not imported: importing it takes longer than loading many a model.
     """
     if "torch._dynamo" not in sys.modules:
         return 0, 0

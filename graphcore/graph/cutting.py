@@ -1,14 +1,14 @@
-"""Where a decode program is cut into what is captured: at every group whose weights move, and at what asks the host.
+"""Cuts a decode program into pieces to capture: at every group whose weights move, and at steps that need the host.
 
     steps      embed | 1 | 2 | 3 | 4 | head        groups 2 and 4 move
     captured   [ embed   1 ] [2] [3] [4] [head]    between two pieces a policy may have something to enqueue
 
-Pieces hand the residual stream and the rope rows to one another in memory of their own, from before any capture. A
-tensor that a capture makes lies in the captures' common pool and belongs to the next capture as soon as Python has
-let go of it; if a later piece read it there, some piece between might have overwritten it. So each piece begins with
-the handed memory as its input and ends by copying what it has made into it. Nothing else leaves a piece: the inputs,
-the logits and the chosen tokens have their own memory anyway. All pieces can then share one pool, since they run one
-after another. The copies are a few kilobytes.
+Pieces hand the residual stream and the rope rows to one another in memory that is allocated before any capture. A
+tensor made during a capture lies in the captures' common pool, and its memory is free for the next capture as soon as
+Python drops it; if a later piece read it there, a piece in between might have overwritten it. So each piece starts from
+the handed memory and ends by copying its results into it. Nothing else leaves a piece: the inputs, the logits and the
+chosen tokens have memory of their own. All pieces can then share one pool, since they run one after another. The copies
+are a few kilobytes.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.graph.choosing import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
+from graphcore.graph.token_choice import ChooseStep
 from graphcore.nn.block import RESIDUAL_DTYPE
 
 
 @dataclass(frozen=True)
 class Handover:
-    """What flows from piece to piece.
+    """The tensors that flow from piece to piece.
 
     Attributes:
         hidden: [B, 1, D] residual stream.
-        ropes: one [B, 1, 2, E/2] float32 per rope table.
+        ropes: rope rows, one [B, 1, 2, E/2] float32 per rope table.
     """
 
     hidden: Tensor
@@ -47,13 +47,13 @@ class Handover:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of it."""
+        """All the tensors."""
         return (self.hidden, *self.ropes)
 
 
 @dataclass
 class TakeStep:
-    """The beginning of a piece: what was handed over is its input."""
+    """The start of a piece: makes the handed memory its input."""
 
     group: int
     state: StepState
@@ -66,14 +66,14 @@ class TakeStep:
 
 @dataclass
 class HandStep:
-    """The end of a piece: what it has made goes where the next one looks."""
+    """The end of a piece: copies its results to the handed memory, where the next piece reads them."""
 
     group: int
     state: StepState
     handover: Handover
 
     def replay(self) -> None:
-        """Copy what is new; let go of where it was made."""
+        """Copy the results that are new, and drop the tensors they were made in."""
         made = (self.state.hidden, *self.state.ropes)
         for tensor, place in zip(made, self.handover.tensors, strict=True):
             if tensor is not place:
@@ -83,11 +83,11 @@ class HandStep:
 
 @dataclass
 class Piece:
-    """Consecutive steps as one.
+    """Consecutive steps that run as one.
 
     Attributes:
-        group: whose weights it reads; of several groups, none of which moves, the first.
-        may_capture: none of them asks the host for anything.
+        group: layer group whose weights the piece reads; the first one where it reads several, none of which moves.
+        may_capture: True if none of the steps needs the host.
     """
 
     group: int
@@ -95,15 +95,15 @@ class Piece:
     may_capture: bool
 
     def replay(self) -> None:
-        """Run the steps once, each by itself."""
+        """Run the steps once, one by one."""
         for step in self.steps:
             step.replay()
 
 
 def cut(steps: Sequence[Step], streamed: Collection[int]) -> list[Piece]:
-    """Return the steps in pieces: one for each step that moves or asks the host, one for all between two of them.
+    """Return the steps in pieces: one for each step that moves or needs the host, one for all between two of them.
 
-    A choice of tokens reads no weights, and joins what is before it.
+    A token choice reads no weights, and joins the piece before it.
     """
     pieces: list[Piece] = []
     between: list[Step] = []
@@ -124,13 +124,13 @@ def _together(steps: Sequence[Step]) -> list[Piece]:
 
 
 def with_handover(piece: Piece, state: StepState, handover: Handover) -> Piece:
-    """Return the piece with what hands over around it."""
+    """Return the piece with a step that takes over before its steps and one that hands over after them."""
     take, hand = TakeStep(piece.group, state, handover), HandStep(piece.group, state, handover)
     return Piece(piece.group, [take, *piece.steps, hand], piece.may_capture)
 
 
 def asks_host(step: Step) -> bool:
-    """Return whether the step reads values back from the device, or brings bytes there: no capture may do that."""
+    """Return whether the step reads values back from the device, or brings bytes there: neither can be captured."""
     if isinstance(step, BlocksStep):
         return any(isinstance(bound.run, FetchedBlock) for bound in step.blocks)
     return isinstance(step, EmbedStep) and step.embedding.is_gathered

@@ -1,6 +1,6 @@
 """Functions that are compiled once for all layers of a kind, and for all heads of a size.
 
-Each is compiled by running it once, on no real token, so that the caches stay as they are.
+Each function is compiled by running it once, on no real token, so that the caches stay as they are.
 
 Legend: B batch, T tokens, D model dim.
 """
@@ -35,7 +35,7 @@ BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
 P = ParamSpec("P")
 R = TypeVar("R")
 SLOTS = 2  # dimension of a cache, [B, K, S, E]
-WARMUP_TOKENS = 128  # the length Inductor plans its loops for; any length from 2 up then runs
+WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code then runs for any length from 2 up
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class KindCompiler:
     """Compiles blocks and heads of one decoder.
 
     Attributes:
-        caches: one per layer, for the largest batch.
+        caches: one cache per layer, for the largest batch.
         tables: rope tables, [P, 2, E/2] each.
-        on_compile: called with the name of each function before it is compiled.
-        cache_dir: where compiled code is kept for the next start; None is Inductor's own place.
+        on_compile: function called with the name of each function before it is compiled.
+        cache_dir: folder where compiled code is kept for the next start; None uses Inductor's default.
     """
 
     decoder: Decoder
@@ -57,13 +57,13 @@ class KindCompiler:
     cache_dir: Path | None
 
     def block(self, index: int) -> Block:
-        """Return a layer."""
+        """Return the layer at this index."""
         block = self.decoder.layers[index]
         assert isinstance(block, Block), f"layer {index} is {type(block).__name__}"
         return block
 
     def kind(self, index: int) -> BlockKind:
-        """Return what layers must have in common to share a compiled graph: the spec, and how matrices are packed."""
+        """Return what layers must share to use one compiled graph: the spec and the packing of the matrices."""
         return self.decoder.spec.blocks[index], tuple(packed_formats(self.block(index)).items())
 
     def compile(self, index: int, batch: int, phase: str) -> BlockFunction:
@@ -78,7 +78,7 @@ class KindCompiler:
         return run
 
     def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
-        """Compile both halves of one kind; on no real token no expert is read."""
+        """Compile both halves of one kind; the example has no real token, so no expert is read."""
         block, name = self.block(index), self._kind_name(index)
         route: RouteFunction = self._named(Block.route, name, phase, batch)
         with compile_cache(self.cache_dir):
@@ -92,18 +92,18 @@ class KindCompiler:
         return RoutedBlock(route, add)
 
     def _kind_name(self, index: int) -> str:
-        """Return what the layer's kind is called: kinds are numbered in order of the layers."""
+        """Return the name of the layer's kind: kinds are numbered in order of the layers."""
         kinds = list(dict.fromkeys(map(self.kind, range(len(self.decoder.layers)))))
         return f"block{kinds.index(self.kind(index))}"
 
     def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
-        """Return the function, to be compiled at its first call, and say that it is."""
+        """Return the function, to be compiled at its first call, and report its name to `on_compile`."""
         name = f"{name}_{phase}_{batch}"
         self.on_compile(name)
         return compile_whole(function, name)
 
     def _example(self, index: int, batch: int, phase: str) -> tuple[Tensor, Tensor | None, Span, Tensor, Tensor]:
-        """Return a block's inputs, of no real token."""
+        """Return a block's inputs without any real token."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
         EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
@@ -111,12 +111,12 @@ class KindCompiler:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes)
         cache = self.caches[index].rows(batch)
-        if cache.k.shape[SLOTS] > 1:  # so that one graph serves every context_length; a size of 1 is never a symbol
+        if cache.k.shape[SLOTS] > 1:  # one graph then serves every context_length; a size of 1 is never symbolic
             mark_length(cache.k, cache.v, dim=SLOTS)
         return state.hidden, rope, state.span, cache.k, cache.v
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
-        """Return the function of heads of that many rows, compiled now, of [B, D], or of [B, T, D] with `tokens`."""
+        """Return the function of heads of that many rows, compiled now, for [B, D], or for [B, T, D] with `tokens`."""
         self.on_compile(f"{name}_{batch}")
         run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
         shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphcore.graph.choosing import ChooseStep
 from graphcore.graph.state import StepState
-from graphcore.graph.step import Step
+from graphcore.graph.step import HeadStep, Step
+from graphcore.graph.token_choice import ChooseStep
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,19 @@ class Program:
     """Steps over one state. The scheduler (streaming floor) runs them under its policy.
 
     Attributes:
-        choice: of a program that chooses tokens and ends rows without asking the host: its last step, to run alone.
+        choice: last step of a program that chooses tokens and ends rows without the host, kept to be run alone; None
+            for any other program.
     """
 
     state: StepState
     steps: Sequence[Step]
     choice: ChooseStep | None = None
+
+    @property
+    def heads(self) -> list[HeadStep]:
+        """The steps that make logits."""
+        return [step for step in self.steps if isinstance(step, HeadStep)]
+
+    def without_head(self) -> "Program":
+        """Return the program up to the last block."""
+        return Program(self.state, [step for step in self.steps if not isinstance(step, HeadStep)])

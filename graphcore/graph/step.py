@@ -1,10 +1,10 @@
 """The steps of a program: embed, a group of blocks, head.
 
-A step reads its inputs from the state and leaves its outputs there. Whether its function is eager or compiled was
-decided by whoever built it; a captured program replays all of its steps as one CUDA graph.
+A step reads its inputs from the state and leaves its outputs there. The builder decided whether its function is eager
+or compiled; a captured program replays all of its steps as one CUDA graph.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,24 +26,24 @@ HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
 class DecodeKernels(Protocol):
-    """What runs a decode step in a device's own kernels, called one after another and not compiled."""
+    """A device's decode kernels, which run a decode step one after another, without compilation."""
 
     def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
-        """Return what runs the block for one token of each of `batch` sequences; None where something is in its way.
+        """Return the function that runs the block for one token of each of `batch` sequences; None if it cannot run.
 
         Args:
-            fetches: experts are brought between the halves, so it is a RoutedBlock.
+            fetches: True if experts are fetched between the block's halves; the function is then a RoutedBlock.
         """
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
-        """Return what makes logits of one token of each of `batch` sequences; None where something is in its way."""
+        """Return the function that makes one token's logits for each of `batch` sequences; None if it cannot run."""
 
 
 class Step(Protocol):
-    """A callable on the state's buffers.
+    """A unit of work that reads and writes the state's tensors.
 
     Attributes:
-        group: index of the layer group whose weights it reads.
+        group: index of the layer group whose weights the step reads.
     """
 
     group: int
@@ -54,7 +54,7 @@ class Step(Protocol):
 
 @dataclass
 class EmbedStep:
-    """Token ids to the residual stream, and the rope rows of their positions."""
+    """Turns token ids into the residual stream, and looks up the rope rows of their positions."""
 
     group: int
     state: StepState
@@ -71,7 +71,7 @@ class EmbedStep:
 
 @dataclass(frozen=True)
 class RoutedBlock:
-    """A block with experts as the functions of its two halves; the experts, one operation, run between them."""
+    """A block with experts, as the functions of its two halves; the experts run between them as one operation."""
 
     route: RouteFunction
     add: AddFunction
@@ -94,11 +94,30 @@ class ExpertFetcher(Protocol):
     """Brings experts to places in the tensors that their modules are bound to."""
 
     def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
-        """Yield where experts lie, until each was there once; what is yielded holds until the next is asked for.
+        """Yield the places of experts in waves, until each expert asked for was in one of them.
 
-        For each of the layer's experts its place, or -1; all that are asked for at once if they are no more than a
-        token chooses. Whoever stops in between closes the generator.
+        Each wave has one entry for each of the layer's experts: its place, or -1. It is valid until the next wave is
+        asked for. Experts come in one wave if they are no more than a token chooses. A caller that stops early closes
+        the generator.
         """
+
+
+@dataclass(frozen=True)
+class FetchedExperts:
+    """The layers whose experts are fetched.
+
+    Attributes:
+        slots: experts of each of these layers, whose matrices lie where the fetcher brings them.
+        mapped: layers whose experts a decode step reads from locked RAM, without fetching them.
+    """
+
+    fetcher: ExpertFetcher
+    slots: Mapping[int, Experts]
+    mapped: frozenset[int] = frozenset()
+
+    def fetches(self, layer: int, phase: str) -> bool:
+        """Return whether a layer's experts are fetched in that phase; the host must then know which were chosen."""
+        return layer in self.slots and not (layer in self.mapped and phase == "decode")
 
 
 @dataclass(frozen=True)
@@ -106,8 +125,8 @@ class FetchedBlock:
     """A block whose experts are fetched between its halves.
 
     Attributes:
-        layer: the block's.
-        slots: the experts whose matrices are where the fetcher brings them; None: the block's own.
+        layer: index of the block's layer.
+        slots: experts whose matrices lie where the fetcher brings them; None for the block's own.
     """
 
     halves: RoutedBlock
@@ -118,12 +137,12 @@ class FetchedBlock:
     def __call__(
         self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
-        """Run the block as `Block.forward` does, to the bit."""
+        """Run the block as `Block.forward` does, with the same bits."""
         routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
         return self.halves.add(block, routed.x, self._answers(self.slots or experts_of(block), routed), routed.shares)
 
     def _answers(self, experts: Experts, routed: Routed) -> Tensor:
-        """Return the experts' answers, [B, T, C, D]; each wave has some of the rows."""
+        """Return the experts' answers, [B, T, C, D]; each wave computes some of the rows."""
         chosen = routed.chosen
         answers: Tensor | None = None
         with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
@@ -131,7 +150,7 @@ class FetchedBlock:
                 found = experts(routed.fed, chosen, places)
                 is_here = torch.tensor(places, device=chosen.device)[chosen] >= 0
                 answers = found if answers is None else torch.where(is_here[..., None], found, answers)
-        return experts(routed.fed, chosen) if answers is None else answers  # nobody was chosen
+        return experts(routed.fed, chosen) if answers is None else answers  # no expert was chosen
 
 
 @dataclass(frozen=True)
@@ -162,12 +181,12 @@ class BlocksStep:
 
 @dataclass
 class HeadStep:
-    """The logits of some tokens of the vocabulary, after each sequence's last real token or after every token.
+    """Makes logits for some rows of the vocabulary, after each sequence's last real token or after every token.
 
     Attributes:
-        head: of those rows.
-        rows: of the vocabulary.
-        takes_all: of the logits after every token, [B, T, V].
+        head: part of the head that has these rows.
+        rows: range of the vocabulary's rows.
+        takes_all: True for the logits after every token, [B, T, V].
     """
 
     group: int
@@ -178,7 +197,7 @@ class HeadStep:
     takes_all: bool = False
 
     def replay(self) -> None:
-        """Fill the rows' columns of `logits`; the first part of all tokens' makes room for them."""
+        """Fill these rows' columns of `logits`; for every token, the first part also allocates it."""
         state = self.state
         if self.takes_all:
             if self.rows.start == 0:
@@ -195,7 +214,7 @@ class HeadStep:
 
 @dataclass
 class GreedyStep:
-    """The likeliest next token, fed back as the next input without leaving the device."""
+    """Chooses the likeliest next token and makes it the next input, without leaving the device."""
 
     group: int
     state: StepState

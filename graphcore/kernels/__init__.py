@@ -1,1 +1,1 @@
-"""Hand-written kernels, each a torch custom op with a fake implementation, so that blocks compile whole."""
+"""Hand-written kernels, each a torch custom op with a fake implementation, so that whole blocks can be compiled."""

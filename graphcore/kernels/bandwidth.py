@@ -1,4 +1,9 @@
-"""How fast memory can be read, by doing nothing else: what no decode step, which reads every weight, can beat."""
+"""Measures how fast memory can be read: the upper bound for a decode step, which reads every weight.
+
+A GPU is timed with its own events: reading, which decode does, and copying, which cards are rated by. A copy of n bytes
+moves 2 n bytes, read and written; the target of a decode step is a share of that rate, and reading alone may be a
+little faster. This part has not yet been run on hardware.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,24 +12,70 @@ from pathlib import Path
 
 import torch
 
-from graphcore.kernels.device_bandwidth import measure_device_bandwidth
 from graphcore.kernels.library import open_library
 from graphcore.memory_limit import affordable_nbytes
 
+DEVICE_NBYTES = 4 * 10**9  # size of the buffer: far more than the largest cache holds; less if less is free
+FREE_SHARE = 4  # the buffer is at most a quarter of the free memory: two are needed, and some memory must stay free
+WARM_RUNS = 2
 READ_NBYTES = 512 * 10**6  # far more than any cache holds
-LEAST_NBYTES = 128 * 10**6  # of a smaller buffer caches hold a part
+LEAST_NBYTES = 128 * 10**6  # caches would hold part of a smaller buffer
 LINE_NBYTES = 64
 
 
 @dataclass(frozen=True)
-class ReadBandwidth:
-    """Bytes per second of the fastest of some passes over one buffer.
+class DeviceBandwidth:
+    """Bytes per second of the fastest of several runs.
 
     Attributes:
-        torch: of torch.sum over float32.
-        native: of the kernels' reader with all of torch's threads; None without kernels, and on other devices.
-        nbytes: of the buffer.
-        copied: of a copy inside a GPU's memory, read and written bytes counted; None on the CPU.
+        read: rate of torch.sum over float32.
+        copied: rate of a copy on the device; read and written bytes both count, so twice the buffer.
+        nbytes: size of the buffer.
+    """
+
+    read: float
+    copied: float
+    nbytes: int
+
+
+def measure_device_bandwidth(device: torch.device, nbytes: int = DEVICE_NBYTES, repeats: int = 10) -> DeviceBandwidth:
+    """Return how fast a GPU reads its memory, and copies within it.
+
+    Args:
+        nbytes: largest size of the buffer; a quarter of the free memory if that is less.
+        repeats: timed runs of each kind, after some that are not timed.
+    """
+    free = torch.cuda.mem_get_info(device)[0]
+    count = min(nbytes, free // FREE_SHARE) // 4
+    source, out = torch.ones(count, device=device), torch.empty(count, device=device)
+    read = fastest_seconds(lambda: source.sum(), repeats)
+    copied = fastest_seconds(lambda: out.copy_(source), repeats)
+    return DeviceBandwidth(source.nbytes / read, 2 * source.nbytes / copied, source.nbytes)
+
+
+def fastest_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Return the seconds that work takes on the current stream, between two events: the shortest of several runs."""
+    found: list[float] = []
+    for _ in range(WARM_RUNS + repeats):
+        began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
+        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as above
+        began.record()
+        work()
+        ended.record()
+        ended.synchronize()
+        found.append(began.elapsed_time(ended) / 1e3)
+    return min(found[WARM_RUNS:])
+
+
+@dataclass(frozen=True)
+class ReadBandwidth:
+    """Bytes per second of the fastest of several passes over one buffer.
+
+    Attributes:
+        torch: rate of torch.sum over float32.
+        native: rate of the kernels' reader with all of torch's threads; None without kernels, and on other devices.
+        nbytes: size of the buffer.
+        copied: rate of a copy inside a GPU's memory, read and written bytes counted; None on the CPU.
     """
 
     torch: float
@@ -34,7 +85,7 @@ class ReadBandwidth:
 
     @property
     def best(self) -> float:
-        """The faster of the two that read."""
+        """The faster of the two reading rates."""
         return max(self.torch, self.native or 0.0)
 
 
@@ -44,13 +95,13 @@ def measure_read_bandwidth(
     """Return how fast the device's memory is read, by torch and by the kernels' reader in turns.
 
     Args:
-        library: of the kernels, or None.
-        nbytes: of the buffer at most; it takes no more than half of what is free. A GPU's is larger, and it times
-            itself (device_bandwidth.py).
+        library: file of the kernels, or None.
+        nbytes: largest size of the buffer; it takes at most half of the free memory. Ignored on a GPU, which uses
+            `measure_device_bandwidth` with its own size.
         repeats: passes of each reader.
 
     Returns:
-        None where so little memory is free that the buffer would lie in caches.
+        The rates, or None where so little memory is free that the buffer would fit in caches.
     """
     if device.type == "cuda":
         found = measure_device_bandwidth(device)
@@ -79,8 +130,8 @@ def native_sum(buffer: torch.Tensor, library: Path) -> int:
     """Return the sum of a buffer's 64-bit words, modulo 2^64, read with all of torch's threads.
 
     Args:
-        buffer: on the CPU, contiguous, a whole number of 64-byte lines.
-        library: of the kernels.
+        buffer: contiguous CPU tensor, a whole number of 64-byte lines.
+        library: file of the kernels.
     """
     assert buffer.is_contiguous(), "the reader knows no strides"
     assert buffer.nbytes % LINE_NBYTES == 0, f"{buffer.nbytes} bytes are no whole lines"

@@ -1,16 +1,16 @@
-"""How a packed matrix lies in a GPU's memory: rows in groups of sixteen, within a group planes.
+"""The layout of a packed matrix in a GPU's memory: rows in groups of sixteen, and planes within a group.
 
 Legend: O rows (output features), I columns (input features).
 
     group of 16 rows:   low codes | high codes | scales | supers        each plane: row 0's bytes, row 1's, ...
     low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each
-                        slice of its bits, the lowest first; where step is over 16, step / 16 units share their weights
+                        slice of its bits, the lowest first; if step is over 16, step / 16 units share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
-    supers              a float16, or one and its minimum's, for 256 weights, in formats whose scales are bytes
+    supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes
 
-Every plane of a group begins at a multiple of 16 bytes, and rows of a plane are one run: threads that read side by side
-read memory in one run, 16 bytes each. Rows that begin at a multiple of sixteen are one run of bytes (`offset`).
+Every plane of a group begins at a multiple of 16 bytes, and the rows of a plane are contiguous: neighbouring threads
+read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are one run of bytes (`offset`).
 
     format    bytes here / in the file, for 256 weights         format    bytes here / in the file
     q4_0      144 / 144                                         q2_k       84 /  84
@@ -28,26 +28,27 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from graphcore.encodings import E2M1_DOUBLED, ENCODINGS, IQ4_LEVELS, Encoding, Place, Planes
+from graphcore.encodings import E2M1_DOUBLED, IQ4_LEVELS, Encoding, Place, Planes
 from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.quant.registry import FORMATS
 
-TAIL_NBYTES = 16  # behind the last group, where the tensor has a float32 scale
+TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
 SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}
-LEVELS = {(): "", E2M1_DOUBLED: "e2m1", IQ4_LEVELS: "iq4"}  # what kernels call what codes stand for
+LEVELS = {(): "", E2M1_DOUBLED: "e2m1", IQ4_LEVELS: "iq4"}  # names of the levels in kernels
 
 
 class DeviceLayout(NamedTuple):
-    """What tells one format's planes from another's; Triton kernels take it as a constant.
+    """The facts that distinguish one format's planes; Triton kernels take them as a constant.
 
     Attributes:
         low, high: bits of a code in either plane.
-        scale: what one scale is, as `Planes` has it.
-        scale_nbytes, group: bytes of a scale, and the weights it is for.
-        super_nbytes: of the supers for 256 weights.
-        zero: the code of nothing.
-        levels: what codes stand for: "" is themselves, else "e2m1" or "iq4".
-        step, is_descending, high_runs: as `Planes` has them.
+        scale: kind of a scale, as in `Planes`.
+        scale_nbytes, group: bytes of a scale, and number of weights that share it.
+        super_nbytes: bytes of the super scales for 256 weights.
+        zero: code that stands for 0.
+        levels: values of the codes: "" for the codes themselves, else "e2m1" or "iq4".
+        step, is_descending, high_runs: the same as in `Planes`.
     """
 
     low: int
@@ -64,7 +65,7 @@ class DeviceLayout(NamedTuple):
 
 
 def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
-    """Return what kernels are compiled for: the bits of a plane follow from its bytes in a block."""
+    """Return the layout that kernels are compiled for: the bits of a plane follow from its bytes in a block."""
     low, supers = _nbytes(planes.low) * 8 // one.block_elements, _nbytes(planes.supers)
     return DeviceLayout(
         low,
@@ -86,17 +87,17 @@ def _nbytes(place: Place | None) -> int:
 
 
 DEVICE_LAYOUTS: Mapping[str, DeviceLayout] = MappingProxyType(
-    {name: _layout(one, one.planes) for name, one in ENCODINGS.items() if one.planes is not None}
+    {name: _layout(one, one.planes) for name, one in FORMATS.items() if one.planes is not None}
 )
 
 
 @dataclass(frozen=True)
 class DeviceForm:
-    """How one matrix lies.
+    """The form of one matrix in a GPU's memory.
 
     Attributes:
         format: name of a stored format in DEVICE_LAYOUTS.
-        columns: a whole number of the format's blocks.
+        columns: number of columns, a whole number of the format's blocks.
     """
 
     format: str
@@ -105,12 +106,12 @@ class DeviceForm:
 
     @property
     def layout(self) -> DeviceLayout:
-        """The format's."""
+        """The layout of the format."""
         return DEVICE_LAYOUTS[self.format]
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """Bytes of one row in each plane: low codes, high codes, scales, supers."""
+        """The bytes of one row in each plane: low codes, high codes, scales, supers."""
         one = self.layout
         return (
             self.columns * one.low // 8,
@@ -121,15 +122,15 @@ class DeviceForm:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, rows padded to a multiple of sixteen."""
+        """The size in bytes, with rows padded to a multiple of sixteen."""
         tail = TAIL_NBYTES if self.layout.scale == "whole" else 0
         return self.offset(self.padded_rows) + tail
 
     @property
     def padded_rows(self) -> int:
-        """Rows, padded to whole groups."""
+        """The number of rows, padded to whole groups."""
         return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
 
     def offset(self, row: int) -> int:
-        """Return where the bytes of a row's group begin."""
+        """Return the offset in bytes of a row's group."""
         return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)

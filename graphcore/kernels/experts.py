@@ -1,15 +1,15 @@
-"""A mixture of gated experts, as one custom op: each token through the experts that were chosen for it.
+"""A mixture of gated experts, as one custom op: each token runs through the experts chosen for it.
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
     gate, up, down: [S, F, D], [S, F, D], [S, D, F] and their biases [X, F], [X, F], [X, D]
     gate = min(gate x, limit);  up = clamp(up x, -limit, limit);  y = down((up + 1) * gate * sigmoid(alpha * gate))
 
-An expert's matrices may lie at any place, and a call may find some of the chosen experts only; neither changes a bit of
-what an expert answers. So answers stay apart, one row for each choice; who sums them does so in the order of the
-choices. Biases are always all there.
+An expert's matrices may lie at any place, and a call may have only some of the chosen experts; neither changes a bit of
+an expert's answer. So answers stay separate, one row for each choice, and the caller adds them in the order of the
+choices. Biases are always complete.
 
-On the CPU the op reads back who was chosen and touches those experts only. Elsewhere nothing may be read back:
+On the CPU the op reads back which experts were chosen and touches only those. On a GPU nothing may be read back:
 `masked_experts` gathers the chosen weights of a few tokens, or runs every expert under a mask.
 """
 
@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 ExpertFunction = Callable[[Tensor, int, int], Tensor]
 Places = Sequence[int] | None
-ALIGNMENT = 64  # bytes; a product may add in another order where a matrix begins elsewhere
+ALIGNMENT = 64  # bytes; a product may add in another order if a matrix has another alignment
 
 torch.library.define(
     "graphcore::experts",
@@ -39,19 +39,19 @@ def experts(
     alpha: float,
     places: Places = None,
 ) -> Tensor:
-    """Return what each chosen expert makes of its token.
+    """Return each chosen expert's answer for its token.
 
     Args:
         x: [N, D] compute dtype.
-        chosen: [N, C] int64, distinct within a token; -1 is nobody.
+        chosen: [N, C] int64, distinct within a token; -1 for no expert.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype.
-        limit: gate and up are clamped to it.
-        alpha: of the gate's sigmoid.
-        places: where each of the X experts lies among the S; -1 where it does not. None: each at its own number.
+        limit: bound to which gate and up are clamped.
+        alpha: factor in the gate's sigmoid.
+        places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
 
     Returns:
-        [N, C, D] compute dtype; zeros for nobody and for experts that are not there.
+        [N, C, D] compute dtype; zeros for no expert and for missing experts.
     """
     op = torch.ops.graphcore.experts.default
     return op(x, chosen, weights, biases, limit, alpha, places)  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def experts(
 
 @torch.library.register_fake("graphcore::experts")  # type: ignore[untyped-decorator]  # torch does not type it
 def answers_fake(x: Tensor, chosen: Tensor, *_: object) -> Tensor:
-    """Return the answers' shape and dtype, for who traces."""
+    """Return the answers' shape and dtype, for tracing."""
     return x.new_empty((*chosen.shape, x.shape[1]))
 
 
@@ -86,13 +86,13 @@ def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places,
     """Return the answers [N, C, D], each expert run on the tokens that chose it.
 
     Args:
-        x, chosen, places: as in `experts`.
+        x, chosen, places: the same as in `experts`.
         num_experts: X.
-        run: maps tokens [M, D], an expert and its place to the answers [M, D].
+        run: function from tokens [M, D], an expert and its place to the answers [M, D].
     """
     flat = chosen.flatten()
     y = x.new_zeros(len(flat), x.shape[1])
-    rows = flat.argsort(stable=True)  # [N C], rows of y by expert, nobody's first
+    rows = flat.argsort(stable=True)  # [N C], rows of y by expert; those without an expert come first
     begin, *counts = (flat + 1).bincount(minlength=num_experts + 1).tolist()
     for expert, count in enumerate(counts):
         place = expert if places is None else places[expert]
@@ -114,7 +114,7 @@ def _runner(weights: Sequence[Tensor], biases: Sequence[Tensor], limit: float, a
 
 
 def _matrix_at(weights: Tensor, place: int) -> Tensor:
-    """Return one matrix, aligned whatever its place: a copy where matrices are no whole number of cache lines."""
+    """Return one matrix, aligned at any place: copied if a matrix is not a whole number of cache lines."""
     matrix = weights[place]
     return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
 
@@ -128,7 +128,7 @@ def masked_experts(
     alpha: float,
     places: Places = None,
 ) -> Tensor:
-    """Implement `experts` without reading back who was chosen."""
+    """Implement `experts` without reading back the choice."""
     # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
     if chosen.numel() <= biases[0].shape[0]:
         return _gathered(x, chosen, weights, biases, limit, alpha, places)
@@ -144,7 +144,7 @@ def _gathered(
     alpha: float,
     places: Places,
 ) -> Tensor:
-    """Copy each token's chosen weights: what a few tokens read is a few experts."""
+    """Copy each token's chosen weights: a few tokens need only a few experts."""
     flat = chosen.flatten()  # [N C]
     at = flat if places is None else torch.tensor(places, device=x.device)[flat]
     nobody = (flat < 0) | (at < 0)
@@ -157,7 +157,7 @@ def _gathered(
 
 
 def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
-    """Return the answers [N, C, D] without reading back who was chosen: every expert runs on all tokens."""
+    """Return the answers [N, C, D] without reading back the choice: every expert runs on all tokens."""
     y = x.new_zeros(*chosen.shape, x.shape[1])
     for expert in range(num_experts):
         place = expert if places is None else places[expert]

@@ -1,4 +1,4 @@
-"""What a native decode step is made of: ctypes structures that mirror native/step.h field by field."""
+"""The instructions of a native decode step: ctypes structures that mirror native/step.h field by field."""
 
 import ctypes
 
@@ -8,11 +8,11 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 STORES = {"put": 0, "add": 1, "gated": 2}
 ELEMENTS = {"gate": 0, "add": 1, "cap": 2}
 NORM_KINDS = {"rms": 1, "layer": 2}
-CHOICE_PARTS = 64  # that the vocabulary is cut into
+CHOICE_PARTS = 64  # parts that the vocabulary is divided into
 
 
 class Norm(ctypes.Structure):
-    """A normalisation; all zero is none."""
+    """A normalisation; all fields zero for none."""
 
     _fields_ = (("kind", INT), ("eps", FLOAT), ("weight", POINTER), ("bias", POINTER))
 
@@ -31,7 +31,7 @@ class Embed(ctypes.Structure):
     )
 
 
-class Linear(ctypes.Structure):
+class Project(ctypes.Structure):
     """Up to three matrices times one normalised vector."""
 
     KIND = 1
@@ -84,14 +84,14 @@ class AddNorm(ctypes.Structure):
 
 
 class Choose(ctypes.Structure):
-    """The largest logit of each part of the vocabulary."""
+    """Finds the largest logit of each part of the vocabulary."""
 
     KIND = 4
     _fields_ = (("logits", POINTER), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
 
 
 class Advance(ctypes.Structure):
-    """The largest of all becomes the next input."""
+    """Makes the token with the largest of all logits the next input."""
 
     KIND = 5
     _fields_ = (
@@ -104,7 +104,7 @@ class Advance(ctypes.Structure):
 
 
 class Route(ctypes.Structure):
-    """The experts of one token and their shares."""
+    """Chooses the experts of one token and their shares."""
 
     KIND = 6
     _fields_ = (("logits", POINTER), ("experts", INT), ("used", INT), ("chosen", POINTER), ("weights", POINTER))

@@ -1,8 +1,8 @@
-"""The C++ kernels as a loaded library: built ahead where pip could, else once per machine, kept in the cache folder.
+"""Finds or builds the library of C++ kernels: built by pip if possible, else once per machine, in the cache folder.
 
-The sources name no torch header, so that they build in seconds; Python calls plain functions through ctypes. The
-compiler is told what processor to use all of, and the sources choose by what it then defines: AVX-512 VNNI, AVX2, or
-plain vectors (graphcore/compiler.py has the processors and the compilers).
+The sources include no torch header, so they build in seconds; Python calls plain functions through ctypes. The compiler
+is told to use everything that the processor has, and the sources choose by the macros that it then defines: AVX-512
+VNNI, AVX2, or plain vectors (graphcore/compiler.py has the processors and the compilers).
 """
 
 import ctypes
@@ -32,37 +32,37 @@ PREBUILT = Path(__file__).parent / "built"  # hatch_build.py puts the libraries 
 
 
 def native_flags() -> tuple[str, ...]:
-    """Return the flags that have the compiler use all of this processor."""
+    """Return the flags that make the compiler use everything that this processor has."""
     return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
 
 
 def find_library(folder: Path, on_progress: Progress = ignore_progress) -> Path | None:
-    """Return the library's file: the one built ahead that fits, else the folder's, built now if it is not there.
+    """Return the library's file: a fitting one built in advance, else the folder's, which is built now if missing.
 
     Args:
-        folder: where libraries that are built at their first use are kept.
-        on_progress: called in the stage "build kernels" if it is built now.
+        folder: folder of libraries that are built at their first use.
+        on_progress: function called in the stage "build kernels" if it is built now.
 
     Returns:
-        None without a library that fits and without a compiler.
+        The file; None if no library fits and there is no compiler.
 
     Raises:
-        GraphError: as `build_library`.
+        GraphError: the build failed, as in `build_library`.
     """
     return prebuilt_library() or build_library(folder, on_progress=on_progress)
 
 
 def can_have_kernels() -> bool:
-    """Return whether a library was built ahead or could be built now; nothing is built."""
+    """Return whether a library was built in advance or could be built now; builds nothing."""
     try:
         return prebuilt_library() is not None or find_own_compiler() is not None
-    except OSError:  # no room to try a compiler: whoever builds with it says so
+    except OSError:  # no room to try a compiler: the build itself reports it
         return True
 
 
 @functools.cache
 def prebuilt_library() -> Path | None:
-    """Return the best library built ahead of these very sources that this processor runs, or None."""
+    """Return the best library that was built in advance from these sources and runs on this processor, or None."""
     for target in targets_here():
         path = PREBUILT / prebuilt_name(SOURCES, target)
         if target.needs <= cpu_flags() and path.exists() and _loads(path):
@@ -71,7 +71,7 @@ def prebuilt_library() -> Path | None:
 
 
 def _loads(path: Path) -> bool:
-    """Return whether this system loads the library: it may have been built for a newer one."""
+    """Return whether this system can load the library, which may have been built for a newer one."""
     try:
         open_library(str(path))
     except OSError:
@@ -86,12 +86,12 @@ def build_library(
     """Return the library's file, built now if the folder does not have it; None without a working compiler.
 
     Args:
-        folder: where built libraries are kept.
-        target: flags that choose the processor; None is this one.
-        on_progress: called in the stage "build kernels", with the sources that are compiled and all of them.
+        folder: folder that keeps built libraries.
+        target: flags that choose the processor; None for this machine's.
+        on_progress: function called in the stage "build kernels", with the number of compiled sources and of all.
 
     Raises:
-        GraphError: the compiler refuses the sources, or the folder cannot be written to; the message says what.
+        GraphError: the compiler rejects the sources, or the folder cannot be written to; the message says why.
     """
     try:
         compiler = find_own_compiler()
@@ -99,7 +99,7 @@ def build_library(
             return None
         flags = native_flags() if target is None else tuple(target)
         path = folder / f"kernels-{_name(compiler, flags)}.so"
-        if read_checked(path) is None:  # loading one that was cut short would end the process
+        if read_checked(path) is None:  # loading a damaged library would end the process
             _build(compiler, flags, path, on_progress)
     except CompilerError as error:
         raise GraphError(f"{error}; update the compiler") from error
@@ -123,13 +123,13 @@ def _build(compiler: Compiler, flags: Sequence[str], path: Path, on_progress: Pr
 
 
 def _name(compiler: Compiler, flags: Sequence[str]) -> str:
-    """Return a name for what the compiler would make of these sources on this processor."""
+    """Return a name for the library that the compiler would build from these sources for this processor."""
     version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, check=False).stdout
     return fingerprint(SOURCES, cpu_name(), version, *compiler.link, *flags)
 
 
 class Matrix(ctypes.Structure):
-    """One weight matrix as the kernels see it; mirrors native/matrix.h."""
+    """One weight matrix as the kernels see it; its fields mirror native/matrix.h."""
 
     _fields_ = (
         ("bytes", ctypes.c_void_p),
@@ -142,7 +142,7 @@ class Matrix(ctypes.Structure):
 
 @functools.cache
 def open_library(path: str) -> ctypes.CDLL:
-    """Return the library with its functions' types set; loaded once per process."""
+    """Return the loaded library, with the types of its functions set; loaded once per process."""
     library = ctypes.CDLL(path)
     pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     matrix = ctypes.POINTER(Matrix)

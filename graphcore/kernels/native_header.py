@@ -1,20 +1,21 @@
-"""What the C++ kernels know of encodings, written out of graphcore/encodings.py as native/encodings.h.
+"""Writes native/encodings.h, the facts of encodings for the C++ kernels, from quant/formats/.
 
     python -m graphcore.kernels.native_header
 
-The header is committed, so that kernels are built where no Python runs; a test compares it with what is written here.
+The header is committed, so that the kernels build without Python; a test compares it with this module's output.
 """
 
-from graphcore.encodings import ENCODINGS, Encoding
+from graphcore.encodings import Encoding
+from graphcore.kernels.kernel_packing import FORMAT_NUMBERS, TAIL_NBYTES
 from graphcore.kernels.library import SOURCES
-from graphcore.kernels.packed import FORMAT_NUMBERS, TAIL_NBYTES
 from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.quant.registry import FORMATS
 
 HEADER = SOURCES / "encodings.h"
-TABLE_SIZE = 16  # a vector's lookup takes codes of four bits
+TABLE_SIZE = 16  # entries of a vector's lookup table, indexed by codes of four bits
 
 TEXT = """\
-// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/encodings.py.
+// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/quant/formats/.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +60,7 @@ inline constexpr Encoding ENCODINGS[] = {{
 
 def native_header() -> str:
     """Return the text of native/encodings.h."""
-    known = [ENCODINGS[name] for name in FORMAT_NUMBERS]  # in the order of the numbers
+    known = [FORMATS[name] for name in FORMAT_NUMBERS]  # in the order of the numbers
     assert list(FORMAT_NUMBERS.values()) == list(range(len(known))), "numbers index a table"
     num_dense = sum(one.is_dense for one in known)
     assert all(one.is_dense for one in known[:num_dense]), "dense encodings have the lowest numbers"
@@ -82,10 +83,10 @@ def _constant(one: Encoding) -> str:
 
 
 def _tables() -> dict[tuple[int, ...], str]:
-    """Return the name of each table of values: that of the first encoding which has it."""
+    """Return the name of each table of values, after the first encoding that has it."""
     tables: dict[tuple[int, ...], str] = {}
     for name in FORMAT_NUMBERS:
-        levels = ENCODINGS[name].levels
+        levels = FORMATS[name].levels
         if levels:
             tables.setdefault(levels, f"{name.upper()}_VALUES")
     return tables

@@ -1,4 +1,4 @@
-"""The interface of packed matrices: how one weight lies in memory and is multiplied with, never dense as a whole.
+"""The interface of packed matrices: a weight's layout in memory, and products that never make it dense as a whole.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 """
@@ -10,9 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.encodings import has_tensor_scale
+from graphcore.quant.registry import has_tensor_scale
 
-GROUP_ROWS = 16  # rows that lie together in what kernels read
+GROUP_ROWS = 16  # rows that lie together in packed matrices
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Packing(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
 
     @abstractmethod
     def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
@@ -38,7 +38,7 @@ class Packing(ABC):
 
         Args:
             raw_rows: [O, W] uint8, rows as the file has them, any strides.
-            scale: of the whole tensor, for formats that have one (i2_s), else 1.
+            scale: scale of the whole tensor, for formats that have one (i2_s), else 1.
 
         Returns:
             [nbytes] uint8.
@@ -49,31 +49,31 @@ class Packing(ABC):
         """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
 
         Args:
-            raw_rows: [R, W] uint8 at any address, rows as the file has them; they may lie apart, but not their bytes.
-            begin: a multiple of GROUP_ROWS; so is the end, if it is not the matrix's.
+            raw_rows: [R, W] uint8 at any address, rows as the file has them; each row is contiguous.
+            begin: first row, a multiple of GROUP_ROWS; the end is one, too, or the matrix's last row.
             out: [nbytes] uint8, the whole matrix's buffer.
-            threads: that the kernels' packing may take; None is as many as torch has.
+            threads: number of threads that the kernels' packing may use; None for torch's number.
         """
 
     @abstractmethod
     def write_scale(self, out: Tensor, scale: float) -> None:
-        """Write the scale of the whole tensor to its place, where the format has one (i2_s): `pack_rows` does not."""
+        """Write the whole tensor's scale to its place, if the format has one (i2_s); `pack_rows` does not write it."""
 
     @abstractmethod
     def offset(self, row: int) -> int:
-        """Return where a row's bytes begin in the whole; `row` is a multiple of GROUP_ROWS."""
+        """Return the offset of a row's bytes in the whole; `row` is a multiple of GROUP_ROWS."""
 
     @property
     def can_split(self) -> bool:
-        """Whether some of the rows are a matrix of their own: not where a scale of all of them lies behind the last."""
+        """Whether some of the rows can be a matrix of their own: not if a scale of all rows follows the last one."""
         return not has_tensor_scale(self.format)
 
     def part(self, begin: int, end: int) -> tuple[Self, int]:
-        """Return rows begin .. end - 1 as a matrix of their own, and where its bytes begin in the whole.
+        """Return rows begin .. end - 1 as a matrix of their own, and the offset of its bytes in the whole.
 
         Args:
-            begin: a multiple of GROUP_ROWS.
-            end: any row; where it is within a group of the kernels' form, the part's bytes end with that group.
+            begin: first row, a multiple of GROUP_ROWS.
+            end: any row; if it is within a group of the kernels' form, the part's bytes end with that group.
         """
         assert self.can_split, f"{self.format} has its scale behind the last row"
         assert begin < end <= self.rows, f"rows {begin} .. {end} of {self.rows}"
@@ -86,7 +86,7 @@ class Packing(ABC):
 
     @abstractmethod
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
-        """Return x @ W.T (+ bias): [..., I] -> [..., O]; `rounding` of x as in kernels/packed.py."""
+        """Return x @ W.T (+ bias): [..., I] -> [..., O]; `rounding` is that of x, as in kernels/kernel_packing.py."""
 
     @abstractmethod
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,1 +1,1 @@
-"""What is computed: frozen specs and the modules built from them. Knows nothing of files, devices or graphs."""
+"""The mathematics of a model: frozen specs and the modules built from them. Knows no files, devices or graphs."""

@@ -2,8 +2,8 @@
 
 Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, S cache slots.
 
-The cache write and the softmax are one custom op (kernels/attend.py): it reads the live length from a tensor, so the
-cost follows the context that is there, and no length ever becomes a shape to compile.
+The cache write and the softmax are one custom op (kernels/attend.py). It reads the live length from a tensor, so its
+cost follows the actual context, and no length ever becomes a shape to compile.
 """
 
 import torch
@@ -25,7 +25,7 @@ class Attention(nn.Module):
     def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.library = ""  # file of the C++ kernels, where they run
+        self.library = ""  # file of the C++ kernels; empty where they are not used
         self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
@@ -36,12 +36,12 @@ class Attention(nn.Module):
         self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
 
     def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Attend, after writing the span's keys and values into the cache.
+        """Write the span's keys and values into the cache, then attend.
 
         Args:
             x: [B, T, D] compute dtype.
             rope: [B, T, 2, E/2] float32, or None where positions are learned.
-            span: where the tokens stand in their sequences.
+            span: positions of the tokens in their sequences.
             k_cache, v_cache: [B, K, S, E] cache dtype; written in place.
 
         Returns:

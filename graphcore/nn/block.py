@@ -7,7 +7,7 @@ Legend: B batch, T tokens, D model dim, K kv heads, E head dim, S cache slots.
 
 A block with experts runs in two halves, so that experts' weights can be fetched in between:
 
-    route: x += attention(norm(x)); who is chosen   |   experts   |   add_experts: x += the weighted sum
+    route: x += attention(norm(x)); choose experts   |   experts   |   add_experts: x += the weighted sum
 
 The forward reads no integer that differs between layers: every layer of one spec runs the same compiled graph.
 """
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import ExpertLinear, MoE, choose, weighted_sum, without_padding
+from graphcore.nn.moe import ExpertLinear, MoE, choose_experts, weighted_sum, without_padding
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, MoESpec
 
-# Whatever the compute dtype: a stream that bf16 rounds after every sublayer loses half of what bf16 logits lose in all,
-# and Gemma's passes 65504, fp16's largest number.
+# float32 whatever the compute dtype: rounding the stream to bf16 after every sublayer would lose half of what bf16
+# logits lose in all, and Gemma's stream exceeds 65504, fp16's largest number.
 RESIDUAL_DTYPE = torch.float32
 
 
@@ -35,9 +35,9 @@ class Routed(NamedTuple):
 
     Attributes:
         x: [B, T, D] float32 residual stream.
-        fed: [B, T, D] compute dtype, what the experts get.
+        fed: [B, T, D] compute dtype, the experts' input.
         chosen: [B, T, C] int64 experts, best first; -1 for padding.
-        shares: [B, T, C] compute dtype.
+        shares: [B, T, C] compute dtype, the experts' weights in each token's sum.
     """
 
     x: Tensor
@@ -71,7 +71,7 @@ class Block(nn.Module):
         Args:
             x: [B, T, D] float32 residual stream.
             rope: [B, T, 2, E/2] float32, or None.
-            span: where the tokens stand in their sequences.
+            span: positions of the tokens in their sequences.
             k_cache, v_cache: [B, K, S, E]; written in place.
 
         Returns:
@@ -84,11 +84,11 @@ class Block(nn.Module):
         return self._add_fed(x, self.mlp(self._mlp_norm(x)))
 
     def route(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Routed:
-        """Run the block up to its experts; arguments as of `forward`. Padding chooses nobody."""
+        """Run the block up to its experts, with the arguments of `forward`. Padding tokens choose no expert."""
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
-        chosen, shares = choose(self.mlp.router(fed), self.mlp.top_k)
+        chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k)
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
         Args:
             x: [B, T, D] float32 residual stream.
-            answers: [B, T, C, D] compute dtype, of the chosen experts.
+            answers: [B, T, C, D] compute dtype, the chosen experts' answers.
             shares: [B, T, C] compute dtype.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The whole decoder: embedding, blocks, head. Built on the meta device; the weights floor gives it bytes.
+"""The whole decoder: embedding, blocks, head. Built on the meta device; the weights package allocates its tensors.
 
 Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
@@ -9,23 +9,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import ModelSpec
-from graphcore.quant.packing import Packing
 
-PART_ROWS = 16  # rows that packed matrices keep together
-EXPERTS = ".experts."  # in the names of what is there once for each expert
+EXPERTS = ".experts."  # part of the name of each weight that every expert has its own of
 
 
 class Embedding(nn.Module):
-    """Token rows, scaled, plus learned positions where the model has them.
+    """Looks up token rows, scales them, and adds learned positions where the model has them.
 
     Attributes:
-        gather: makes rows of token ids [B, T], [B, T, D], where the table is not in memory; else None.
+        gather: function from token ids [B, T] to their rows [B, T, D], where the table is not in memory; else None.
     """
 
     weight: Tensor
@@ -45,11 +44,15 @@ class Embedding(nn.Module):
 
     @property
     def is_gathered(self) -> bool:
-        """Whether rows are fetched as they are needed."""
+        """Whether rows are fetched when they are needed."""
         return self.gather is not None
 
+    def fetch_rows(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """Use `gather`, from token ids [B, T] to rows [B, T, D], from now on: the table is not in memory."""
+        self.gather = gather
+
     def pack(self, packing: Packing) -> None:
-        """Hold the rows packed from now on, their bytes still to come."""
+        """Replace the table by an empty packed one, whose bytes are written later."""
         self.packing = packing
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
@@ -82,9 +85,9 @@ class Head(nn.Module):
         return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [..., V] float32 of the residual stream `x` [..., D].
+        """Return logits [..., V] float32 for the residual stream `x` [..., D].
 
-        A packed head gives float32: in bf16 logits near 25 are an eighth apart, and close tokens would tie.
+        A packed head computes in float32: bf16 logits near 25 are an eighth apart, and close tokens would tie.
         """
         is_packed = self.lm_head.packing is not None
         return self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()  # type: ignore[no-any-return]
@@ -101,7 +104,7 @@ class Decoder(nn.Module):
         self.head = Head(build_norm(spec.norm, spec.dim), Linear(spec.dim, spec.vocab, bias=False, dtype=dtype), dtype)
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield what moves together, in order of use, with the prefix of its weights' names."""
+        """Yield the layer groups' modules in order of use, each with the prefix of its weights' names."""
         yield "embed_tokens.", self.embed_tokens
         for index, block in enumerate(self.layers):
             yield f"layers.{index}.", block
@@ -110,8 +113,8 @@ class Decoder(nn.Module):
     def head_rows(self) -> list[range]:
         """Return the parts of the vocabulary that the head computes one after another, in order.
 
-        A part has at most as many bytes as the largest layer has in matrices, so that it fits where a layer does. The
-        parts follow from the model alone: a product of other rows at a time may differ in its last bits.
+        A part has at most as many bytes as the largest layer's matrices, so that it fits where a layer does. The parts
+        depend on the model alone: a product of a different number of rows may differ in its last bits.
         """
         lm_head = self.head.lm_head
         most = max(movable_nbytes(layer) for layer in self.layers)
@@ -120,10 +123,10 @@ class Decoder(nn.Module):
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_kernels(self, library: Path | None) -> None:
-        """Have attention run on the C++ kernels of that library; None is without.
+        """Make attention run on the C++ kernels of that library; None turns them off.
 
-        Blocks that round to int8 stay without in float32: a last place that differs becomes a whole step of a code
-        there, and float32 is to be the reference's to the bit.
+        Blocks that round to int8 in float32 do not use them: there a difference in the last bit becomes a whole step of
+        a code, and float32 must equal the reference to the bit.
         """
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
@@ -136,31 +139,31 @@ class Decoder(nn.Module):
         return tuple(rope_table(rope, head_dim, positions).to(device) for rope in self.spec.ropes)
 
     def rope_index(self) -> tuple[int | None, ...]:
-        """Return, for each block, which of the rope tables it reads; None where it has no rotation."""
+        """Return, for each block, the index of its rope table; None where it has no rotation."""
         ropes = self.spec.ropes
         return tuple(ropes.index(b.attention.rope) if b.attention.rope else None for b in self.spec.blocks)
 
 
 def is_movable(name: str, tensor: Tensor) -> bool:
-    """Return whether a weight of a layer group is a matrix that can move with its group.
+    """Return whether a layer group's weight is a matrix that can move with its group.
 
-    Vectors and tables of positions cannot, and experts move one by one.
+    Vectors and position tables stay, and experts move one by one.
     """
     is_matrix = tensor.ndim > 1 or tensor.dtype is torch.uint8
     return is_matrix and EXPERTS not in name and not name.endswith("positions")
 
 
 def movable_nbytes(group: nn.Module) -> int:
-    """Return the bytes of a layer group's matrices that can move with it."""
+    """Return the bytes of the layer group's matrices that can move with it."""
     return sum(tensor.nbytes for name, tensor in group.named_buffers() if is_movable(name, tensor))
 
 
 def equal_parts(rows: int, most: int) -> list[range]:
-    """Return consecutive parts of at most `most` rows, in multiples of sixteen; all equal where that takes few more."""
-    step = max(PART_ROWS, most // PART_ROWS * PART_ROWS)
+    """Return consecutive parts of at most `most` rows, in multiples of sixteen; equal ones if few more are needed."""
+    step = max(GROUP_ROWS, most // GROUP_ROWS * GROUP_ROWS)
     if step >= rows:
         return [range(rows)]
     fewest = -(-rows // step)
-    even = (rows // count for count in range(fewest, 2 * fewest) if rows % (PART_ROWS * count) == 0)
+    even = (rows // count for count in range(fewest, 2 * fewest) if rows % (GROUP_ROWS * count) == 0)
     step = next(even, step)
     return [range(begin, min(begin + step, rows)) for begin in range(0, rows, step)]

@@ -16,7 +16,7 @@ SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 class Int8Rows(NamedTuple):
-    """Rows of x, about codes / scale.
+    """Rows of x as int8 codes; x is about codes / scale.
 
     Attributes:
         codes: [..., I] int8.
@@ -28,7 +28,7 @@ class Int8Rows(NamedTuple):
 
 
 def quantize_rows(x: Tensor) -> Int8Rows:
-    """Return `x` [..., I], of any floating dtype, rounded to int8 by rows; computed in float32."""
+    """Return `x` [..., I], of any floating dtype, rounded to int8 row by row; computed in float32."""
     wide = x.float()
     scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
     return Int8Rows((wide * scale).round().clamp(-128, 127).to(torch.int8), scale)

@@ -2,8 +2,8 @@
 
 Legend: B batch, K kv heads, S slots, E head dim.
 
-A full-attention layer has a slot per position of the context. A sliding-window layer has a ring of `window` slots:
-position p lives in slot p mod S, and the oldest key is overwritten by the one that makes it invisible.
+A full-attention layer has a slot for each position of the context. A sliding-window layer has a ring of `window` slots:
+position p is in slot p mod S, and a new key overwrites the oldest one, which has just left the window.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from graphcore.nn.spec import AttentionSpec, ModelSpec
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's buffers, [B, K, S, E] each, in the cache dtype."""
+    """One layer's key and value buffers, [B, K, S, E] each, in the cache dtype."""
 
     k: Tensor
     v: Tensor
@@ -27,12 +27,12 @@ class LayerCache:
 
 
 def cache_slots(spec: AttentionSpec, context: int) -> int:
-    """Return how many positions a layer keeps for a context of that many tokens."""
+    """Return how many positions a layer caches for a context of that many tokens."""
     return min(spec.window, context) if spec.window else context
 
 
 def cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> int:
-    """Return the bytes that all layers' keys and values take."""
+    """Return the bytes of all layers' keys and values."""
     slots = sum(
         cache_slots(block.attention, context) * block.attention.kv_heads * block.attention.head_dim
         for block in spec.blocks

@@ -6,31 +6,31 @@ Legend: B batch, T tokens, I input features, O output features.
 import torch
 from torch import Tensor, fx, nn
 
+from graphcore.kernels.packing import Packing
 from graphcore.nn.int8_rows import Int8Rows, quantize_rows
 from graphcore.nn.spec import Int8Order
-from graphcore.quant.packing import Packing
 
 fx.wrap(
     "quantize_rows"
-)  # one operation in a trace (graph/fusing.py), which meets `prepare` before any Linear is called
+)  # one operation in a trace (graph/lowering/rules.py), which meets `prepare` before any Linear is called
 
-CODE_UNIT = 128  # codes enter a product divided by it: exact, and their sums stay inside fp16
+CODE_UNIT = 128  # codes are divided by it before a product: exact, and their sums stay within fp16's range
 
 
 class Linear(nn.Module):
-    """x @ weight.T (+ bias); with an `int8_order`, x is rounded to int8 per token before.
+    """x @ weight.T (+ bias); with an `int8_order`, x is first rounded to int8 per token.
 
-    The weight is dense, [O, I] in the compute dtype, or packed, [nbytes] uint8; then `packing` says how to multiply.
-    Where `rounding` is "token", the packed product rounds x itself; else a packed weight of an `int8_order` is unpacked
-    for each product, so that float32 follows that order to the bit.
+    The weight is dense, [O, I] in the compute dtype, or packed, [nbytes] uint8; then `packing` multiplies with it.
+    If `rounding` is "token", the packed product rounds x itself. Otherwise a packed weight with an `int8_order` is
+    unpacked for each product, so that float32 follows that order to the bit.
 
     A compiled graph for a single row writes the product as multiply and sum: Inductor then makes one vectorised loop
-    that reads the weight at memory speed (45 GB/s on two cores where the library's matrix product reads 15 to 30).
+    that reads the weight at memory speed (45 GB/s on two cores, where the library's matrix product reads 15 to 30).
 
     Attributes:
-        weight: [O, I] compute dtype, or packed; -1, 0 and 1 beside a `weight_scale`.
-        weight_scale: [1] float32, divides or multiplies the product; None where the weight holds it or has none.
-        rounding: of x before a packed weight, as in kernels/packed.py.
+        weight: [O, I] compute dtype, or packed; -1, 0 and 1 if there is a `weight_scale`.
+        weight_scale: [1] float32, divides or multiplies the product; None if the weight is scaled already.
+        rounding: rounding of x before a packed weight, one of kernels/kernel_packing.py's.
     """
 
     weight: Tensor
@@ -53,12 +53,12 @@ class Linear(nn.Module):
         self.register_buffer("bias", torch.empty(outputs, dtype=dtype) if bias else None)
 
     def pack(self, packing: Packing, rounding: str) -> None:
-        """Hold the weight packed from now on, its bytes still to come."""
+        """Replace the weight by an empty packed one, whose bytes are written later."""
         self.packing, self.rounding = packing, rounding
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
     def hold_scale(self) -> None:
-        """Have the packed weight hold its own scale from now on: one for each block, which no number replaces."""
+        """Make the packed weight hold its own scales from now on: one per block, so no single number replaces them."""
         self.weight_scale = None
         self.int8_order = "online"
 
@@ -66,7 +66,7 @@ class Linear(nn.Module):
         """Return the projection to output features begin .. end - 1; its weight is a view of this one's.
 
         Args:
-            begin: a multiple of sixteen where the weight is packed.
+            begin: first output feature; a multiple of sixteen where the weight is packed.
         """
         assert self.bias is None, "heads have none"
         assert self.weight_scale is None, "heads have none"
@@ -82,14 +82,14 @@ class Linear(nn.Module):
         return part
 
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
-        """Return `x` as this projection reads it; projections of the same input may share what one has prepared."""
+        """Return `x` in the form that this projection reads; projections of the same input may share it."""
         return x if self.int8_order is None or self.rounding == "token" else quantize_rows(x)
 
     def forward(self, x: Tensor | Int8Rows) -> Tensor:
         """Project.
 
         Args:
-            x: [..., I] compute dtype, or what `prepare` made of it.
+            x: [..., I] compute dtype, or the result of `prepare`.
 
         Returns:
             [..., O] compute dtype.

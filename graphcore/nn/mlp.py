@@ -1,15 +1,55 @@
-"""The feed-forward half of a block, gated or plain.
+"""The feed-forward half of a block, gated or plain, and its elementwise functions.
 
 Legend: B batch, T tokens, D model dim, F hidden features.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 
-from graphcore.nn.activation import ActivationModule
+from graphcore import activations
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import Int8Order, MLPSpec
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Return relu(x)^2, elementwise. Source: So et al. 2021 (Primer)."""
+    return nn.functional.relu(x).square()
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), elementwise: close to x where x is small, never beyond the cap."""
+    return (x / cap).tanh() * cap
+
+
+FUNCTIONS: Mapping[activations.Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        activations.Activation.SILU: nn.functional.silu,
+        activations.Activation.GELU: nn.functional.gelu,
+        activations.Activation.GELU_TANH: partial(nn.functional.gelu, approximate="tanh"),
+        activations.Activation.RELU: nn.functional.relu,
+        activations.Activation.RELU2: relu_squared,
+        activations.Activation.SIGMOID: torch.sigmoid,
+    }
+)
+
+
+class ActivationModule(nn.Module):
+    """An elementwise function, named as in config.json; a module, so that a trace shows its name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.kind = activations.ACTIVATIONS[name]
+        self.function = FUNCTIONS[self.kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of `x`, any shape."""
+        return self.function(x)
 
 
 class MLP(nn.Module):
@@ -31,7 +71,7 @@ class MLP(nn.Module):
         gate = None if self.gate_proj is None else self.gate_proj(shared)
         if self.ffn_sub_norm is None:
             return self.down_proj(self._hidden(gate, up))  # type: ignore[no-any-return]  # Module.__call__
-        # relu2 squares: the product outgrows fp16 where its factors do not, so it stays float32 up to the norm
+        # relu2 squares: the product overflows fp16 where its factors do not, so it stays float32 up to the norm
         wide = self._hidden(None if gate is None else gate.float(), up.float())
         return self.down_proj(self.ffn_sub_norm(wide, self.dtype))  # type: ignore[no-any-return]  # Module.__call__
 

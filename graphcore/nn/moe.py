@@ -1,29 +1,29 @@
-"""The feed-forward half of a block as a mixture of experts: a router chooses, the chosen ones run.
+"""The feed-forward half of a block as a mixture of experts: a router chooses some experts, and only those run.
 
 Legend: B batch, T tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
 
-    choose: token -> C experts and their shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
+    choose_experts: token -> C experts, shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
 
-The experts are one custom op (kernels/experts.py), so that which ones were chosen never becomes a shape or a branch of
-the compiled graph, and a decode step reads the chosen ones only. Whoever fetches experts' weights does it between the
-two.
+The experts are one custom op (kernels/experts.py), so that the choice never becomes a shape or a branch of the compiled
+graph, and a decode step reads only the chosen ones. Experts' weights can be fetched between the choice and the
+experts.
 """
 
 import torch
 from torch import Tensor, nn
 
 from graphcore.kernels.experts import Places, experts
+from graphcore.kernels.packed_experts import packed_experts
+from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
 from graphcore.nn.span import Span
 from graphcore.nn.spec import MoESpec
-from graphcore.quant.packed_experts import packed_experts
-from graphcore.quant.packing import Packing
 
 
 class ExpertLinear(nn.Module):
     """One projection of every expert: weight [X, O, I] and bias [X, O], with I input and O output features.
 
-    A packed weight is [X, nbytes] uint8, and `packing` is that of one expert.
+    A packed weight is [X, nbytes] uint8, and `packing` is the packing of one expert.
     """
 
     weight: Tensor
@@ -38,13 +38,13 @@ class ExpertLinear(nn.Module):
         self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype))
 
     def pack(self, packing: Packing, rounding: str) -> None:
-        """Hold every expert packed from now on, their bytes still to come; `rounding` as in kernels/packed.py."""
+        """Replace the weights by empty packed ones, whose bytes are written later; `rounding` as in `Linear.pack`."""
         self.packing, self.rounding = packing, rounding
         self.weight = torch.empty(len(self.weight), packing.nbytes, dtype=torch.uint8, device="meta")
 
 
 class Experts(nn.Module):
-    """All experts of a layer, projection by projection."""
+    """All experts of a layer, as one ExpertLinear per projection."""
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Experts(nn.Module):
         self.down_proj = ExpertLinear(spec.experts, spec.hidden, dim, dtype)
 
     def forward(self, x: Tensor, chosen: Tensor, places: Places = None) -> Tensor:
-        """Return what the chosen experts make of their tokens: [B, T, C, D].
+        """Return the chosen experts' answers for their tokens: [B, T, C, D].
 
         Args:
             x: [B, T, D] compute dtype.
-            chosen: [B, T, C] int64; -1 is nobody.
-            places: where experts lie in the weights, as in kernels/experts.py.
+            chosen: [B, T, C] int64; -1 for no expert.
+            places: places of the experts in the weights, as in kernels/experts.py.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts]
@@ -75,7 +75,7 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """Router and experts."""
+    """A router and its experts."""
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -85,23 +85,23 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = choose(self.router(x), self.top_k)
+        chosen, shares = choose_experts(self.router(x), self.top_k)
         return weighted_sum(self.experts(x, chosen), shares)
 
 
-def choose(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Return the likeliest experts by their scores [..., X], best first, and their shares: [..., C] each."""
+def choose_experts(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return the experts with the highest scores [..., X], best first, and their shares: [..., C] each."""
     best, chosen = scores.topk(top_k, dim=-1)
     return chosen, best.softmax(dim=-1)
 
 
 def without_padding(chosen: Tensor, span: Span) -> Tensor:
-    """Return the choices [B, T, C] with nobody, -1, where a token is padding."""
+    """Return the choices [B, T, C], with -1 (no expert) where a token is padding."""
     return chosen.masked_fill(~span.is_real(chosen.shape[1])[..., None], -1)
 
 
 def weighted_sum(y: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of experts' answers, best first whoever they are: [..., C, D] and [..., C] to [..., D]."""
+    """Return the sum of experts' answers, added in their order, best first: [..., C, D] and [..., C] to [..., D]."""
     total = y[..., 0, :].float() * shares[..., 0, None].float()
     for rank in range(1, y.shape[-2]):
         total = total + y[..., rank, :].float() * shares[..., rank, None].float()

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, computed in float32, rounded in the order each family rounds.
+"""RMSNorm and LayerNorm, computed in float32, rounded in the order of each model family.
 
 Legend: B batch, T tokens, D the normalised dim. Weights stay float32 whatever the compute dtype: they are small, and
 Gemma's (1 + w) would lose bits of w in bf16.
@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
         Args:
             x: [..., D] any floating dtype.
-            dtype: of the result; x's own by default.
+            dtype: dtype of the result; x's own by default.
 
         Returns:
             [..., D].
@@ -59,5 +59,5 @@ class LayerNorm(nn.Module):
 
 
 def build_norm(spec: NormSpec, dim: int) -> RMSNorm | LayerNorm:
-    """Return the module for `spec` over a last axis of `dim`."""
+    """Return the module of `spec` for a last axis of `dim`."""
     return RMSNorm(spec, dim) if spec.kind == "rms" else LayerNorm(spec, dim)

@@ -17,7 +17,7 @@ from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, Rope
 
 
 def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Return the angle per position of each pair: [R/2] float32, radians."""
+    """Return the angle of each pair per position: [R/2] float32, radians."""
     width = spec.width or head_dim
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
     plain = 1.0 / spec.theta**exponents
@@ -35,7 +35,7 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Divide the long wavelengths by the factor and blend the band in between."""
+    """Return frequencies with long wavelengths divided by the factor, and a blend in the band between."""
     wavelengths = 2 * math.pi / plain
     longest_kept = scaling.original_context / scaling.high_freq_factor
     shortest_scaled = scaling.original_context / scaling.low_freq_factor
@@ -48,11 +48,11 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
-    """Blend from the plain frequencies to the divided ones over a ramp of pairs."""
+    """Return frequencies that go from the plain to the divided ones over a ramp of pairs."""
     pairs = plain.shape[0]
 
     def pair_of(turns: float) -> float:
-        """Return the pair, between whole ones too, that turns so often over the original context."""
+        """Return the pair (a fraction in general) that makes so many turns over the original context."""
         return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
@@ -72,7 +72,7 @@ def rope_table(spec: RopeSpec, head_dim: int, positions: int) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate each pair of `x` by its position's angle, in float32; features behind the first R stay as they are.
+    """Rotate each pair of `x` by its position's angle, in float32; features after the first R stay as they are.
 
     Args:
         x: [B, T, H, E] compute dtype.

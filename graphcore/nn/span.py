@@ -1,4 +1,4 @@
-"""Where the tokens of one pass stand in their sequences.
+"""The positions of one pass's tokens in their sequences.
 
 Legend: B batch, T tokens.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Span(NamedTuple):
-    """The tokens that one pass adds to each sequence of the batch.
+    """The positions of the tokens that one pass adds to each sequence of the batch.
 
     Attributes:
-        starts: [B] int64, tokens that the sequence's cache already holds.
-        counts: [B] int64, how many of the pass's T tokens are real; the rest is padding at the end.
+        starts: [B] int64, number of tokens that the sequence's cache already holds.
+        counts: [B] int64, number of real tokens among the pass's T; the rest is padding at the end.
     """
 
     starts: Tensor
@@ -23,11 +23,11 @@ class Span(NamedTuple):
     def positions(self, tokens: int) -> Tensor:
         """Return each token's position in its sequence: [B, T] int64.
 
-        Padding repeats the last position that is in use, 0 where there is none, so that a full context reads no table
-        past its end.
+        Padding repeats the last position in use, or 0 where there is none, so that a full context never indexes past
+        the end of a table.
         """
         offsets = torch.arange(tokens, device=self.starts.device)
-        last = self.counts - 1  # -1 for a sequence without tokens: the one before its start
+        last = self.counts - 1  # -1 for a sequence without tokens: the position before its start
         return (self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])).clamp(min=0)
 
     def is_real(self, tokens: int) -> Tensor:

@@ -15,8 +15,8 @@ class NormSpec:
     Attributes:
         kind: "rms" (x / rms(x) * weight) or "layer" (zero mean, unit variance, weight and bias).
         eps: added to the mean square (rms) or the variance (layer).
-        scale_in_float32: multiply by the weight before casting back to the compute dtype (Gemma, gpt-oss); Llama
-            casts first. The two round differently.
+        scale_in_float32: multiplication by the weight before casting back to the compute dtype (Gemma, gpt-oss);
+            Llama casts first. The two round differently.
     """
 
     kind: str
@@ -53,14 +53,14 @@ class DivisorScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are multiplied.
+    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are scaled, too.
 
     Source: Peng et al. 2023 (YaRN), section 3.2 to 3.4; transformers, modeling_rope_utils, `_compute_yarn_parameters`.
 
     Attributes:
         beta_fast, beta_slow: turns over the original context at which the ramp begins and ends.
-        attention_factor: multiplies cosines and sines, and so the scores by its square.
-        rounds_ramp: the ramp begins and ends at whole pairs; gpt-oss does not round.
+        attention_factor: factor of cosines and sines; scores are multiplied by its square.
+        rounds_ramp: True if the ramp begins and ends at whole pairs; gpt-oss does not round.
     """
 
     factor: float
@@ -76,7 +76,7 @@ class RopeSpec:
     """Rotary position embedding, halves paired (x[i], x[i + width / 2]).
 
     Attributes:
-        width: features of a head that rotate, the first ones; None is all.
+        width: number of features of a head that rotate, from the first on; None for all.
     """
 
     theta: float
@@ -85,14 +85,14 @@ class RopeSpec:
 
 
 Int8Order = Literal["divided", "multiplied", "online"]
-"""How codes q = round(x * s), a ternary weight t and its scale w become a product:
+"""The order in which codes q = round(x * s), a ternary weight t and its scale w become a product:
 
     divided      (q @ t) / (s * w)      transformers' BitLinear
     multiplied   ((q / s) @ t) * w      its AutoBitLinear
     online       (q / s) @ (t * w)      its AutoBitLinear on plain weights
 
-The three differ by rounding alone, but the next projection rounds to int8 again, and a last place that differs there
-becomes a whole step of a code. In the order of the checkpoint's own class, float32 logits are transformers' to the bit.
+The three differ only by rounding, but the next projection rounds to int8 again, where a difference in the last bit
+becomes a whole step of a code. In the order of the checkpoint's own class, float32 logits equal transformers' bits.
 """
 
 
@@ -101,13 +101,13 @@ class AttentionSpec:
     """Grouped-query attention.
 
     Attributes:
-        scale: multiplies q . k before the softmax.
-        window: a query attends the last `window` keys, itself included; None is all of them.
-        qk_norm: normalises q and k per head before the rotation.
-        qkv_bias, output_bias: whether the projections have biases.
-        sinks: each head has a learned score that its softmax counts and no key answers to (gpt-oss).
-        sub_norm: normalises the concatenated heads before the output projection (BitNet).
-        cap: scores become cap * tanh(score / cap) before the mask and the softmax (Gemma 2); 0 leaves them.
+        scale: factor of q . k before the softmax.
+        window: number of last keys that a query attends, itself included; None for all.
+        qk_norm: normalisation of q and k per head before the rotation.
+        qkv_bias, output_bias: True if the projections have biases.
+        sinks: True if each head has a learned score that its softmax counts without any key (gpt-oss).
+        sub_norm: normalisation of the concatenated heads before the output projection (BitNet).
+        cap: bound of the scores, cap * tanh(score / cap), before the mask and the softmax (Gemma 2); 0 for none.
     """
 
     heads: int
@@ -129,7 +129,7 @@ class MLPSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
     Attributes:
-        sub_norm: normalises the hidden features before the down projection (BitNet).
+        sub_norm: normalisation of the hidden features before the down projection (BitNet).
     """
 
     hidden: int
@@ -141,15 +141,15 @@ class MLPSpec:
 
 @dataclass(frozen=True)
 class MoESpec:
-    """A mixture of experts, each a gated MLP with biases: every token's `top_k` likeliest, weighted by their softmax.
+    """A mixture of gated MLPs with biases: each token's `top_k` likeliest experts, weighted by their softmax.
 
         gate = min(gate(x), limit);  up = clamp(up(x), -limit, limit);  down((up + 1) * gate * sigmoid(alpha * gate))
 
     Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`.
 
     Attributes:
-        experts: how many there are.
-        hidden: hidden features of one expert.
+        experts: number of experts.
+        hidden: number of hidden features of one expert.
     """
 
     experts: int
@@ -164,9 +164,9 @@ class BlockSpec:
     """One transformer block.
 
     Attributes:
-        sandwich: normalise each sublayer's output before it is added to the residual (Gemma), too.
-        int8_activations: each projection rounds its input to int8, one scale per token (BitNet, with its ternary
-            weights), and multiplies in this order; None does not. The embedding and the head never do.
+        sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
+        int8_activations: order of multiplication where each projection rounds its input to int8, one scale per token
+            (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
     """
 
     dim: int
@@ -182,12 +182,12 @@ class ModelSpec:
     """A decoder-only language model.
 
     Attributes:
-        blocks: one spec per layer, in order.
-        norm: the final normalisation, before the head.
-        embedding_scale: multiplies token embeddings (Gemma: sqrt(dim)), or 1.
-        positions: rows of a learned position table (GPT-2), or 0.
-        context: the longest sequence the model was made for, in tokens.
-        tied: the head reads the embedding's weight.
+        blocks: specs of the layers, in order.
+        norm: final normalisation, before the head.
+        embedding_scale: factor of token embeddings (Gemma: sqrt(dim)), or 1.
+        positions: number of rows of a learned position table (GPT-2), or 0.
+        context: longest sequence that the model was made for, in tokens.
+        tied: True if the head reads the embedding's weight.
     """
 
     dim: int
@@ -201,5 +201,5 @@ class ModelSpec:
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
-        """The distinct rotations of the model, in order of first use; blocks refer to them by equality."""
+        """The distinct rotations of the model, in order of first use; blocks find theirs by equality."""
         return tuple(dict.fromkeys(block.attention.rope for block in self.blocks if block.attention.rope))

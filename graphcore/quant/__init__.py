@@ -1,7 +1,7 @@
-"""What stored weight bytes mean: one stateless Format per encoding.
+"""Stored encodings of weights, with one stateless Format for each: what their bytes mean.
 
 raw (bytes as the file has them) -> dense (an ordinary float tensor). A new encoding is one module in `formats/`; it
-may know torch and bit layouts, and nothing of files, tensor names or modules.
+knows torch and bit layouts, but no files, tensor names or modules.
 """
 
 from graphcore.quant.format import Format

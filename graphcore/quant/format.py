@@ -1,4 +1,4 @@
-"""The interface every stored weight encoding implements: what its bytes mean.
+"""The interface of every stored encoding of weights: what its bytes mean.
 
 Legend: N blocks of one tensor, W bytes per block, E elements per block.
 
@@ -13,19 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 
-from graphcore.encodings import ENCODINGS, Encoding
+from graphcore.encodings import Encoding
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.quant.slices import decode_in_slices, slices_of_blocks
+from graphcore.quant.block_slices import decode_in_slices, slices_of_blocks
 
-SURELY_IN_RANGE = 3e4  # weights up to here overflow no format's float16 scale
+SURELY_IN_RANGE = 3e4  # weights up to this magnitude overflow no format's float16 scale
 
 
 class Change(NamedTuple):
-    """What is done to the bytes of a plane on their way to a GPU, and what undoes it: [R, K, bytes] uint8."""
+    """A change of a plane's bytes on their way to a GPU, and its inverse: [R, K, bytes] uint8."""
 
     do: Callable[[torch.Tensor], torch.Tensor]
     undo: Callable[[torch.Tensor], torch.Tensor]
@@ -33,19 +33,14 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Format(Encoding, ABC):
-    """One stored encoding of weights: its facts, and what its bytes mean.
+    """A stored encoding of weights: its facts, and what its bytes mean.
 
     Attributes:
-        low_change, scale_change: what a GPU's low codes and scales are, where they are no copies of the block's bytes.
+        low_change, scale_change: changes from a block's bytes to a GPU's low codes and scales; None for plain copies.
     """
 
     low_change: ClassVar[Change | None] = None
     scale_change: ClassVar[Change | None] = None
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        """Return the format of an encoding's name."""
-        return cls(**vars(ENCODINGS[name]))
 
     @abstractmethod
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
@@ -59,7 +54,7 @@ class Format(Encoding, ABC):
         """
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
-        """Return whole blocks that stand for the weights as nearly as this format can.
+        """Return the blocks that stand for the weights as closely as this format can.
 
         Args:
             dense: [N, E] float32, finite, contiguous. Not written to.
@@ -68,7 +63,7 @@ class Format(Encoding, ABC):
             [N, W] uint8, in memory of its own.
 
         Raises:
-            UnsupportedError: weights cannot be packed as this; `registry.packable_formats` lists what they can be.
+            UnsupportedError: weights cannot be packed as this format; `format_choice.packable_names` lists the others.
         """
         raise UnsupportedError(
             f"{self.name}: graphcore reads this format and does not write it; pack as another, such as q8_0 or q4_k"
@@ -76,7 +71,7 @@ class Format(Encoding, ABC):
 
     @property
     def can_quantize(self) -> bool:
-        """Whether dense weights can be packed as this."""
+        """Whether dense weights can be packed as this format."""
         return type(self).quantize_blocks is not Format.quantize_blocks
 
     def quantize(self, dense: torch.Tensor) -> torch.Tensor:
@@ -89,7 +84,7 @@ class Format(Encoding, ABC):
             [nbytes] uint8, on the device of `dense`.
 
         Raises:
-            UnsupportedError: weights cannot be packed as this.
+            UnsupportedError: weights cannot be packed as this format.
             CheckpointError: rows are not a whole number of blocks, or a weight is infinite, NaN or too large.
         """
         assert dense.is_floating_point(), f"weights are floats, got {dense.dtype}"
@@ -100,7 +95,7 @@ class Format(Encoding, ABC):
         return raw
 
     def quantize_checked(self, dense: torch.Tensor) -> torch.Tensor:
-        """Return `quantize_blocks` of weights that it can take.
+        """Return `quantize_blocks` of the weights, after checking that the format can hold them.
 
         Raises:
             CheckpointError: a weight is infinite, NaN or too large for the format's scales.
@@ -156,8 +151,8 @@ class Format(Encoding, ABC):
         Args:
             raw: [nbytes] uint8, contiguous, on any device.
             shape: torch order, in elements.
-            dtype: of the result, a float type; each float32 weight is cast to it. The whole tensor never exists in
-                float32 beside a result of another dtype.
+            dtype: dtype of the result, a float type; each float32 weight is cast to it. The whole tensor never exists
+                in float32 beside a result of another dtype.
 
         Returns:
             `shape`, `dtype`, on the device of `raw`.
@@ -171,7 +166,7 @@ class Format(Encoding, ABC):
         return decode_in_slices(blocks, decode, self.block_elements, dtype).view(tuple(shape))
 
     def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return a tensor's blocks, [N, W], and what turns some of them into weights: [n, W] -> [n, E] float32.
+        """Return a tensor's blocks, [N, W], and a function from some of them to weights: [n, W] -> [n, E] float32.
 
         Args:
             raw: [nbytes] uint8, checked; the blocks are a view of it.
@@ -181,7 +176,7 @@ class Format(Encoding, ABC):
     def planes_of(self, blocks: torch.Tensor) -> list[torch.Tensor | None]:
         """Return low codes, high codes, scales and supers (kernels/device_layout.py): [R, K, W] uint8 -> [R, K, bytes].
 
-        Those that the format lacks are None. R rows, K blocks of a row.
+        Planes that the format lacks are None. R rows, K blocks of a row.
         """
         assert self.planes is not None, f"no GPU kernel multiplies {self.name}"
         parts = [None if place is None else blocks[..., place[0] : place[1]] for place in self.planes.places]
@@ -191,10 +186,10 @@ class Format(Encoding, ABC):
         ]
 
     def blocks_of(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the file's blocks of what `planes_of` made of them: [R, K, bytes] uint8 each -> [R, K, W].
+        """Return the file's blocks from the planes of `planes_of`: [R, K, bytes] uint8 each -> [R, K, W].
 
         Args:
-            parts: of all four planes; those that the format lacks have no bytes.
+            parts: all four planes; those that the format lacks have no bytes.
         """
         assert self.planes is not None, f"no GPU kernel multiplies {self.name}"
         found = [
@@ -209,10 +204,10 @@ class Format(Encoding, ABC):
         return self.low_change, None, self.scale_change, None
 
     def check_raw(self, raw: torch.Tensor, shape: Sequence[int]) -> None:
-        """Return if `raw` can be the bytes of a tensor of this shape.
+        """Check that `raw` can be the bytes of a tensor of this shape.
 
         Raises:
-            CheckpointError: as for `dequantize`.
+            CheckpointError: as in `dequantize`.
         """
         if raw.dtype != torch.uint8 or raw.dim() != 1 or not raw.is_contiguous():
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The 12 bytes of 6-bit scales and minimums that q4_k and q5_k share, and what a GPU holds of both formats.
+"""Six-bit scales: the 12 bytes that q4_k and q5_k share, and their form in a GPU's memory.
 
 Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-bit minimum each.
 
@@ -6,11 +6,13 @@ Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-b
     byte j + 4 (0..3)   MMmm mmmm   mm mmmm = minimum j   MM = top bits of minimum j + 4
     byte j + 8 (0..3)   mmmm ssss   low four bits of minimum j + 4 and of scale j + 4
 
-A GPU's kernels (kernels/device_layout.py) read sixteen bytes with the 32 weights of one scale, and scales of a byte.
-Legend of those: R rows, K blocks of a row.
+A GPU's kernels (kernels/device_layout.py) read 16 bytes with the 32 weights of one scale, and byte-wide scales.
+Legend there: R rows, K blocks of a row.
 
 Source: ggml/src/ggml-quants.c, get_scale_min_k4.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ def pack_scales_and_minimums(scales: torch.Tensor, minimums: torch.Tensor) -> to
 
 
 def regroup_nibbles(codes: Tensor) -> Tensor:
-    """Return units of 32 consecutive weights, of chunks whose low nibbles are 32 weights and high ones 32 more.
+    """Return units of 32 consecutive weights, from chunks that have 32 weights in low nibbles and 32 in high ones.
 
     chunk: bytes 0..15 a, 16..31 b      units: (low a | low b << 4), (high a | high b << 4)
     """
@@ -63,5 +65,22 @@ def narrow_k_scales(wide: Tensor) -> Tensor:
     return pack_scales_and_minimums(scales, minimums).view(*wide.shape[:2], 12)
 
 
-REGROUPED = Change(regroup_nibbles, regroup_back)  # of low codes
-WIDENED = Change(widen_k_scales, narrow_k_scales)  # of scales
+def widened_signed(unpack: Callable[[Tensor], Tensor], pack: Callable[[Tensor], Tensor]) -> Change:
+    """Return the change from scales stored as 0 to 63 to a GPU's int8 scales, 32 less (as bytes, modulo 256).
+
+    Args:
+        unpack: function from a block's bytes to its scales, [N, bytes] uint8 -> [N, scales] uint8.
+        pack: inverse of `unpack`.
+    """
+
+    def widen(packed: Tensor) -> Tensor:
+        return (unpack(packed.reshape(-1, packed.shape[2])) - 32).view(*packed.shape[:2], -1)
+
+    def narrow(wide: Tensor) -> Tensor:
+        return pack((wide + 32).reshape(-1, wide.shape[2])).view(*wide.shape[:2], -1)
+
+    return Change(widen, narrow)
+
+
+REGROUPED = Change(regroup_nibbles, regroup_back)  # for low codes
+WIDENED = Change(widen_k_scales, narrow_k_scales)  # for scales

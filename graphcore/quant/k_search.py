@@ -1,13 +1,13 @@
-"""Finding scales: the search behind packing the formats whose groups of weights have scales that are codes themselves.
+"""Searches for scales when packing formats in which the scales of groups of weights are codes themselves.
 
 Legend: n elements per group, G groups. Groups are columns, so that sums over a group add whole rows: x is [n, G].
 
     affine     y = s * q - m    0 <= q <= top, s >= 0, m >= 0    q2_k, q4_k, q5_k
     symmetric  y = s * q        low <= q <= -low - 1             q3_k, q6_k
 
-For a guessed step the codes follow by rounding, and for those codes the best s and m by least squares, in closed form;
-several steps are tried and the one with the smallest sum of squared errors is kept. Because the codes' sums give that
-error too, a try costs few passes over the weights. A second stage looks around the scales as they will be stored.
+For a guessed step the codes follow by rounding, and for those codes the best s and m follow by least squares, in closed
+form; several steps are tried, and the one with the smallest sum of squared errors is kept. The codes' sums give that
+error, too, so a try costs few passes over the weights. A second stage searches around the scales as stored.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.quant.bit_packing import extreme, inverse, through_fp16
+from graphcore.quant.bit_fields import extreme, inverse, through_fp16
 
 TINIEST = torch.finfo(torch.float32).tiny
 
@@ -25,8 +25,8 @@ class StoredScales:
     """One of a block's two kinds of scale as stored: a float16 times a code per group.
 
     Attributes:
-        unit: [N, 1] float32, a float16's value.
-        codes: [N, groups] float32, whole numbers.
+        unit: [N, 1] float32, exactly a float16's value.
+        codes: [N, groups] float32, integers.
     """
 
     unit: Tensor
@@ -34,7 +34,7 @@ class StoredScales:
 
     @property
     def values(self) -> Tensor:
-        """What a reader multiplies out: [N, groups] float32."""
+        """The scales that a reader computes: [N, groups] float32."""
         return self.unit * self.codes
 
 
@@ -70,8 +70,8 @@ def fit_affine(x: Tensor, top: int, stretches: tuple[float, ...]) -> tuple[Tenso
 
     Args:
         top: largest code.
-        stretches: how many codes wider than `top` the range of a group's values is tried to be; what rounds to a
-            code that is not there is clamped.
+        stretches: numbers of codes by which the range of a group's values is tried to be wider than `top`; codes out
+            of range are clamped.
     """
     floor = x.amin(0).clamp_(max=0)
     above = x - floor
@@ -101,18 +101,18 @@ def _solve_affine(x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _keep_better(
     best: tuple[Tensor, Tensor, Tensor], new: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, group by group, the fit that explains more (the last of the three)."""
+    """Return, group by group, the fit that explains more (its third tensor)."""
     is_better = new[2] > best[2]
     scale, minimum, saved = (torch.where(is_better, one, other) for one, other in zip(new, best, strict=True))
     return scale, minimum, saved
 
 
 def refine_affine(x: Tensor, scales: StoredScales, minimums: StoredScales, top: int, top_scale: int) -> Tensor:
-    """Move each group's stored scale and minimum by a code where that lowers the error; return the codes, [n, G].
+    """Change each group's stored scale and minimum by a code where that lowers the error; return the codes, [n, G].
 
     Args:
         x: [n, N * groups].
-        scales, minimums: their `codes` are changed in place.
+        scales, minimums: stored scales, whose `codes` are changed in place.
         top: largest code of a weight.
         top_scale: largest code of a scale and of a minimum.
     """
@@ -152,12 +152,12 @@ def fit_symmetric(x: Tensor, low: int, stretches: tuple[float, ...]) -> Tensor:
 
     Args:
         low: smallest code.
-        stretches: the value of largest magnitude is tried to have the code `low - stretch`, before clamping.
+        stretches: values for which the value of largest magnitude gets the code `low - stretch`, before clamping.
     """
     per_value = inverse(extreme(x.T).squeeze(1))
     scale, saved = torch.zeros_like(per_value), torch.full_like(per_value, -1)
     for stretch in (*stretches, None):
-        steps = inverse(scale) if stretch is None else (low - stretch) * per_value  # last: around the best so far
+        steps = inverse(scale) if stretch is None else (low - stretch) * per_value  # None: around the best so far
         codes = (x * steps).round_().clamp_(low, -low - 1)
         sum_xq, sum_qq = (x * codes).sum(0), (codes * codes).sum(0).clamp_(min=TINIEST)
         new = sum_xq / sum_qq
@@ -167,11 +167,11 @@ def fit_symmetric(x: Tensor, low: int, stretches: tuple[float, ...]) -> Tensor:
 
 
 def refine_symmetric(x: Tensor, scales: StoredScales, low: int, low_scale: int) -> Tensor:
-    """Move each group's stored scale by a code where that lowers the error; return the codes, [n, G].
+    """Change each group's stored scale by a code where that lowers the error; return the codes, [n, G].
 
     Args:
         x: [n, N * groups].
-        scales: its `codes` are changed in place.
+        scales: stored scales, whose `codes` are changed in place.
         low: smallest code of a weight.
         low_scale: smallest code of a scale; the largest is -low_scale - 1.
     """

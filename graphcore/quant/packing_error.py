@@ -1,21 +1,21 @@
-"""How far packed weights are from the dense ones they were made of."""
+"""Measures how far packed weights are from the dense ones they were made of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from graphcore.quant.block_slices import slices_of_blocks
 from graphcore.quant.format import Format
-from graphcore.quant.slices import slices_of_blocks
 
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Sums over some of a tensor's weights; those of its parts add up to those of the whole.
+    """Sums over some of a tensor's weights; the sums of parts add up to those of the whole.
 
     Attributes:
-        difference: of the squared differences.
-        size: of the squared weights.
+        difference: sum of the squared differences.
+        size: sum of the squared weights.
     """
 
     difference: float = 0.0
@@ -26,9 +26,9 @@ class SquaredError:
 
     @property
     def relative(self) -> float:
-        """Root of the summed squared differences over root of the summed squares.
+        """The root of the summed squared differences over the root of the summed squares.
 
-        0 for equal tensors, all zeros included; infinite if zeros became anything else.
+        It is 0 for equal tensors, all zeros included, and infinite if zeros became anything else.
         """
         if self.difference == 0.0:
             return 0.0
@@ -40,7 +40,7 @@ def packing_error(dense: torch.Tensor, raw: torch.Tensor, packed_as: Format, sha
 
     Args:
         dense: `shape`, any float dtype.
-        raw: [nbytes] uint8, what `packed_as.quantize(dense)` gave; unpacked in slices.
+        raw: [nbytes] uint8, the result of `packed_as.quantize(dense)`; unpacked in slices.
         shape: torch order.
     """
     packed_as.check_raw(raw, shape)

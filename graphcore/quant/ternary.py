@@ -1,17 +1,17 @@
-"""Weights as -1, 0, +1 and a scale.
+"""Splits weights into -1, 0, +1 and a scale.
 
 Legend: N blocks, E elements per block.
 """
 
 import torch
 
-from graphcore.quant.bit_packing import inverse, round_half_away
+from graphcore.quant.bit_fields import inverse, round_half_away
 
 
 def ternary_codes(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes 0, 1, 2 for -1, 0, +1, and each block's largest magnitude as scale, as libggml does.
 
-    Exact for weights that are ternary already; others are rounded, and all below half the largest become 0.
+    This is exact for ternary weights; others are rounded, and all below half the largest become 0.
 
     Args:
         dense: [N, E] float32.

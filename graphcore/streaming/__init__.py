@@ -1,1 +1,1 @@
-"""When bytes move: policies, and the scheduler that runs a program under one."""
+"""Movement of weights while a program runs: policies that decide when, and the code that moves the bytes."""

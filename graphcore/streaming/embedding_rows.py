@@ -1,6 +1,6 @@
-"""Rows of an embedding whose table is not on the device, fetched as tokens need them.
+"""Embedding lookups where the table is not on the device: the rows of the current tokens are fetched and sent there.
 
-Legend: B batch, T tokens, D model dim, N distinct tokens.
+Legend: B batch, T tokens, D model dim, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphcore.checkpoint.byte_source import ByteSource
+from graphcore.checkpoint.streamed_file import ByteSource
+from graphcore.kernels.packing import Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
-from graphcore.quant.packing import Packing
-from graphcore.streaming.jobs import BUFFER_NBYTES, file_jobs, read_job
-from graphcore.streaming.pages import shared_pages
+from graphcore.streaming.fill_jobs import BUFFER_NBYTES, file_jobs, read_job
+from graphcore.streaming.pinned_memory import shared_pages
+from graphcore.weights.conversion import RowConversion, row_span
 from graphcore.weights.loader import Loader
-from graphcore.weights.pieces import RowsPiece, row_span
 
 
 @dataclass
 class FileRows:
-    """Rows read from the checkpoint's file.
+    """An embedding lookup that reads rows from the checkpoint's files.
 
     Attributes:
-        weight: the table's name in the decoder.
-        files: open, by path.
-        dim: D.
-        dtype: of the rows: the compute dtype of a dense table, float32 of a packed one.
-        device: where rows are wanted.
+        weight: name of the table in the decoder.
+        files: open files, by path.
+        dim: width D of a row.
+        dtype: dtype of the rows: the compute dtype for a dense table, float32 for a packed one.
+        device: device that the rows are sent to.
     """
 
     loader: Loader
@@ -50,26 +50,26 @@ class FileRows:
         distinct, places = torch.unique(token_ids.cpu(), return_inverse=True)
         rows = torch.empty(len(distinct), self.dim, dtype=self.dtype)
         info = self.loader.checkpoint.tensors[self.loader.sources[self.weight].name]
-        pieces = [
-            RowsPiece(self.weight, (row_span(self.loader, self.weight, token_id),), info, None, rows, row, row + 1)
+        conversions = [
+            RowConversion(self.weight, (row_span(self.loader, self.weight, token_id),), info, None, rows, row, row + 1)
             for row, token_id in enumerate(distinct.tolist())
         ]
-        for job in file_jobs(pieces):
+        for job in file_jobs(conversions):
             read_job(job, self.files, self._buffer)
-            for piece, at in job.pieces:
-                piece.write([self._buffer[at[0] : at[0] + piece.spans[0].nbytes]], 1)
-        for path in {span.file for piece in pieces for span in piece.spans}:
+            for conversion, at in job.conversions:
+                conversion.write([self._buffer[at[0] : at[0] + conversion.spans[0].nbytes]], 1)
+        for path in {span.file for conversion in conversions for span in conversion.spans}:
             self.files[path].check_unchanged()
         return rows[places].to(self.device)
 
 
 @dataclass
 class HostRows:
-    """Rows of a table that waits in RAM.
+    """An embedding lookup in a table that waits in RAM.
 
     Attributes:
         table: [V, D] in the compute dtype, or packed bytes.
-        packing: None is dense.
+        packing: packing of the table; None if it is dense.
     """
 
     table: Tensor

@@ -1,4 +1,4 @@
-"""Weights that wait in RAM, in the very bytes that slots hold, for one copy per group."""
+"""Streamed weights that wait in RAM, laid out as in their slots, so that one copy moves a group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.kernels.packing import Packing
 from graphcore.nn.decoder import Decoder
-from graphcore.streaming.pages import private_pages
+from graphcore.streaming.pinned_memory import private_pages
+from graphcore.weights.conversion import fill_weight
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.pieces import pieces_of
-from graphcore.weights.residents import fill_from_files
 from graphcore.weights.slots import Slot
 
 
 @dataclass(frozen=True)
 class HostStore:
-    """Groups' bytes in RAM.
+    """Weights in RAM that move to the device while the model runs.
 
     Attributes:
-        groups: [nbytes] uint8 of each group, laid out as in its slot.
-        tables: whole weights by name: the head, the embedding's table if it waits here too, experts' matrices.
+        groups: [nbytes] uint8, the bytes of a group laid out as in its slot, by group.
+        tables: whole weights, by name: the head, the embedding's table if its rows are gathered, experts' matrices.
     """
 
     groups: Mapping[int, Tensor]
@@ -31,49 +31,56 @@ class HostStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of RAM; parts of a table are not counted twice."""
+        """Bytes of RAM that the store takes; groups that are slices of a table are counted once."""
         held = [*self.groups.values(), *self.tables.values()]
         return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
 
 
 def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables: Sequence[str]) -> HostStore:
-    """Return a store with every byte in its place, read from the checkpoint once.
+    """Read weights from the checkpoint into a store in RAM, each once.
 
     Args:
-        groups: that stream.
-        tables: names of whole weights that are wanted: "lm_head.weight" where parts of it stream, or a table to gather
-            rows from, or experts' matrices.
+        groups: groups that stream.
+        tables: names of whole weights to store: "lm_head.weight" if parts of it stream, the embedding if its rows are
+            gathered, experts' matrices.
 
     Raises:
-        CheckpointError: a file changed, or holds values that are no weights.
+        CheckpointError: a file changed, or holds values that are not valid weights.
     """
     whole = {name: _whole(loader, decoder, name) for name in tables}
     held: dict[int, Tensor] = {}
     for group in groups:
-        place = group.places[0]
-        if place.rows is not None:
-            held[group.index] = _rows_of(whole[place.name], place.rows, decoder)
+        weight = group.weights[0]
+        if weight.rows is not None:
+            held[group.index] = _rows_of(whole[weight.name], weight.rows, decoder)
             continue
-        slot = Slot(private_pages(group.layout.nbytes))
-        for place, view in zip(group.places, slot.views(group.layout).values(), strict=True):
-            for piece in pieces_of(loader, place.name, place.packing, view):
-                fill_from_files(loader, piece)
-        held[group.index] = slot.raw
+        held[group.index] = read_group(loader, group)
     return HostStore(held, whole)
+
+
+def read_group(loader: Loader, group: Group) -> Tensor:
+    """Read a group from the checkpoint's files and return its bytes in RAM, [nbytes] uint8."""
+    slot = Slot(private_pages(group.layout.nbytes))
+    for weight, view in zip(group.weights, slot.views(group.layout).values(), strict=True):
+        fill_weight(loader, weight.name, weight.packing, view, weight.rows)
+    return slot.raw
+
+
+def read_table(loader: Loader, name: str, packing: Packing | None, like: Tensor) -> Tensor:
+    """Read a whole weight from the checkpoint's files and return it in RAM, in the shape and dtype of `like`."""
+    table = private_pages(like.nbytes).view(like.dtype).view(like.shape)
+    fill_weight(loader, name, packing, table)
+    return table
 
 
 def _whole(loader: Loader, decoder: Decoder, name: str) -> Tensor:
     leaf = "weight" if name == EMBEDDING else name
     group = {HEAD: decoder.head, EMBEDDING: decoder.embed_tokens}.get(name, decoder)
-    owner = group.get_buffer(leaf)
-    table = private_pages(owner.nbytes).view(owner.dtype).view(owner.shape)
-    for piece in pieces_of(loader, name, packing_of(group, leaf), table):
-        fill_from_files(loader, piece)
-    return table
+    return read_table(loader, name, packing_of(group, leaf), group.get_buffer(leaf))
 
 
 def _rows_of(table: Tensor, rows: range, decoder: Decoder) -> Tensor:
-    """Return the bytes of some rows of the head."""
+    """Return the bytes of a range of the head's rows, as a view of its table."""
     packing = decoder.head.lm_head.packing
     if packing is None:
         return table[rows.start : rows.stop].view(-1).view(torch.uint8)

@@ -1,36 +1,132 @@
-"""The interface of a streaming policy, and the one that never moves anything."""
+"""Streaming policies, which decide when bytes move. Each is a file in `policies/`, chosen by its name.
 
-from collections.abc import Collection
-from typing import Protocol
+    programs  --acquire, release-->  policy  --begin, wait, release, cancel-->  filler  --bytes-->  slots
+
+The planner decides what stays on the device, according to `StreamingPolicy.keeps`. The policy gets the rest as a ring:
+the groups in the order of use, the slots that they go through, and the filler of those slots.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from graphcore.progress import Progress
+from graphcore.streaming.filler import Filler, FillingT
+from graphcore.streaming.timeline import Watch
+from graphcore.weights.planning.placements import Keeps
+
+Work = TypeVar("Work")
 
 
-class Policy(Protocol):
-    """Decides when a layer group's bytes come to the device and when their slot may be filled again."""
+@dataclass(frozen=True)
+class Ring(Generic[Work, FillingT]):
+    """The groups that move, and what a policy needs to move them.
+
+    Attributes:
+        work: work that fills a group's slot, by group, in the order of use. Groups that are absent do not move.
+        num_slots: number of slots; the group at position i has slot i modulo this.
+        reads_ahead: True if the slots of later groups are filled while one computes (`streaming.mode=async`); else
+            each is filled when it is acquired.
+        filler: filler of the slots.
+        watch: clock that times stalls and compute.
+    """
+
+    work: Mapping[int, Work]
+    num_slots: int
+    reads_ahead: bool
+    filler: Filler[Work, FillingT]
+    watch: Watch
+
+
+class Policy(ABC):
+    """A decision of when a layer group's bytes come to the device, and when their slot may be refilled."""
+
+    @abstractmethod
+    def acquire(self, group: int) -> None:
+        """Ensure that all work enqueued after this call finds the group's bytes on the device."""
+
+    @abstractmethod
+    def release(self, group: int) -> None:
+        """Allow the group's slot to be refilled after the work enqueued so far, which is the last to read it."""
+
+    def skip(self, groups: Collection[int]) -> None:  # noqa: B027  # only policies that read ahead use it
+        """Leave groups out of all later passes. A policy that does not read ahead can ignore this."""
+
+    def reset(self) -> None:  # noqa: B027  # only policies that read ahead use it
+        """Discard groups that were read ahead; no bytes move any more when this returns."""
+
+
+class RingPolicy(Policy, Generic[Work, FillingT]):
+    """A policy under which groups move.
+
+    Attributes:
+        ring: groups that move, with their slots and filler.
+    """
+
+    def __init__(self, ring: Ring[Work, FillingT]) -> None:
+        self.ring = ring
+
+
+@dataclass(frozen=True)
+class StreamingPolicy:
+    """A registered policy: the constant of a file in `policies/`, chosen by `streaming.policy`.
+
+    Attributes:
+        name: name of the policy and of its file.
+        make: function from a ring to the policy of a model.
+        keeps: share of the weights that stays on the device: "all", "nothing", or "most" (all that the budget allows).
+    """
+
+    name: str
+    make: Callable[[Ring[Any, Any]], Policy]
+    keeps: Keeps = "nothing"
+
+
+class Resident(Policy):
+    """A policy under which nothing moves: every group is resident on the device."""
 
     def acquire(self, group: int) -> None:
-        """Make the group's bytes be there before anything that is enqueued after this call."""
+        """Do nothing: the bytes are on the device."""
 
     def release(self, group: int) -> None:
-        """Say that what was enqueued so far is the last to read the group's slot."""
-
-    def skip(self, groups: Collection[int]) -> None:
-        """Say which groups the passes from now on leave out."""
-
-    def reset(self) -> None:
-        """Forget what was moved ahead of its use; nothing moves any more when this returns."""
+        """Do nothing: the bytes stay."""
 
 
-class Resident:
-    """Every group has a slot of its own that was filled at load."""
+class Watched(Policy):
+    """A policy that reports each acquire and passes all calls to another policy.
+
+    Args:
+        policy: policy that moves the bytes.
+        on_progress: callback, called with stage, group, done and total before each wait.
+        stage: "prefill" or "generate".
+        done, total: numbers of tokens when the pass begins.
+    """
+
+    def __init__(self, policy: Policy, on_progress: Progress, stage: str, done: int, total: int) -> None:
+        self._policy = policy
+        self._on_progress = on_progress
+        self._pass = stage, done, total
 
     def acquire(self, group: int) -> None:
-        """The bytes are there."""
+        """Report the group, then acquire it."""
+        stage, done, total = self._pass
+        self._on_progress(stage, group, done, total)
+        self._policy.acquire(group)
 
     def release(self, group: int) -> None:
-        """The bytes stay."""
+        """Release the group's slot."""
+        self._policy.release(group)
 
     def skip(self, groups: Collection[int]) -> None:
-        """Nothing moves."""
+        """Leave groups out of all later passes."""
+        self._policy.skip(groups)
 
     def reset(self) -> None:
-        """Nothing moves."""
+        """Discard groups that were read ahead."""
+        self._policy.reset()
+
+
+def watched(policy: Policy, on_progress: Progress, stage: str, done: int, total: int) -> Policy:
+    """Return a policy that reports each group of one pass; `Resident` is returned unchanged, as it moves nothing."""
+    return policy if isinstance(policy, Resident) else Watched(policy, on_progress, stage, done, total)

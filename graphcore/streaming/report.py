@@ -1,4 +1,4 @@
-"""What streaming came to in a measured interval: numbers from events, and nothing else.
+"""The report on streaming in a measured interval, computed from events.
 
     |---------------------- seconds -----------------------|
     copy     ==========  ===========    ====================    copy_seconds: while anything was copied, or read
@@ -8,25 +8,24 @@
 
     overlap = hidden / copy
 
-Lanes are sets of time: two workers that copy at once count once. What is read into a host slot is on its way as what is
-copied from there to a device is, and its bytes count when they arrive. An event that began before the interval or ended
-after it counts by the part inside, and so do its bytes.
+Times in a lane are merged: two workers that copy at the same time count once. Reads into a host slot count as copy
+time, but their bytes count only when they are copied to the device. An event that is partly outside the interval counts
+in proportion to the part inside, and so do its bytes.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from graphcore.streaming.intervals import Interval, minus, total, union
-from graphcore.streaming.timeline import Event
+from graphcore.streaming.timeline import Event, Interval, minus, total, union
 
 
 @dataclass(frozen=True)
 class TierMemory:
-    """Bytes of one tier.
+    """Memory use of one tier against its budget.
 
     Attributes:
-        peak_nbytes: the most that was in use; None where it was not measured.
-        budget_nbytes: what it was to stay under; None without a limit.
+        peak_nbytes: the most bytes in use at any time; None if not measured.
+        budget_nbytes: upper limit in bytes; None if there is none.
     """
 
     peak_nbytes: int | None = None
@@ -35,14 +34,14 @@ class TierMemory:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, apart from the events.
+    """Measurements other than the events.
 
     Attributes:
-        begin, end: the interval, seconds of time.perf_counter.
-        num_passes: passes over the weights in it: decode steps (tokens of one sequence), or prefill chunks.
-        num_groups: groups are numbered 0 to num_groups - 1.
-        raw_link: bytes/s of the same link without the engine; None if it was not measured.
-        device, host: memory against budgets.
+        begin, end: bounds of the interval, in seconds of time.perf_counter.
+        num_passes: passes over the weights in the interval: decode steps, or prefill chunks.
+        num_groups: number of groups; they are numbered 0 to num_groups - 1.
+        raw_link: bytes/s of the same link when nothing else runs; None if not measured.
+        device, host: memory use of the two tiers.
     """
 
     begin: float
@@ -56,21 +55,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class StreamingReport:
-    """What streaming came to.
+    """Times, bytes and rates of streaming in a measured interval.
 
-    Rates, shares and averages are None where they would divide by nothing.
+    Rates, shares and averages are None if they would divide by zero.
 
     Attributes:
-        seconds: of the measured interval.
-        num_passes: decode steps or prefill chunks in it.
-        nbytes: moved in it.
-        copy_seconds: while at least one copy was under way (the link was busy).
-        hidden_seconds: of these, while the caller did not wait: what compute, or anything else, hid.
-        compute_seconds: while a step ran.
-        stall_seconds: while the caller waited for any group.
-        stall_seconds_per_group: while it waited for each group; index is the group.
-        raw_link: bytes/s of the link without the engine.
-        device, host: memory against budgets.
+        seconds: length of the interval.
+        num_passes: decode steps or prefill chunks in the interval.
+        nbytes: bytes moved in the interval.
+        copy_seconds: time in which at least one copy or read was running (the link was busy).
+        hidden_seconds: part of `copy_seconds` in which the caller did not wait.
+        compute_seconds: time in which a step ran.
+        stall_seconds: time in which the caller waited for any group.
+        stall_seconds_per_group: time in which the caller waited for a group, by group.
+        raw_link: bytes/s of the link when nothing else runs; None if not measured.
+        device, host: memory use of the two tiers.
     """
 
     seconds: float
@@ -87,7 +86,7 @@ class StreamingReport:
 
     @property
     def nbytes_per_pass(self) -> float | None:
-        """Bytes moved for each decode step or prefill chunk."""
+        """Bytes moved per decode step or prefill chunk."""
         return _ratio(self.nbytes, self.num_passes)
 
     @property
@@ -102,26 +101,21 @@ class StreamingReport:
 
     @property
     def busy_link_share(self) -> float | None:
-        """Of the raw link, what `busy_link` is."""
+        """Ratio of `busy_link` to `raw_link`."""
         return None if self.busy_link is None else _ratio(self.busy_link, self.raw_link)
 
     @property
-    def wall_link_share(self) -> float | None:
-        """Of the raw link, what `wall_link` is."""
-        return None if self.wall_link is None else _ratio(self.wall_link, self.raw_link)
-
-    @property
     def overlap(self) -> float | None:
-        """Share of the copy time during which nobody waited."""
+        """Share of the copy time in which the caller did not wait."""
         return _ratio(self.hidden_seconds, self.copy_seconds)
 
 
 def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingReport:
-    """Return what the events came to inside the measured interval.
+    """Return the report on the events inside a measured interval.
 
     Args:
-        events: in any order; those outside the interval do not count.
-        measured: everything else.
+        events: events in any order; those outside the interval do not count.
+        measured: interval, passes, link and memory.
     """
     begin, end = measured.begin, measured.end
     assert begin <= end, f"the interval ends at {end}, before it begins at {begin}"
@@ -149,12 +143,12 @@ def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingRe
 
 
 def _times(events: Iterable[Event], begin: float, end: float) -> list[Interval]:
-    """Return when any of the events was under way, inside the interval."""
+    """Return the times inside the interval at which any of the events was running."""
     return union((max(event.begin, begin), min(event.end, end)) for event in events)
 
 
 def _nbytes_inside(copy: Event, begin: float, end: float) -> float:
-    """Return the bytes of a copy in proportion to its time inside; one that took no time counts whole or not at all."""
+    """Return a copy's bytes in proportion to its time inside. A copy of zero length counts as a whole or not at all."""
     if copy.end <= copy.begin:
         return copy.nbytes if begin <= copy.begin < end else 0
     inside = min(copy.end, end) - max(copy.begin, begin)

@@ -1,4 +1,4 @@
-"""The hot loop."""
+"""The scheduler: the loop that runs a program's steps under a policy."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ def run_program(program: Program, policy: Policy) -> None:
             policy.acquire(step.group)
             step.replay()
             policy.release(step.group)
-    except BaseException:  # what was read ahead of the steps that are left may have failed as this one did
-        with suppress(StreamingError):  # in the same words
+    except BaseException:  # reads ahead for the remaining steps may have failed too
+        with suppress(StreamingError):  # it would repeat the first error
             policy.reset()
         raise

@@ -1,6 +1,6 @@
-"""One filling of one slot, as threads (filler.py) and whoever waits for them see it.
+"""The ticket of one filling of one slot, shared by the threads that fill it (thread_filler.py) and the caller.
 
-begun -> jobs done -> full -> released by its reader, perhaps while a copy still reads it -> drained
+begun -> jobs done -> full -> released by its reader, possibly while a copy still reads it -> drained
 """
 
 from collections.abc import Callable
@@ -12,10 +12,11 @@ class Ticket:
     """One filling of a group's slot.
 
     Attributes:
-        after: the filling of the same slot before this one, which must be released before it is overwritten.
-        unwritten: jobs whose pieces are not in the slot.
-        left: jobs that are not done.
-        drained: returns when the slot, though released, is no longer read; None if it is not.
+        after: ticket of the slot's previous filling, which must be released before this one writes; None if none.
+        unwritten: number of jobs whose bytes are not in the slot yet.
+        left: number of jobs that have not ended.
+        fault: exception that a job raised; None if none did.
+        drained: function that blocks until the last copy from the released slot is done; None if there is none.
     """
 
     group: int
@@ -29,12 +30,12 @@ class Ticket:
 
     @property
     def may_write(self) -> bool:
-        """Whether nobody reads the slot any more."""
+        """Whether the previous filling of the slot has been released."""
         return self.after is None or self.after.is_released
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether the filling has succeeded or failed, so that there is nothing to wait for."""
         return self.fault is not None or (self.left == 0 and self.unwritten == 0)
 
     @property
@@ -44,5 +45,5 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether no thread is at it, or will be."""
+        """Whether all jobs have ended, so that no thread works on the filling."""
         return self.left == 0

@@ -1,31 +1,39 @@
-"""What happened when, while weights moved: the raw material of reports and pictures.
+"""A timeline of events while weights move, from which reports and pictures are made.
 
-copy     a job's bytes on their way from the tier below into a slot     (worker threads, lanes side by side)
-read     the same into a host slot, from where a device's copy goes on  (worker threads, too)
-stall    the caller waited for a group's bytes; on a device, the device did
-compute  a step ran
+copy     a job's bytes move from the tier below into a slot             (worker threads, or a device's copy queue)
+read     bytes are read into a host slot, to be copied to a device      (worker threads)
+stall    the caller, or the device's compute queue, waits for the bytes of a group
+compute  a step runs
+
+Sets of times are sorted, disjoint, half-open intervals [begin, end):
+
+    union   [0, 3) [2, 5) [7, 8)             ->  [0, 5) [7, 8)
+    minus   [0, 5) [7, 8)  minus  [1, 2)     ->  [0, 1) [2, 5) [7, 8)
 """
 
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+Interval = tuple[float, float]
+
 Lane = Literal["copy", "read", "stall", "compute"]
-LIMIT = 200_000  # events that are kept: the newest; about 20 MB
-LATE_LIMIT = 4096  # events that may wait to be settled: a device keeps a timer for each end of them
+LIMIT = 200_000  # number of the newest events that are kept; about 20 MB
+LATE_LIMIT = 4096  # number of events whose times are not read yet; each holds two timers of a device
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that took time.
+    """One interval of activity in a lane.
 
     Attributes:
-        group: whose weights.
-        begin, end: seconds of time.perf_counter.
-        nbytes: moved; 0 where nothing was.
-        worker: which of the lane's threads.
+        group: number of the group that the weights belong to.
+        begin, end: times in seconds of time.perf_counter.
+        nbytes: bytes moved; 0 if none were.
+        worker: number of the thread within the lane.
     """
 
     lane: Lane
@@ -37,36 +45,36 @@ class Event:
 
 
 class Late(Protocol):
-    """An event whose times are known some time after it."""
+    """An event whose times can be read only after it is over."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its times can be read without waiting."""
+        """Whether the times can be read without waiting."""
 
     def settled(self) -> Event:
-        """Return it; it is over."""
+        """Return the event with its times. It must be over."""
 
 
 class Stopwatch(Protocol):
-    """Something that is taking time."""
+    """A running measurement of one event."""
 
     def stop(self) -> None:
-        """It ends now. What is never stopped is never an event."""
+        """End the measurement now and record the event. Without this call there is no event."""
 
     def then(self, lane: Lane, group: int) -> "Stopwatch":
-        """It ends now, and something else begins."""
+        """End this measurement and begin another at the same time."""
 
 
 class Watch(Protocol):
-    """Times what the caller does, by whatever clock holds for it."""
+    """A clock that times the caller's work: the host's or a device's."""
 
     def start(self, lane: Lane, group: int) -> Stopwatch:
-        """Begin to time something."""
+        """Begin a measurement."""
 
 
 @dataclass(frozen=True)
 class HostStopwatch:
-    """Something that takes the calling thread's time."""
+    """A running measurement of the calling thread."""
 
     timeline: "Timeline"
     lane: Lane
@@ -74,25 +82,25 @@ class HostStopwatch:
     began: float
 
     def stop(self) -> None:
-        """It ends now."""
+        """End the measurement now and record the event."""
         self.timeline.add(Event(self.lane, self.group, self.began, time.perf_counter()))
 
     def then(self, lane: Lane, group: int) -> "HostStopwatch":
-        """It ends now, and something else begins."""
+        """End this measurement and begin another."""
         self.stop()
         return self.timeline.start(lane, group)
 
 
 @dataclass
 class Timeline:
-    """Events, about in the order in which they ended; safe to add to from any thread. A `Watch` by the host's clock."""
+    """A thread-safe list of events, roughly in the order in which they ended; also a `Watch` with the host's clock."""
 
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=LIMIT))
     _late: deque[Late] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, lane: Lane, group: int) -> HostStopwatch:
-        """Begin to time something that the calling thread does."""
+        """Begin a measurement of the calling thread."""
         return HostStopwatch(self, lane, group, time.perf_counter())
 
     def add(self, event: Event) -> None:
@@ -101,21 +109,58 @@ class Timeline:
             self.events.append(event)
 
     def add_late(self, event: Late) -> None:
-        """Append an event whose times are read when somebody asks for them, or when there are very many."""
+        """Append an event whose times are read later: when events are requested, or when too many are waiting."""
         with self._lock:
             self._late.append(event)
             if len(self._late) > LATE_LIMIT and self._settled(self._late[0]):
                 self._late.popleft()
 
     def since(self, begin: float) -> list[Event]:
-        """Return the events that ended after `begin`, seconds of time.perf_counter, and are over."""
+        """Return the finished events that ended after `begin`, in seconds of time.perf_counter."""
         with self._lock:
             self._late = deque([late for late in self._late if not self._settled(late)])
             return [event for event in self.events if event.end > begin]
 
     def _settled(self, late: Late) -> bool:
-        """Read the times of a late event, unless it would have to be waited for; return whether it was over."""
+        """Record a late event if it is over. Return whether it was."""
         if late.is_over:
             self.events.append(late.settled())
             return True
         return False
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals: sorted, disjoint, non-adjacent and non-empty."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def minus(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of `these` that `others` do not cover. Both must be in the form that `union` returns."""
+    left: list[Interval] = []
+    at = 0
+    for begin, end in these:
+        while at < len(others) and others[at][1] <= begin:
+            at += 1
+        while at < len(others) and others[at][0] < end:
+            if others[at][0] > begin:
+                left.append((begin, others[at][0]))
+            begin = others[at][1]
+            if begin >= end:  # this one may also overlap the next of `these`
+                break
+            at += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Return the sum of the intervals' lengths."""
+    return sum((end - begin for begin, end in intervals), start=0.0)

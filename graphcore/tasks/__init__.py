@@ -1,1 +1,1 @@
-"""What a user asks for; the only floor that prints."""
+"""The tasks that a user can ask for; only this floor prints."""

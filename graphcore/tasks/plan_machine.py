@@ -1,4 +1,4 @@
-"""The machine and the speeds that task=plan was asked to plan for, and what the settings come to there."""
+"""The machine and the rates that task=plan plans for, and the choices for a model on that machine."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,23 +8,23 @@ import torch
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device
-from graphcore.engine.assembly import Choices, choices_on, choose, find_kernels, refuse_graph
-from graphcore.engine.machine import CPU, Machine, Speeds
-from graphcore.engine.model import Model
+from graphcore.engine.choices import Choices, choices_here, choices_on, find_kernels, refuse_graph
+from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError
-from graphcore.memory_limit import free_nbytes
+from graphcore.memory_limit import free_ram_nbytes
+from graphcore.weights.planning.machine import CPU, Machine, Speeds
 
 PER_SECOND = "/s"
 
 
 def machine_of(settings: Settings, device_memory: Any, ram: Any) -> Machine:
-    """Return the machine that is planned for, and refuse a graph that cannot run on this one.
+    """Return the machine that is planned for.
 
     Args:
-        device_memory, ram: as the task has them; None and None is this machine.
+        device_memory, ram: sizes from the task's settings; None and None is this machine.
 
     Raises:
-        ConfigError: a size is none, or another setting contradicts it.
+        ConfigError: a size is invalid or contradicts another setting, or the graph cannot run on this machine.
     """
     if device_memory is None and ram is None:
         device = resolve_device(settings.device)
@@ -39,24 +39,24 @@ def machine_of(settings: Settings, device_memory: Any, ram: Any) -> Machine:
             "task.device_memory and task.ram describe a machine for graphcore's own models; leave model.fallback out"
         )
     device_nbytes = None if device_memory is None else size_of("task.device_memory", device_memory)
-    return Machine.described(device_nbytes, free_nbytes() if ram is None else size_of("task.ram", ram))
+    return Machine.described(device_nbytes, free_ram_nbytes() if ram is None else size_of("task.ram", ram))
 
 
 def speeds_of(link: Any, disk: Any, bandwidth: Any) -> Speeds:
-    """Return the rates that were given, as bytes per second.
+    """Return the given rates in bytes per second.
 
     Raises:
-        ConfigError: one is no rate.
+        ConfigError: a value is no rate.
     """
     given = {"link": link, "disk": disk, "bandwidth": bandwidth}
     return Speeds(**{name: None if value is None else rate_of(f"task.{name}", value) for name, value in given.items()})
 
 
 def size_of(key: str, value: Any) -> int:
-    """Return the bytes of a size that has to be one.
+    """Return the bytes of a size.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the value is no size.
     """
     nbytes = parse_nbytes(key, value)
     if not nbytes:
@@ -68,22 +68,22 @@ def rate_of(key: str, value: Any) -> float:
     """Return the bytes per second of a rate: "25GB" or "25GB/s".
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the value is no rate.
     """
     return float(size_of(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value))
 
 
 def choices_for(machine: Machine, settings: Settings, model: Model) -> Choices:
-    """Return what the settings come to on a machine.
+    """Return the choices for a model on a machine.
 
-    Of another one it is taken that its CPU has kernels where this one has, that its GPU has Triton, and that it
-    computes in bf16 where nothing else was asked for.
+    Another machine is assumed to have C++ kernels on its CPU if this one has them, to have Triton on its GPU, and to
+    compute in bf16 unless a dtype is set.
 
     Raises:
         ConfigError: the model cannot do what was asked.
     """
     if machine.is_here:
-        return choose(settings, model)
+        return choices_here(settings, model)
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
     library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]

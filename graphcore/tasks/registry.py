@@ -1,4 +1,4 @@
-"""Names to tasks; a task is imported when it is asked for, with what it alone needs."""
+"""The registry of tasks by name; a task's module is imported when the task is asked for."""
 
 import pkgutil
 from importlib import import_module
@@ -11,10 +11,10 @@ NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(commands.__p
 
 
 def task_named(name: str) -> Task:
-    """Return a task.
+    """Return the task of that name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such task.
     """
     module = import_module(f"{commands.__name__}.{lookup('task', name, {known: known for known in NAMES})}")
     tasks = [value for value in vars(module).values() if isinstance(value, Task)]

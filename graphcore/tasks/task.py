@@ -1,4 +1,4 @@
-"""What a task is: a name, its own settings under `task.`, and a function that returns what goes into result.json."""
+"""A task: a name, its own settings under `task.`, and a function that returns its part of result.json."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from graphcore.tasks.console import Console
+    from graphcore.tasks.terminal.console import Console
 
 Record = dict[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")  # without effect where no prompt is answered
+PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")  # no effect in tasks that answer no prompt
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every task is given.
+    """The input of every task: settings, console and output folder.
 
     Attributes:
-        settings: composed and checked.
-        console: where it prints.
-        output_dir: the run's folder; None where nothing is to be left (outputs=false).
-        has_chosen_model: bool, whether a model group was asked for and does not only stand as the default.
+        settings: composed and checked settings.
+        console: console to print on.
+        output_dir: the run's folder; None with outputs=false.
+        has_chosen_model: bool, True if a model group was chosen and is not the default.
     """
 
     settings: Settings
@@ -34,13 +34,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """A task that a user can ask for.
 
     Attributes:
-        name: as in task=name.
+        name: name, as in task=name.
         settings: dataclass of the keys in conf/task/<name>.yaml.
-        run: does it; returns the task's part of result.json, with "status" when that is not "ok".
-        needs_torch: bool, whether anything is computed; without that torch is not imported.
+        run: function that does the task and returns its part of result.json, with "status" unless that is "ok".
+        needs_torch: bool, False if the task computes nothing and torch need not be imported.
     """
 
     name: str
@@ -50,10 +50,13 @@ class Task:
 
 
 def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
-    """Return if none of these keys is set; the others of a task's settings have an effect.
+    """Check that no key is set that has no effect on a task.
+
+    Args:
+        keys: the keys without effect.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: one of the keys is set.
     """
     given = [key for key in keys if vars(settings)[key] not in (None, [])]
     if given:

@@ -1,11 +1,11 @@
-"""Token ids of a rendered conversation: the template's control tokens are parsed, what messages say is text.
+"""Token ids of a rendered conversation: control tokens of the template are parsed, the messages stay plain text.
 
     <|im_start|>user\nprint <|im_end|> twice<|im_end|>\n        text, as the template gives it
     [control  ]                            [control  ]          the template's own: parsed
                 .....................                           a message's: plain text, its spelling unchanged
 
-Without a control token in a message the ids are those of the whole text, parsed as it is. Only a stretch between two of
-the template's control tokens in which a message spells one is encoded anew, as plain text.
+If no message spells a control token, the ids are those of the whole text with its control tokens parsed. Otherwise only
+the stretches between the template's control tokens in which a message spells one are encoded again, as plain text.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,21 +16,21 @@ import tokenizers
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_template import Message
 from graphcore.tokenizer.control_tokens import ControlTokens, Spot
-from graphcore.tokenizer.marking import Marking, TemplateWords, signs_of
+from graphcore.tokenizer.marked_messages import Marking, TemplateWords, signs_of
 
 Render = Callable[[Sequence[Message]], str]
 
 
 def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWords, source: str) -> list[int]:
-    """Return the ids of a conversation in which no message spells a control token.
+    """Return the ids of a conversation, in which no control token comes from a message.
 
     Args:
         render: the chat template.
         source: the checkpoint, for messages.
 
     Raises:
-        TokenizerError: the template refuses the messages, a role spells a control token, or the template changes what
-            messages say so that its own control tokens cannot be told from theirs.
+        TokenizerError: the template rejects the messages, a role spells a control token, or the template changes the
+            messages so that its own control tokens cannot be told from theirs.
     """
     controls, text = words.controls, render(messages)
     encoding = controls.parsed(text)
@@ -53,7 +53,7 @@ def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWor
 
 
 def _rendered(render: Render, marking: Marking) -> str | None:
-    """Return the text of the marked messages; None where the template takes what messages say for more than text."""
+    """Return the text of the marked messages; None if the template treats the messages as more than text."""
     try:
         return render(marking.messages)
     except TokenizerError:
@@ -61,7 +61,7 @@ def _rendered(render: Render, marking: Marking) -> str | None:
 
 
 def _is_theirs(spot: Spot, ids: Sequence[int], marked: str, marking: Marking, controls: ControlTokens) -> bool:
-    """Return whether a message spells the control token; an answer may spell markup that is no special token."""
+    """Return whether the control token comes from a message; an answer may spell markup that is no special token."""
     spelling = marked[spot.start : spot.end]
     if ids[spot.token] in controls.always:
         return marking.has_mark(spelling)
@@ -71,7 +71,7 @@ def _is_theirs(spot: Spot, ids: Sequence[int], marked: str, marking: Marking, co
 def _ids_apart(
     text: str, encoding: tokenizers.Encoding, spots: Sequence[Spot], theirs: set[int], controls: ControlTokens
 ) -> list[int]:
-    """Return the ids; `theirs` are the numbers of control tokens that messages spell."""
+    """Return the ids; `theirs` are the positions of control tokens that come from messages."""
     ids: list[int] = []
     own = [spot for spot in spots if spot.token not in theirs]
     for before, after in pairwise([Spot(-1, 0, 0), *own, Spot(len(encoding.ids), len(text), len(text))]):
@@ -87,10 +87,10 @@ def _ids_apart(
 def _must_be_the_templates(
     encoding: tokenizers.Encoding, spots: Sequence[Spot], marked: str | None, marking: Marking, controls: ControlTokens
 ) -> bool:
-    """Return whether no control token of a text can be a message's, whatever the template did to the messages.
+    """Return whether no control token of a text can come from a message, whatever the template did to the messages.
 
-    None can if no message holds a sign that such a token is made of, nor if the template writes the same ones,
-    in the same order, around messages that hold none.
+    That holds if no message has a character that such a token consists of, or if the template writes the same tokens,
+    in the same order, around messages that have none.
     """
     found = [encoding.ids[spot.token] for spot in spots]
     if all(marking.letters.isdisjoint(signs_of(spelling)) for spelling in controls.spellings(found)):

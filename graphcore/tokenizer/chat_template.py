@@ -1,8 +1,8 @@
-"""Turns chat messages into the text a model was trained on, by the Jinja template that its checkpoint carries.
+"""Turns chat messages into the text a model was trained on, with the Jinja template of its checkpoint.
 
     ChatTemplate -> TemplateProcess (template_process.py) ~~> serve (template_worker.py) -> Jinja (template_sandbox.py)
 
-A template is code from a stranger, so it runs in a process of its own, within bounds (`Bounds`) and in a sandbox.
+A template is untrusted code, so it runs in a process of its own, within bounds (`Bounds`) and in a sandbox.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from graphcore.errors import TemplateError, TokenizerError
 from graphcore.tokenizer.template_process import Bounds, NoTextError, TemplateProcess
 
 Message = Mapping[str, object]
-"""One turn: "role" and "content", and whatever else the template reads; what JSON has."""
+"""One turn: "role" and "content", and any other fields that the template reads, of the types that JSON has."""
 
 WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
 
 
 class ChatTemplate:
-    """A chat template; may be asked from several threads.
+    """A chat template; several threads may use it.
 
     Args:
         text: Jinja source.
-        source: what the user named, for messages.
+        source: name that the user gave, for messages.
     """
 
     def __init__(self, text: str, source: str, bounds: Bounds | None = None) -> None:
@@ -32,7 +32,7 @@ class ChatTemplate:
         self._process: TemplateProcess | None = None
 
     def start(self) -> None:
-        """Have the template read and compiled beside what the caller does next; `render` says what is wrong with it."""
+        """Start the process that reads and compiles the template, without waiting; `render` reports any error."""
         with contextlib.suppress(NoTextError):
             self._usable_process()
 
@@ -44,12 +44,12 @@ class ChatTemplate:
         Args:
             messages: the turns, oldest first.
             variables: `bos_token`, `eos_token` and the like.
-            add_generation_prompt: end with what opens the model's turn.
+            add_generation_prompt: True to end with the text that opens the model's turn.
 
         Raises:
-            TokenizerError: there are no messages, or they hold what is not plain data.
-            TemplateError: the template is none, refuses the messages, fails on them, tries to leave the sandbox, or
-                takes more than its bounds.
+            TokenizerError: there are no messages, or they contain more than plain data.
+            TemplateError: the template is invalid, rejects the messages, fails on them, tries to leave the sandbox, or
+                exceeds its bounds.
         """
         if not messages:
             raise TokenizerError(f"{self._source}: a chat needs at least one message")
@@ -69,10 +69,10 @@ class ChatTemplate:
 
 
 def default_template(value: object, source: str) -> str | None:
-    """Return the template in a `chat_template` entry: one text, or a list of named ones of which "default" counts.
+    """Return the template in a `chat_template` entry: a text, or the one named "default" in a list.
 
     Raises:
-        TokenizerError: the list has no "default", or the entry is something else.
+        TokenizerError: the list has no "default", or the entry is neither a text nor a list.
     """
     if value is None or isinstance(value, str):
         return value

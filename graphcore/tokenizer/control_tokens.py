@@ -1,10 +1,11 @@
-"""Text that spells control tokens, encoded as the tokens or as plain text.
+"""Encodes text that spells control tokens, either as the tokens or as plain text.
 
-Control tokens are what the vocabulary marks as special, and what ends an answer. In what others than the model say, the
-markup that the chat template itself writes (`<tool_response>`) counts, too, though the vocabulary calls it text.
+Control tokens are those that the vocabulary marks as special, and those that end an answer. In messages that are not
+the model's answers, markup that the chat template itself writes (`<tool_response>`) counts, too, although the
+vocabulary does not mark it.
 
-The library parses every special token or none (`encode_special_tokens`), so that plain text is a mode of the encoder,
-behind a lock. Tokens that it parses in either mode are cut in two first.
+The library parses every special token or none (`encode_special_tokens`), so plain text is a mode of the encoder, used
+under a lock. Tokens that it parses in either mode are split in two first.
 """
 
 import re
@@ -17,11 +18,11 @@ import tokenizers
 from graphcore.errors import TokenizerError
 
 _MARKUP = re.compile(r"[<\[]\S*[>\]]")
-_GUARD = "\U0010fffd"  # stands before a text that is not the beginning, and merges with nothing
+_GUARD = "\U0010fffd"  # put before a text that continues another, so that it is not the beginning; merges with nothing
 
 
 class Spot(NamedTuple):
-    """Where a token stands: its number in an encoding, and [start, end) in the text."""
+    """The position of a token: its number in an encoding, and [start, end) in the text."""
 
     token: int
     start: int
@@ -29,16 +30,16 @@ class Spot(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of a vocabulary, and the two ways to encode what spells them.
+    """The control tokens of a vocabulary, and the two ways to encode text that spells them.
 
     Args:
-        backend: of the tokenizer; nobody else may encode with it at the same time.
+        backend: the tokenizer's backend; nothing else may encode with it at the same time.
         ends: ids that end an answer.
         template: the chat template's source, empty if there is none.
 
     Attributes:
         always: ids of special tokens and of those that end an answer.
-        of_template: those, and the ids of added tokens that the template's source spells.
+        of_template: ids in `always`, and ids of added tokens that the template's source spells.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, ends: Iterable[int], template: str) -> None:
@@ -55,7 +56,7 @@ class ControlTokens:
         self.of_template = self.always | written
 
     def spelling(self, token_id: int) -> str:
-        """Return how the vocabulary spells an id."""
+        """Return the vocabulary's spelling of an id."""
         return self._backend.id_to_token(token_id) or ""
 
     def spellings(self, ids: Iterable[int]) -> tuple[str, ...]:
@@ -76,11 +77,11 @@ class ControlTokens:
         return self._backend.post_process(self._plain(text), None, add_special_tokens)
 
     def plain_section(self, text: str, is_first: bool) -> list[int]:
-        """Return the plain ids of a stretch of text.
+        """Return the ids of a stretch of plain text.
 
         Args:
-            is_first: nothing stands before it. Otherwise a tokenizer that begins every text with a space begins none
-                here, as it does behind a control token.
+            is_first: True if nothing comes before it. Otherwise a tokenizer that puts a space before every text puts
+                none here, as after a control token.
 
         Raises:
             TokenizerError: the text holds a control token of one character.
@@ -90,7 +91,7 @@ class ControlTokens:
         return self._plain_behind_text(text).ids
 
     def _plain_behind_text(self, text: str) -> tokenizers.Encoding:
-        """Return the plain encoding of a text that is no beginning; its offsets mean nothing."""
+        """Return the plain encoding of a text that continues another; its offsets are meaningless."""
         guard, encoding = self._plain(_GUARD).ids, self._plain(_GUARD + text)
         if encoding.ids[: len(guard)] != guard:
             return self._plain(text)
@@ -116,7 +117,7 @@ class ControlTokens:
         return tokenizers.Encoding.merge(halves, growing_offsets=True)
 
     def found(self, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:
-        """Return where tokens of these ids stand in an encoding."""
+        """Return the positions of tokens with these ids in an encoding."""
         return [
             Spot(index, start, end)
             for index, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
@@ -124,6 +125,6 @@ class ControlTokens:
         ]
 
     def _begins_anew_behind_control_tokens(self) -> bool:
-        """Return whether a text is encoded alike at the beginning and behind a control token."""
+        """Return whether a text after a control token is encoded as at the beginning."""
         control = self.spelling(min(self.always))
         return self.parsed(control + "a").ids[1:] == self.parsed("a").ids

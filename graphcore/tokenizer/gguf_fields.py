@@ -1,10 +1,10 @@
-"""A tokenizer as the metadata of a GGUF file: the reverse of `gguf_tokenizer`, for checkpoints of Hugging Face folders.
+"""Writes a Hugging Face folder's tokenizer as the metadata of a GGUF file: the reverse of `gguf_tokenizer`.
 
     byte-level BPE   tokens, types, merges, and the name of the splitter (`pre`)
     SentencePiece    tokens, types, scores: minus the rank of the first merge that makes the token
 
-GGUF names a splitter and cannot spell one out, so every tokenizer is tried before it is written: what a reader of the
-file would build must encode `PROBES` as the source does.
+GGUF names a splitter and cannot describe a new one, so every tokenizer is tried before it is written: the tokenizer
+that a reader of the file would build must encode `PROBES` as the source does.
 """
 
 import json
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphcore.errors import TokenizerError
+from graphcore.tokenizer.gguf_bpe import GPT2_PATTERN, SPLITTERS, Splitter
 from graphcore.tokenizer.gguf_spm import SPACE
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, SENTENCEPIECE, TokenType
-from graphcore.tokenizer.parts import TokenizerParts
-from graphcore.tokenizer.splitters import GPT2_PATTERN, SPLITTERS, Splitter
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 FieldValue: TypeAlias = bool | int | str | Sequence[str] | Sequence[int] | Sequence[float]
 Fields = dict[str, FieldValue]
@@ -36,7 +36,7 @@ PROBES = (
     "Vi\u1ec7t Nam \u0130stanbul stra\u00dfe \u01c5 \u2581 x\u2581y </s> <unk> [UNK] <|x|>",
     "a", " a", "a ", "", " ", "\n",
 )  # fmt: skip
-SPECIAL_PROBES = 4  # special tokens that are tried inside a text
+SPECIAL_PROBES = 4  # number of special tokens that are tried inside a text
 PAD_SCORE = -1e6
 
 
@@ -44,11 +44,11 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int) -> Fields:
     """Return the `tokenizer.` metadata of a tokenizer.
 
     Args:
-        parts: of a Hugging Face folder.
+        parts: parts of a Hugging Face folder's tokenizer.
         vocab_size: rows of the model's embedding: ids beyond them are left out, rows without a token are padding.
 
     Raises:
-        TokenizerError: GGUF cannot say what this tokenizer does.
+        TokenizerError: GGUF cannot describe this tokenizer.
     """
     spec = json.loads(parts.backend.to_str())
     model = spec["model"]
@@ -90,7 +90,7 @@ def _vocabulary(parts: TokenizerParts, spec: Mapping[str, Any], vocab_size: int,
         if token_id >= vocab_size:
             continue
         kind = _type_of(text, added.get(token_id), unknown, is_spm)
-        is_run_of_spaces = is_spm and kind == TokenType.USER_DEFINED  # plain in files, as llama.cpp looks for them
+        is_run_of_spaces = is_spm and kind == TokenType.USER_DEFINED  # written as plain spaces, as llama.cpp expects
         tokens[token_id] = text.replace(SPACE, " ") if is_run_of_spaces else text
         types[token_id] = int(kind)
     return {
@@ -110,7 +110,7 @@ def _type_of(text: str, added: Mapping[str, Any] | None, unknown: str | None, is
 
 
 def _special_ids(parts: TokenizerParts, vocab_size: int) -> Fields:
-    """Return the ids that the file names, and whether BOS and EOS are put around a text."""
+    """Return the ids that the file names, and whether BOS and EOS are added to a text."""
     backend = parts.backend
     bare, dressed = backend.encode("a", add_special_tokens=False).ids, backend.encode("a").ids
     before, after = dressed[: len(dressed) - len(bare)], dressed[len(bare) :]
@@ -139,7 +139,7 @@ def _id(parts: TokenizerParts, text: str | None) -> int | None:
 
 
 def _pairs(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the merges; older files have them as "left right"."""
+    """Yield the merges as pairs; older files have them as "left right"."""
     for merge in model["merges"]:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
         yield left, right
@@ -176,7 +176,7 @@ def _patterns(step: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue]) -> str | None:
-    """Return a line about the first probe that a reader of these fields encodes otherwise, None if there is none."""
+    """Return a line about the first probe that a reader of these fields encodes differently, or None."""
     read = read_gguf(
         {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, parts.source, None
     )
@@ -185,7 +185,7 @@ def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue]) ->
     for text in (*PROBES, " ".join(("Hi", *specials, "there")), "".join(("Hi", *specials, "there"))):
         expected = parts.backend.encode(text).ids
         if max(expected, default=0) >= num_tokens:
-            continue  # the model has no row for it
+            continue  # the model's embedding has no row for it
         ids = read.backend.encode(text).ids
         if ids != expected:
             return f"{text!r} would become {ids[:12]} and not {expected[:12]}"

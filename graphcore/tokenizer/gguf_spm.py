@@ -1,17 +1,17 @@
 """Rebuilds a SentencePiece BPE tokenizer (Llama 2, Gemma) from a GGUF vocabulary.
 
 SentencePiece has no list of merges: of all neighbours whose concatenation is a token, it joins the pair whose token has
-the highest score. That is BPE whose merges are every way to cut every token in two, sorted by the token's score;
+the highest score. That is BPE whose merges are every way to split every token in two, sorted by the token's score;
 among equal scores the longer left part goes first, as in the `tokenizer.json` that Google publishes for Gemma (whose
-514,906 merges this reproduces). A space is spelt U+2581; what has no token becomes its UTF-8 bytes, tokens `<0x00>` to
-`<0xFF>`.
+514,906 merges this reproduces). A space is spelt U+2581; a character without a token becomes its UTF-8 bytes, tokens
+`<0x00>` to `<0xFF>`.
 """
 
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from graphcore.tokenizer.gguf_vocab import GGUFVocab, TokenType
-from graphcore.tokenizer.parts import bos_eos_processor
+from graphcore.tokenizer.tokenizer_parts import bos_eos_processor
 
 SPACE = "\u2581"
 _NEVER_MERGED = {TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE}
@@ -43,7 +43,7 @@ def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
 
 
 def spm_pieces(vocab: GGUFVocab) -> tuple[str, ...]:
-    """Return the tokens as the model spells them: the converter wrote user-defined runs of spaces as plain spaces."""
+    """Return the tokens as the model spells them: converters write user-defined runs of spaces as plain spaces."""
     pieces = list(vocab.tokens)
     for token_id, kind in enumerate(vocab.types):
         spelt = pieces[token_id].replace(" ", SPACE)
@@ -53,9 +53,9 @@ def spm_pieces(vocab: GGUFVocab) -> tuple[str, ...]:
 
 
 def spm_merges(vocab: GGUFVocab, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return every cut of every piece into two pieces, in the order in which they are to be merged.
+    """Return every split of every piece into two pieces, in the order of merging.
 
-    User-defined pieces count as score 0, the highest: SentencePiece gives them that, GGUF files store -1000.
+    User-defined pieces count as score 0, the highest: SentencePiece gives them that score, GGUF files store -1000.
     """
     known = set(pieces)
     ranked: list[tuple[float, int, int, str, str]] = []

@@ -1,7 +1,7 @@
-"""Builds the parts of a `Tokenizer` from a GGUF file's metadata, and keeps what it built.
+"""Builds the parts of a `Tokenizer` from a GGUF file's metadata, and caches them.
 
-Building Gemma's 262,144 tokens takes seconds and loading them from a file a fraction of one, so the result is kept as
-`<cache_dir>/tokenizers/<sha256 of the vocabulary>.json`, with its own hash beside it (`graphcore.checked_file`).
+Building Gemma's 262,144 tokens takes seconds, and loading them from a file a fraction of one. So the result is stored
+as `<cache_dir>/tokenizers/<sha256 of the vocabulary>.json`, with its own hash beside it (`graphcore.checked_file`).
 """
 
 import hashlib
@@ -12,12 +12,11 @@ from pathlib import Path
 import tokenizers
 
 from graphcore.checked_file import read_checked, write_checked
-from graphcore.tokenizer.gguf_bpe import build_bpe
+from graphcore.tokenizer.gguf_bpe import SPLITTERS, build_bpe
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import SENTENCEPIECE, GGUFVocab, TokenType, read_token_id, read_vocab
-from graphcore.tokenizer.parts import TokenizerParts
-from graphcore.tokenizer.splitters import SPLITTERS
 from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 END_OF_TURN = (
     "<|im_end|>",  # Qwen, SmolLM
@@ -29,29 +28,29 @@ END_OF_TURN = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
-"""Spellings that end a generation wherever the vocabulary has them as special tokens: files name one eos_token_id,
-while models end their turn with another. Ordinary tokens that merely look like these do not count."""
+"""Spellings that end a generation if the vocabulary has them as special tokens. A file names one eos_token_id, but
+models end their turn with other tokens, too. Ordinary tokens with such a spelling do not count."""
 
-_BUILD = 1  # raise when the same vocabulary is to become another tokenizer
+_BUILD = 1  # raise this when the same vocabulary should give a different tokenizer
 
 _log = logging.getLogger(__name__)
 
 
 def has_vocab(metadata: Mapping[str, object]) -> bool:
-    """Say whether the file carries a vocabulary at all."""
+    """Return whether the file has a vocabulary."""
     return "tokenizer.ggml.tokens" in metadata
 
 
 def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | None) -> TokenizerParts:
-    """Return the parts of a tokenizer that behaves as the model's own, published one.
+    """Return the parts of a tokenizer that behaves like the model's own published one.
 
     Args:
         metadata: the file's key-value pairs; arrays as tuples.
         source: the file, for messages.
-        cache_dir: where built tokenizers are kept; None builds anew each time.
+        cache_dir: folder that keeps built tokenizers; None builds anew each time.
 
     Raises:
-        TokenizerError: see `read_vocab` and `find_splitter`.
+        TokenizerError: the vocabulary or its splitter is wrong; see `read_vocab` and `find_splitter`.
     """
     vocab = read_vocab(metadata, source)
     template = metadata.get("tokenizer.chat_template")
@@ -66,7 +65,7 @@ def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | Non
 
 
 def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
-    """Return the kept tokenizer, or build and keep it; a kept file that is not as it was written is built again."""
+    """Return the cached tokenizer, or build and cache it; a damaged cache file is built again."""
     built_from = repr((_BUILD, tokenizers.__version__, SPLITTERS, vocab.digest()))
     path = folder / f"{hashlib.sha256(built_from.encode()).hexdigest()}.json"
     kept = read_checked(path)
@@ -87,7 +86,7 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     spelt = tuple(zip(spm_pieces(vocab) if spm else vocab.tokens, vocab.types, strict=True))
     special = [text for text, kind in spelt if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
     added = [text for text, kind in spelt if kind == TokenType.USER_DEFINED]
-    # Each has its id in the vocabulary already: added anywhere else it would get an id that the model has no row for.
+    # Each has an id in the vocabulary already: adding any other would give it an id beyond the model's embedding.
     backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
     assert backend.get_vocab_size() == len(vocab.tokens), f"{vocab.source}: special tokens got ids of their own"

@@ -1,8 +1,8 @@
-"""The vocabulary that a GGUF file's metadata holds, checked.
+"""Reads and checks the vocabulary in a GGUF file's metadata.
 
 Keys: `tokenizer.ggml.{model, pre, tokens, token_type, merges, scores, add_bos_token, add_eos_token, add_space_prefix,
-bos_token_id, ...}` (docs/gguf.md of ggml). Defaults for what a file leaves out are those of llama.cpp's
-src/llama-vocab.cpp, so that a file means the same in both.
+bos_token_id, ...}` (docs/gguf.md of ggml). Defaults for missing keys are those of llama.cpp's src/llama-vocab.cpp, so
+that a file means the same in both.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class GGUFVocab:
-    """A vocabulary as stored.
+    """A vocabulary as the file stores it.
 
     Attributes:
         source: the file, for messages.
@@ -44,11 +44,11 @@ class GGUFVocab:
         pre: the splitter's name, None if the file has none.
         tokens: one distinct spelling per id.
         types: one `TokenType` per id.
-        merges: "left right", best first; empty for SentencePiece.
-        scores: one per id, higher merges first; empty for byte-level BPE.
-        bos_id, eos_id, unk_id: None if the vocabulary has none.
-        add_bos, add_eos: None if the file does not say.
-        add_space_prefix: a space is put before text (SentencePiece only).
+        merges: merges as "left right", best first; empty for SentencePiece.
+        scores: one score per id, higher ones merge first; empty for byte-level BPE.
+        bos_id, eos_id, unk_id: special ids; None if the vocabulary has none.
+        add_bos, add_eos: True if `encode` adds the token; None if the file does not say.
+        add_space_prefix: True if a space is put before text (SentencePiece only).
     """
 
     source: str
@@ -67,11 +67,11 @@ class GGUFVocab:
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
-        """Spelling to id."""
+        """The id of each spelling."""
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     def digest(self) -> str:
-        """Return a sha256 over all that the rebuilt tokenizer depends on (not the source)."""
+        """Return a sha256 over everything that the rebuilt tokenizer depends on (not the source)."""
         settings = (self.model, self.pre, self.bos_id, self.eos_id, self.unk_id, self.add_bos, self.add_eos)
         sha = hashlib.sha256(repr((*settings, self.add_space_prefix, len(self.tokens))).encode())
         for texts in (self.tokens, self.merges):
@@ -112,7 +112,7 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
-    """Return the id in `tokenizer.ggml.<name>`, None if the file has no such key.
+    """Return the id in `tokenizer.ggml.<name>`, or None if the file has no such key.
 
     Raises:
         TokenizerError: the id lies outside the vocabulary.
@@ -121,7 +121,7 @@ def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -
 
 
 class _Reader:
-    """Reads `tokenizer.ggml.` keys and says which one is wrong."""
+    """Reads `tokenizer.ggml.` keys, and names a key that is wrong."""
 
     def __init__(self, metadata: Mapping[str, object], source: str) -> None:
         self._metadata = metadata
@@ -140,7 +140,7 @@ class _Reader:
         return value
 
     def array(self, name: str, kind: type[T]) -> tuple[T, ...]:
-        """Return an array whose elements have one type, as GGUF stores them, so that the first speaks for all."""
+        """Return an array; GGUF arrays have elements of one type, so only the first element is checked."""
         value = self._metadata.get(_PREFIX + name)
         if value is None:
             raise self._error(name, "is missing; without it text has no token ids")
@@ -151,7 +151,7 @@ class _Reader:
         return tuple(value)
 
     def per_token(self, name: str, kind: type[T], count: int) -> tuple[T, ...]:
-        """Return an array with one element per token; empty for a missing token_type."""
+        """Return an array with one element per token; empty if token_type is missing."""
         if name == "token_type" and _PREFIX + name not in self._metadata:
             return ()
         values = self.array(name, kind)
@@ -171,7 +171,7 @@ class _Reader:
 
 
 def _distinct(tokens: tuple[str, ...], source: str) -> tuple[str, ...]:
-    """Return the tokens with empty ones named, as llama.cpp names them; refuse a spelling that has two ids."""
+    """Return the tokens, with names for empty ones as in llama.cpp; reject a spelling that has two ids."""
     named = tuple([token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)])
     if len(set(named)) == len(named):
         return named

@@ -1,9 +1,9 @@
 """Reads the tokenizer of a Hugging Face folder.
 
 `tokenizer.json` says how text becomes ids, BOS and EOS included (`add_bos_token` in `tokenizer_config.json` has no
-effect beside it, as in transformers 5). Each optional: `tokenizer_config.json` and `special_tokens_map.json` (special
-tokens), `generation_config.json` and `config.json` (more ids that end a generation), and `chat_template.jinja`,
-`chat_template.json` or an entry of `tokenizer_config.json` (the first that exists counts).
+effect beside it, as in transformers 5). These files are optional: `tokenizer_config.json` and `special_tokens_map.json`
+(special tokens), `generation_config.json` and `config.json` (more ids that end a generation), and
+`chat_template.jinja`, `chat_template.json` or an entry of `tokenizer_config.json` (the first that exists counts).
 """
 
 import json
@@ -14,8 +14,8 @@ import tokenizers
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_template import default_template
-from graphcore.tokenizer.parts import TokenizerParts
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -23,7 +23,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Say whether the folder carries a tokenizer in any form."""
+    """Return whether the folder has a tokenizer in any form."""
     return any((folder / name).is_file() for name in ("tokenizer.json", *_OTHER_FORMS))
 
 
@@ -31,7 +31,7 @@ def read_folder(folder: Path) -> TokenizerParts:
     """Return the parts of the folder's tokenizer.
 
     Raises:
-        TokenizerError: the folder has no tokenizer, or one of its files is damaged or names a token that is not there.
+        TokenizerError: the folder has no tokenizer, or one of its files is damaged or names an unknown token.
     """
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
@@ -63,7 +63,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
-    """Return what transformers makes of an older form. It takes a second to import, so only such folders pay for it."""
+    """Return transformers' conversion of an older form. Only such folders import transformers, which takes a second."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -80,7 +80,7 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> None:
-    """Add the tokens that tokenizer_config.json has under an id and tokenizer.json has not, as transformers does."""
+    """Add tokens that tokenizer_config.json has under an id and tokenizer.json lacks, as transformers does."""
     for token_id, token in _stated_tokens(config, folder):
         if backend.token_to_id(token.content) is not None:
             continue
@@ -108,7 +108,7 @@ def _stated_tokens(config: Mapping[str, object], folder: Path) -> list[tuple[int
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    """Return the object in the file, empty if there is no file."""
+    """Return the object in the file, or an empty one if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -134,7 +134,7 @@ def _token_id(backend: tokenizers.Tokenizer, texts: Mapping[str, str], name: str
         return None
     try:
         token_id = backend.token_to_id(texts[name])
-    except UnicodeEncodeError:  # half a surrogate pair, which no vocabulary holds
+    except UnicodeEncodeError:  # half a surrogate pair, which no vocabulary has
         token_id = None
     if token_id is None:
         raise TokenizerError(f"{folder}: {name} '{texts[name]}' is not in tokenizer.json; the files do not match")
@@ -156,7 +156,7 @@ def _eos_ids(
 
 
 def _text_config(model: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the language part of a multimodal config, empty for a plain one."""
+    """Return the language part of a multimodal config, or an empty mapping for a plain one."""
     nested = model.get("text_config")
     return nested if isinstance(nested, dict) else {}
 

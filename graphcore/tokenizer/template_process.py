@@ -1,8 +1,8 @@
-"""A process of its own for a chat template, because it is code from a stranger and has bounds that only a kernel holds.
+"""Runs a chat template in a process of its own, because it is untrusted code, within bounds that the kernel enforces.
 
-It is started without waiting, so that it is ready by the time that a model is loaded, answers one conversation after
-another, and is started again if a bound ended it. The template gets no more of this process than what is sent to it:
-no memory, no open files, no environment variables.
+The process is started without waiting, so that it is ready by the time that a model is loaded. It answers one
+conversation after another, and is started again if a bound ended it. The template gets nothing of this process but what
+is sent to it: no memory, no open files, no environment variables.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from graphcore.tokenizer.template_worker import LENGTH, TEXT, UNREADABLE, receive
 
-PATIENCE = 10  # seconds on the clock for each second of processor time, on a machine that has others to run
-KEPT_VARIABLES = ("TZ", "TZDIR", "LD_LIBRARY_PATH")  # of the environment: a template may ask for the date
+PATIENCE = 10  # seconds of waiting for each second of processor time, on a machine that runs other processes, too
+KEPT_VARIABLES = ("TZ", "TZDIR", "LD_LIBRARY_PATH")  # environment variables: a template may ask for the date
 PACKAGES = ("graphcore", "jinja2", "markupsafe")
 _PROGRAM = (
     "import sys; paths, bounds = sys.argv[1:-3], sys.argv[-3:]; sys.path += paths; "
@@ -33,11 +33,11 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a template may take.
+    """Limits of a template.
 
     Attributes:
-        seconds: float, processor time of compiling it, and of each conversation.
-        nbytes: int, address space of its process, Python's own included.
+        seconds: float, processor time for compiling it, and for each conversation.
+        nbytes: int, address space of its process, including Python's own.
         room: int, characters of text beyond those of the messages.
     """
 
@@ -47,17 +47,17 @@ class Bounds:
 
 
 class NoTextError(Exception):
-    """A template gives no text: `str` says why, in words that follow "the chat template"."""
+    """A template gives no text; the message is the reason, in words that follow "the chat template"."""
 
 
 class TemplateProcess:
-    """The process of one template; ends with this object.
+    """The process of one template; it ends with this object.
 
     Args:
         template: Jinja source.
 
     Raises:
-        NoTextError: the machine starts no process.
+        NoTextError: the machine cannot start a process.
     """
 
     def __init__(self, template: str, bounds: Bounds) -> None:
@@ -67,7 +67,7 @@ class TemplateProcess:
         self._channel, theirs = socket.socketpair()
         frame = _frame(template.encode("utf-8", "surrogatepass"))
         self._channel.setblocking(False)
-        self._unsent = frame[self._channel.send(frame) :]  # what a socket holds is read and compiled meanwhile
+        self._unsent = frame[self._channel.send(frame) :]  # the part that a socket holds is compiled meanwhile
         with theirs:
             try:
                 self._process = _start(theirs, bounds)
@@ -78,25 +78,25 @@ class TemplateProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be asked from here: it has not ended, and belongs to this process, not to one forked from."""
+        """Whether this process can use it: it has not ended, and this process itself started it, not a parent."""
         return self._end.alive and self._owner == os.getpid()
 
     def render(self, inputs: Mapping[str, object]) -> str:
         """Return the text of a conversation.
 
         Args:
-            inputs: what the template sees, as JSON has it.
+            inputs: the template's inputs, of the types that JSON has.
 
         Raises:
-            NoTextError: the template cannot be read, refuses, fails, or was ended at a bound.
-            TypeError: an input is nothing that JSON has.
-            ValueError: an input holds itself.
+            NoTextError: the template is invalid, rejects the inputs, fails, or was ended at a bound.
+            TypeError: an input has a type that JSON lacks.
+            ValueError: an input contains itself.
         """
         request = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
         with self._lock:
             try:
                 answer = self._ask(request)
-            except BaseException:  # an interrupt, too: an answer that nobody waits for would be taken for the next one
+            except BaseException:  # an interrupt, too: an answer left unread would be taken for the next one
                 self._end()
                 raise
         kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
@@ -136,7 +136,7 @@ class TemplateProcess:
 
 
 def _start(channel: socket.socket, bounds: Bounds) -> subprocess.Popen[bytes]:
-    """Return the started process, which reads from and writes to the channel."""
+    """Start the process, which reads from and writes to the channel, and return it."""
     found = [importlib.util.find_spec(name) for name in PACKAGES]
     folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin)
     limits = (str(bounds.seconds), str(bounds.nbytes), str(bounds.room))
@@ -147,7 +147,7 @@ def _start(channel: socket.socket, bounds: Bounds) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
         cwd="/",
-        start_new_session=True,  # Ctrl-C is for this process, which then ends the other
+        start_new_session=True,  # Ctrl-C reaches only this process, which then ends the other
     )
 
 

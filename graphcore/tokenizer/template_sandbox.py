@@ -1,6 +1,6 @@
-"""What a chat template may use: Jinja's immutable sandbox, plain data, and what transformers gives its templates.
+"""The environment of a chat template: Jinja's immutable sandbox, plain data, and what transformers gives its templates.
 
-Names that start with an underscore cannot be stored (the way out of older sandboxes). The rest is as in transformers
+Names that start with an underscore cannot be stored (they were the way out of older sandboxes). The rest is as in
 (utils/chat_template_utils.py: `_compile_jinja_template`), so the text is the same as from `apply_chat_template`.
 Nothing here bounds time or memory: it runs in a process that does (template_worker.py).
 """
@@ -21,7 +21,7 @@ LONGEST_REASON = 300  # characters
 
 
 def compile_template(text: str) -> tuple[jinja2.Template | None, str]:
-    """Return the template, or None and why it cannot be read."""
+    """Return the template, or None and the reason why it is invalid."""
     try:
         return _environment().from_string(text), ""
     except jinja2.TemplateSyntaxError as error:
@@ -31,11 +31,11 @@ def compile_template(text: str) -> tuple[jinja2.Template | None, str]:
 
 
 def render_template(template: jinja2.Template, inputs: Mapping[str, object], most: int) -> tuple[str | None, str]:
-    """Return the text, or None and why there is none.
+    """Return the text, or None and the reason why there is none.
 
     Args:
-        inputs: what the template sees.
-        most: characters that the text may have.
+        inputs: the template's inputs.
+        most: largest number of characters of the text.
     """
     pieces: list[str] = []
     length = 0
@@ -59,7 +59,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text on one line, short, and without what a terminal would obey."""
+    """Return the text on one line, shortened, and without control characters for the terminal."""
     line = " ".join(text[: 10 * LONGEST_REASON].split())
     kept = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return kept if len(kept) <= LONGEST_REASON else f"{kept[: LONGEST_REASON - 3]}..."
@@ -75,7 +75,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses what its parent would quietly render as an empty text."""
+    """A sandbox that rejects what its parent class would silently render as an empty text."""
 
     def unsafe_undefined(self, obj: object, attribute: str) -> jinja2.Undefined:
         raise SecurityError(f"it reads '{attribute}' of a {type(obj).__name__}")
@@ -92,7 +92,7 @@ class _GenerationTag(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """Jinja's `namespace()`, without names that Python's internals read."""
+    """Jinja's `namespace()`, without names that Python uses internally."""
 
     def __init__(self, /, *args: object, **kwargs: object) -> None:
         values = _new_dict(*args, **kwargs)
@@ -129,5 +129,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter, leave `<`, `>` and letters beyond ASCII as they are."""
+    """Return a value as JSON in which, unlike in Jinja's filter, `<`, `>` and non-ASCII letters stay as they are."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,10 +1,10 @@
-"""The process that a chat template runs in: reads it and conversations from standard input, answers there.
+"""The process that a chat template runs in: it reads the template and conversations, and writes answers.
 
     template -> conversation -> answer -> conversation -> answer ...
 
-The kernel holds the bounds, so they hold inside a single multiplication, too: a timer of processor time that ends the
-process (ITIMER_PROF; nothing here catches its signal), and a limit of the address space, at which Python raises
-MemoryError. It imports jinja2 and the standard library only, because it is started beside every load of a model.
+The kernel enforces the bounds, so they hold even inside a single multiplication: a timer of processor time that ends
+the process (ITIMER_PROF; nothing here catches its signal), and a limit of the address space, at which Python raises
+MemoryError. It imports only jinja2 and the standard library, because it is started at every load of a model.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-LENGTH = struct.Struct("<Q")  # before everything that is sent: how many bytes follow
-TEXT, UNREADABLE, REFUSED = b"t", b"u", b"r"  # an answer's first byte: what follows is the text, or the reason
+LENGTH = struct.Struct("<Q")  # precedes everything that is sent: the number of bytes that follow
+TEXT, UNREADABLE, REFUSED = b"t", b"u", b"r"  # an answer's first byte: the text follows, or the reason
 
 
 def serve(seconds: float, nbytes: int, room: int) -> None:
     """Answer until the other side closes.
 
     Args:
-        seconds: processor time that compiling may take, and each conversation.
-        nbytes: of address space, in all.
-        room: characters that a template may add to what messages hold.
+        seconds: processor time for compiling, and for each conversation.
+        nbytes: limit of the address space.
+        room: number of characters that a template may add to the messages'.
     """
     from graphcore.tokenizer.template_sandbox import compile_template, render_template
 
@@ -47,14 +47,14 @@ def serve(seconds: float, nbytes: int, room: int) -> None:
 
 
 def receive(read: Callable[[int], bytes], most: int | None = None) -> bytes:
-    """Return what was sent as one piece.
+    """Return what the other side sent as one message.
 
     Args:
-        read: returns at least one byte, and at most as many as it is asked for.
-        most: bytes that are taken; None takes any number.
+        read: function that returns at least one byte, and at most as many as it is asked for.
+        most: largest number of bytes to accept; None for any number.
 
     Raises:
-        ValueError: more was announced.
+        ValueError: the other side announced more bytes.
     """
     (length,) = LENGTH.unpack(_exactly(read, LENGTH.size))
     if most is not None and length > most:
@@ -83,7 +83,7 @@ def _write(answer: bytes) -> None:
 
 @contextlib.contextmanager
 def _processor_time(seconds: float) -> Iterator[None]:
-    """End this process if what runs inside takes longer."""
+    """End this process if the block takes more processor time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)

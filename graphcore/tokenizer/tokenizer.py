@@ -1,4 +1,4 @@
-"""Text to token ids and back, for every checkpoint that carries a vocabulary."""
+"""Converts text to token ids and back, for every checkpoint that has a vocabulary."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,18 +11,18 @@ from graphcore.tokenizer.chat_template import ChatTemplate, Message
 from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
-from graphcore.tokenizer.marking import TemplateWords, texts_in
-from graphcore.tokenizer.parts import TokenizerParts
+from graphcore.tokenizer.marked_messages import TemplateWords, texts_in
 from graphcore.tokenizer.tokenizer_json import without_panics
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 
 class Tokenizer:
     """Encodes and decodes as the model's own tokenizer does.
 
-    Control tokens that are spelt out in a text ("<|im_end|>") become their ids, as in transformers, unless it is to be
-    encoded as plain text; those that a conversation's messages spell are plain text, unless they are to be parsed.
-    Spaces before punctuation are kept when decoding (transformers' and llama.cpp's "clean up" is not done), so that
-    decoding what was encoded gives the text back.
+    Control tokens spelt in a text ("<|im_end|>") become their ids, as in transformers, unless the text is encoded as
+    plain text. Those spelt in a conversation's messages stay plain text, unless the caller asks to parse them. Decoding
+    keeps spaces before punctuation (without the "clean up" of transformers and llama.cpp), so that decoding what was
+    encoded gives the text back.
 
     Args:
         model_path: a Hugging Face folder.
@@ -46,10 +46,10 @@ class Tokenizer:
         Args:
             metadata: the file's key-value pairs; arrays as tuples.
             source: the file, for messages.
-            cache_dir: where rebuilt tokenizers are kept for the next start; None keeps none.
+            cache_dir: folder that keeps rebuilt tokenizers for the next start; None keeps none.
 
         Raises:
-            TokenizerError: a key is missing or wrong, or names a rule that graphcore does not know.
+            TokenizerError: a key is missing or wrong, or names an unknown rule.
         """
         tokenizer = cls.__new__(cls)
         tokenizer._assemble(read_gguf(metadata, source, cache_dir))
@@ -61,14 +61,14 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
-        """Ids that `decode` leaves out unless told otherwise."""
+        """The ids that `decode` leaves out by default."""
         self._controls = ControlTokens(parts.backend, parts.eos_ids, parts.chat_template or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, is_plain: bool = False) -> list[int]:
         """Return the ids of a text, with BOS and EOS around it where the checkpoint asks for them.
 
         Args:
-            is_plain: encode control tokens that the text spells as text, not as their ids.
+            is_plain: True to encode control tokens in the text as text, not as their ids.
 
         Raises:
             TokenizerError: the text is not valid Unicode, or holds a token that the model has no embedding for.
@@ -89,7 +89,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of the ids; bytes that are not UTF-8 become U+FFFD, ids without a spelling nothing.
+        """Return the text of the ids; bytes that are not UTF-8 become U+FFFD, ids without a spelling are left out.
 
         Raises:
             TokenizerError: an id is negative.
@@ -100,7 +100,7 @@ class Tokenizer:
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def id_to_piece(self, token_id: int) -> str:
-        """Return the vocabulary's own spelling of an id; empty for rows that only pad the embedding."""
+        """Return the vocabulary's spelling of an id; empty for rows that only pad the embedding."""
         return self._backend.id_to_token(token_id) or ""
 
     @property
@@ -110,7 +110,7 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id that starts a text, if there is one; whether `encode` adds it is the checkpoint's choice."""
+        """The id that starts a text, if there is one; the checkpoint decides whether `encode` adds it."""
         return self._parts.bos_id
 
     @property
@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint says how a conversation is written."""
+        """Whether the checkpoint has a chat template."""
         return self._parts.chat_template is not None
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -134,7 +134,7 @@ class Tokenizer:
 
         Args:
             messages: "role" and "content" of each turn, oldest first.
-            add_generation_prompt: end with what opens the model's turn.
+            add_generation_prompt: True to end with the text that opens the model's turn.
 
         Raises:
             TokenizerError: there is no chat template, or no messages of plain data.
@@ -143,7 +143,7 @@ class Tokenizer:
         return self._chat_template.render(messages, self._parts.template_variables, add_generation_prompt)
 
     def prepare_chat(self) -> None:
-        """Have the chat template's process, if there is a template, start beside what the caller does next."""
+        """Start the chat template's process, if there is a template, without waiting for it."""
         if self.has_chat_template:
             self._chat_template.start()
 
@@ -154,13 +154,13 @@ class Tokenizer:
 
         Args:
             messages: "role" and "content" of each turn, oldest first.
-            add_generation_prompt: end with what opens the model's turn.
-            parses_messages: control tokens that a message spells become their ids, too. Otherwise they are text: only
-                the template's own count.
+            add_generation_prompt: True to end with the text that opens the model's turn.
+            parses_messages: True to turn control tokens that a message spells into their ids. Otherwise they are text,
+                and only the template's own count.
 
         Raises:
-            TokenizerError: as of `render_chat` and `encode`; or the template's control tokens cannot be told from those
-                that a message spells.
+            TokenizerError: as in `render_chat` and `encode`; or the template's control tokens cannot be told from
+                those in a message.
         """
         _check_messages(messages)
         if parses_messages:
@@ -195,7 +195,7 @@ def _check_unicode(text: str, name: str = "the text") -> None:
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
-    """Refuse what is no text in the message where it stands: the template's whole text is nobody's to count in."""
+    """Reject invalid text in each message, since its position there is more useful than in the rendered text."""
     for index, message in enumerate(messages):
         for text in texts_in(message):
             _check_unicode(text, f"message {index} (role {message.get('role')!r})")

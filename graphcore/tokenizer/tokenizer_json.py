@@ -1,4 +1,4 @@
-"""Reads `tokenizer.json`, the file format of the `tokenizers` library, and meets the library's panics."""
+"""Reads `tokenizer.json`, the file format of the `tokenizers` library, and turns the library's panics into errors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     """Return the tokenizer that the file describes, without truncation or padding.
 
     Raises:
-        TokenizerError: the file cannot be read, is cut short, or is no tokenizer.
+        TokenizerError: the file cannot be read, is cut short, or does not describe a tokenizer.
     """
     try:
         content = path.read_bytes()
@@ -26,10 +26,10 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
     """Return the tokenizer that these bytes describe, as `read_tokenizer_json` does.
 
     Args:
-        where: they come from, for messages.
+        where: origin of the bytes, for messages.
 
     Raises:
-        TokenizerError: they describe none.
+        TokenizerError: the bytes do not describe a tokenizer.
     """
     try:
         with without_panics(where):
@@ -45,13 +45,13 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def without_panics(where: str) -> Iterator[None]:
-    """Turn a panic of the library, which is written in Rust, into an error: some damage shows only when text comes.
+    """Turn a panic of the library, which is written in Rust, into an error; some damage only shows in encoding.
 
     Args:
-        where: the tokenizer comes from, for messages.
+        where: origin of the tokenizer, for messages.
 
     Raises:
-        TokenizerError: the library panicked, which is no `Exception` of Python's.
+        TokenizerError: the library panicked; its panic is not a Python `Exception`.
     """
     try:
         yield

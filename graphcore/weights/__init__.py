@@ -1,1 +1,1 @@
-"""Where bytes live: layouts, slots, the plan, and the loader that fills them."""
+"""Weights in memory: layouts, slots, the plan, and the loader that fills them from a checkpoint."""

@@ -1,9 +1,9 @@
-"""Where each weight of a layer group stands in the group's buffer.
+"""The layout of a layer group: the place of each weight in the group's buffer.
 
-    [ q_proj.weight | pad | k_proj.weight | pad | ... ]      every offset a multiple of 256 bytes
+    [ q_proj.weight | pad | k_proj.weight | pad | ... ]      every offset is a multiple of 256 bytes
 
-256 is the alignment that wide loads and copy engines like; a misaligned weight can even change the bits of a float32
-product, because the library then takes another path.
+An alignment of 256 bytes suits wide loads and copy engines. A misaligned weight can even change the bits of a float32
+product, because the library then uses a different code path.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256
+ALIGNMENT = 256  # bytes
 
 
 @dataclass(frozen=True)
 class Place:
-    """One weight's place in its group's buffer; offset in bytes."""
+    """The place of one weight in its group's buffer: byte offset, shape and dtype."""
 
     offset: int
     shape: tuple[int, ...]
@@ -26,25 +26,25 @@ class Place:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the weight in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Weight name to place, and the buffer's size in bytes."""
+    """The places of a group's weights, by name, and the size of the buffer in bytes."""
 
     places: Mapping[str, Place]
     nbytes: int
 
 
 def aligned(nbytes: int) -> int:
-    """Return the next multiple of the alignment."""
+    """Return a size rounded up to a multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
-    """Return the layout of the named tensors, in their order; meta tensors will do."""
+    """Return the layout of named tensors, in their order. They may be meta tensors."""
     places: dict[str, Place] = {}
     offset = 0
     for name, tensor in tensors:

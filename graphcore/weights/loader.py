@@ -1,4 +1,4 @@
-"""What becomes of a stored tensor: read, folded, and packed or unpacked and cast."""
+"""The loader, which turns stored tensors into weights: read, fold, then pack, or unpack and cast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,25 +8,24 @@ from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.encodings import has_tensor_scale
 from graphcore.errors import CheckpointError
-from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant import FORMATS
-from graphcore.quant.packing import Packing
 from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.matching import SCALE
 from graphcore.weights.packed_weights import is_tied
 
-PACKED_WEIGHTS = 1 << 20  # of a matrix that are packed at a time, at load
+PACKED_WEIGHTS = 1 << 20  # number of weights that are packed at a time
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Makes a decoder's weights from a checkpoint.
+    """A source of a decoder's weights, which it reads and converts from a checkpoint.
 
     Attributes:
-        sources: stored tensor and folds of each of the decoder's weights.
-        squared_errors: of each weight that was packed at load, as far as it has been.
+        sources: stored tensor and folds of a weight, by the weight's name in the decoder.
+        squared_errors: error of the rows packed so far, by the name of a weight that is packed at load.
     """
 
     checkpoint: Checkpoint
@@ -35,7 +34,7 @@ class Loader:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative RMS error of each weight that was packed at load."""
+        """Relative RMS error of packing, by the name of a weight that was packed at load."""
         return {name: error.relative for name, error in self.squared_errors.items()}
 
     @property
@@ -45,7 +44,7 @@ class Loader:
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes that the checkpoint has of the decoder's weights; what two weights share counts once."""
+        """Stored bytes of the decoder's weights in the checkpoint; a tensor that two weights share counts once."""
         names = {source.name for source in self.sources.values()}
         return sum(self.checkpoint.tensors[name].nbytes for name in names)
 
@@ -53,12 +52,12 @@ class Loader:
         """Return the weight `name` unpacked, folded and cast, on the CPU.
 
         Raises:
-            CheckpointError: the file changed under us, or holds values that are no weights.
+            CheckpointError: the file changed, or holds values that are not valid weights.
         """
         return self.dense_of(name, self.checkpoint.read(self.sources[name].name), dtype)
 
     def dense_of(self, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the weight `name` as `dense` does; `stored` is what the checkpoint's `read` gives."""
+        """Return the weight `name` as `dense` does, from `stored`, the result of the checkpoint's `read`."""
         return self.folded(name, stored, dtype).to(dtype)
 
     def folded(self, name: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,10 +79,10 @@ class Loader:
         return stored
 
     def packed(self, name: str, packing: Packing) -> Tensor:
-        """Return the weight `name` packed: [nbytes] uint8 on the CPU, [X, nbytes] where it is one for each expert.
+        """Return the weight `name` packed: [nbytes] uint8 on the CPU, or [X, nbytes] for X experts.
 
         Raises:
-            CheckpointError: the file changed under us, or has values that the format cannot hold.
+            CheckpointError: the file changed, or has values that the format cannot represent.
         """
         source = self.sources[name]
         shape = self.checkpoint.tensors[source.name].shape
@@ -92,10 +91,11 @@ class Loader:
         return out
 
     def pack_into(self, name: str, stored: Tensor, packing: Packing, out: Tensor) -> None:
-        """Write the weight `name`, as `packed` returns it, to its place.
+        """Write the weight `name`, in the form that `packed` returns, into its memory.
 
         Args:
-            stored: what the checkpoint's `read` gives.
+            stored: stored tensor, the result of the checkpoint's `read`.
+            out: memory of the weight, uint8.
         """
         source = self.sources[name]
         info = self.checkpoint.tensors[source.name]
@@ -114,20 +114,20 @@ class Loader:
     def pack_rows(
         self, name: str, dense: Tensor, packing: Packing, begin: int, out: Tensor, threads: int | None = None
     ) -> None:
-        """Pack dense rows of the weight `name` to their place, some at a time, and count their error.
+        """Pack dense rows of the weight `name` into its memory, some at a time, and add up their error.
 
         Args:
-            dense: [R, I] any float dtype: rows begin .. begin + R - 1, folded.
-            begin: a multiple of GROUP_ROWS.
-            out: [nbytes] uint8, the whole matrix's.
-            threads: as for `Packing.pack_rows`.
+            dense: [R, I] any float dtype, the folded rows begin .. begin + R - 1.
+            begin: index of the first row, a multiple of GROUP_ROWS.
+            out: [nbytes] uint8, memory of the whole matrix.
+            threads: number of threads, as for `Packing.pack_rows`.
 
         Raises:
-            CheckpointError: weights that the format cannot hold.
+            CheckpointError: the rows have values that the format cannot represent.
         """
         one = FORMATS[packing.format]
         step = max(GROUP_ROWS, PACKED_WEIGHTS // dense.shape[1] // GROUP_ROWS * GROUP_ROWS)
-        if not packing.can_split:  # one scale for all of it
+        if not packing.can_split:  # one scale for the whole matrix
             step = len(dense)
         for at in range(0, len(dense), step):
             some = dense[at : at + step].to(torch.float32).contiguous()
@@ -140,5 +140,5 @@ class Loader:
 
 
 def _matrices(tensor: Tensor, dims: int = 2) -> list[Tensor]:
-    """Return the matrices that a tensor of one more dimension has, or the tensor alone."""
+    """Return the tensor in a list if it has `dims` dimensions, else the list of its slices along the first."""
     return [tensor] if tensor.dim() == dims else list(tensor)

@@ -1,4 +1,4 @@
-"""Which stored tensor becomes which weight, settled and checked before any byte is read."""
+"""Matching of stored tensors to a decoder's weights, done and checked before any tensor is read."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -6,16 +6,17 @@ from dataclasses import replace
 import torch
 
 from graphcore.arch.architecture import Architecture, TensorSource
+from graphcore.arch.checkpoint_config import ROPE_FREQS
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import InverseScale, ScaleOnly, WithoutScale
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
-SCALE = "_scale"  # after the name of a ternary weight, the name of its scale
-GGUF_IGNORED = ("rope_freqs.weight",)  # read with the config
-SHOWN = 4  # names of tensors in one message
+SCALE = "_scale"  # suffix that turns the name of a ternary weight into that of its scale
+GGUF_IGNORED = (ROPE_FREQS,)  # read with the config, not as a weight
+SHOWN = 4  # number of tensor names in one message
 
 Namer = Callable[[str], TensorSource]
 
@@ -27,11 +28,11 @@ def match_weights(
     shapes: Mapping[str, tuple[int, ...]],
     stored_layers: int,
 ) -> dict[str, TensorSource]:
-    """Return the stored tensor and folds of each weight; a tied head without a tensor of its own has the embedding's.
+    """Return the stored tensor and folds of each weight, by name. A tied head that is not stored gets the embedding's.
 
     Args:
-        shapes: of the decoder's weights, by name.
-        stored_layers: layers that the checkpoint has; `config` may ask for the first of them only.
+        shapes: shape of each of the decoder's weights, by name.
+        stored_layers: number of layers in the checkpoint; `config` may ask for only the first ones.
 
     Raises:
         CheckpointError: a weight has no stored tensor, a stored tensor of a layer or of the model has no weight, or a
@@ -57,7 +58,7 @@ def match_weights(
 
 
 def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint) -> Namer:
-    """Return the function from a decoder name to its source in this checkpoint's layout."""
+    """Return the function from a weight's name to its source in this checkpoint's layout."""
     match checkpoint.layout:
         case "decoder":
             return lambda name: TensorSource(name)
@@ -79,12 +80,12 @@ def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
 
 
 def _stored_one(sources: Sequence[TensorSource], checkpoint: Checkpoint) -> TensorSource:
-    """Return the first source that the checkpoint holds, the usual one where it holds none."""
+    """Return the first source that the checkpoint holds, or the first of all if it holds none."""
     return next((source for source in sources if source.name in checkpoint.tensors), sources[0])
 
 
 def _scaled_source(name: str, namer: Namer, config: ModelConfig, names: Container[str]) -> TensorSource:
-    """Return the source of a weight; a ternary weight and its scale have the same stored tensor."""
+    """Return the source of a weight. A ternary weight and its scale come from the same stored tensor."""
     if name.endswith(SCALE):
         fold = InverseScale() if config.ternary == "divided" else ScaleOnly()
         return replace(namer(name.removesuffix(SCALE)), folds=(fold,))
@@ -95,7 +96,7 @@ def _scaled_source(name: str, namer: Namer, config: ModelConfig, names: Containe
 def _refuse_unexpected(
     architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str], left_out: range
 ) -> None:
-    """Refuse tensors that nothing reads: they would change what the model computes (a norm, a bias, an adapter)."""
+    """Refuse stored tensors that no weight uses: without them (a norm, a bias, an adapter) results would be wrong."""
     ignored = (*architecture.ignored, *GGUF_IGNORED)
     unused = [
         name
@@ -115,13 +116,13 @@ def _is_tied_head(name: str, config: ModelConfig) -> bool:
 
 
 def _is_of_layers(name: str, layers: range) -> bool:
-    """Return whether the first number in a stored name is one of these layers'."""
+    """Return whether the first number in a stored name is the index of one of the layers."""
     numbers = [int(part) for part in name.split(".") if part.isdecimal()]
     return bool(numbers) and numbers[0] in layers
 
 
 def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
-    """Fold a tensor of the stored shape without bytes and compare."""
+    """Refuse a source whose shape after folding is not the expected one; folds a meta tensor to find out."""
     stored = checkpoint.tensors[source.name].shape
     folded = torch.empty(stored, device="meta")
     try:
@@ -139,6 +140,6 @@ def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expect
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first few names, quoted, and how many more there are."""
+    """Return the first few names, quoted, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(f"'{name}'" for name in names[:SHOWN]) + more

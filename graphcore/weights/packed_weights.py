@@ -1,4 +1,4 @@
-"""Which matrices of a decoder are packed, decided from names, shapes and stored types before any byte is read."""
+"""The choice of matrices to pack, made from names, shapes and encodings before any tensor is read."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,28 +8,29 @@ from torch import nn
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.encodings import has_tensor_scale
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.packing import Packing
+from graphcore.kernels.stored_packing import choose_packing
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
 from graphcore.quant import FORMATS
-from graphcore.quant.choice import STORED, choose_format
-from graphcore.quant.device_packing import DevicePacking
-from graphcore.quant.packing import KernelPacking, Packing
-from graphcore.quant.packing_choice import choose_packing
+from graphcore.quant.format_choice import STORED, choose_format
+from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.matching import EMBEDDING, HEAD
 
 
 @dataclass(frozen=True)
 class PackingPolicy:
-    """How weights are to be held.
+    """The settings for how weights are held in memory.
 
     Attributes:
-        library: of the kernels; None where there are none for the device or no compiler.
-        rounding: of activations before packed matrices, as in kernels/packed.py: "float", "wide" or "block".
-        format: that dense matrices are packed as; "stored" leaves them dense.
-        on_gpu: a GPU multiplies.
-        dense_nbytes: bytes that all weights may take unpacked where there are no kernels to multiply them packed.
+        library: path of the C++ kernels; None if there are none for the device, or no compiler.
+        rounding: rounding of activations before packed matrices: "float", "wide" or "block" (kernel_packing.py).
+        format: format that dense matrices are packed in; "stored" leaves them dense.
+        on_gpu: True if a GPU computes.
+        dense_nbytes: bytes that all weights may take unpacked if there are no kernels for packed products.
     """
 
     library: Path | None
@@ -41,10 +42,10 @@ class PackingPolicy:
 
 @dataclass(frozen=True)
 class WeightPacker:
-    """Decides for each matrix of one decoder, on the meta device.
+    """A packer, which decides for each matrix of a decoder on the meta device whether and how it is packed.
 
     Attributes:
-        sources: stored tensor and folds of each weight.
+        sources: stored tensor and folds of a weight, by name.
     """
 
     sources: Mapping[str, TensorSource]
@@ -52,7 +53,7 @@ class WeightPacker:
     policy: PackingPolicy
 
     def pack(self, decoder: Decoder) -> None:
-        """Have every matrix be packed whose stored tensor is, or for which the policy names a format."""
+        """Set the packing of every matrix that is stored packed, or for which the policy names a format."""
         if self.unpacks_once(decoder):
             return
         for prefix, group in decoder.groups():
@@ -69,9 +70,10 @@ class WeightPacker:
             decoder.head.lm_head.pack(decoder.embed_tokens.packing, self.policy.rounding)
 
     def unpacks_once(self, decoder: Decoder) -> bool:
-        """Return whether matrices are unpacked at load, instead of for each product: without kernels, if they fit.
+        """Return whether matrices are unpacked once at load, which is done if there are no kernels and they fit.
 
-        Blocks that round to int8 stay packed: unpacking a block's scale would change their arithmetic.
+        Otherwise they would be unpacked for each product. Models whose blocks round activations to int8 stay packed,
+        because unpacking would change their arithmetic.
         """
         if self.policy.library is not None or self.policy.on_gpu or self.policy.format != STORED:
             return False
@@ -100,7 +102,7 @@ class WeightPacker:
         linear.pack(packing, rounding)
 
     def _pack_experts(self, experts: Experts, prefix: str) -> None:
-        """Pack a layer's experts: all of their projections, or none."""
+        """Set the packing of a layer's experts: of all projections, or of none."""
         parts = [(name, part) for name, part in experts.named_children() if isinstance(part, ExpertLinear)]
         chosen = [self._packing(f"{prefix}{name}.weight", tuple(part.weight.shape)) for name, part in parts]
         for (_, part), packing in zip(parts, chosen, strict=True):
@@ -108,7 +110,7 @@ class WeightPacker:
                 part.pack(packing, self.policy.rounding)
 
     def _packing(self, name: str, shape: tuple[int, ...]) -> Packing | None:
-        """Return how one matrix, or each of several, is packed; None is dense."""
+        """Return the packing of one matrix, or of each of several experts; None if it stays dense."""
         source = self.sources[name]
         if self._is_stored_packed(name):
             can_stay = all(fold.works_packed for fold in source.folds)
@@ -124,20 +126,20 @@ class WeightPacker:
 
 
 def is_stored_packed(checkpoint: Checkpoint, source: TensorSource) -> bool:
-    """Return whether the stored tensor is in a format of blocks."""
+    """Return whether the stored tensor is in a quantised format rather than dense."""
     encoding = checkpoint.tensors[source.name].encoding
     return encoding in FORMATS and not FORMATS[encoding].is_dense
 
 
 def packing_of(module: nn.Module, name: str) -> Packing | None:
-    """Return how the buffer `name` ("mlp.up_proj.weight") of a layer group is packed; None is dense."""
+    """Return the packing of a module's buffer `name`, such as "mlp.up_proj.weight"; None if it is dense."""
     owner, _, leaf = name.rpartition(".")
     holder = module.get_submodule(owner)
     return holder.packing if leaf == "weight" and isinstance(holder, Linear | Embedding | ExpertLinear) else None
 
 
 def formats_of(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
-    """Yield name, format (the dtype's name where it is dense) and bytes of every weight; a tied head's are its own."""
+    """Yield name, format and bytes of every weight; for dense weights the dtype's name. A tied head is included."""
     for prefix, group in decoder.groups():
         for name, tensor in group.named_buffers():
             packing = packing_of(group, name)

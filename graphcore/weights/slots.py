@@ -1,4 +1,4 @@
-"""Preallocated buffers that layer groups' bytes land in, and the views that bind modules to them, once."""
+"""Slots: preallocated memory for weights, the views of its tensors, and the binding of modules to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from graphcore.weights.layout import ALIGNMENT, Layout
 
 @dataclass(frozen=True)
 class Slot:
-    """An aligned run of bytes on the device.
+    """An aligned run of bytes on a device.
 
     Attributes:
-        raw: [nbytes] uint8, its first byte at a multiple of the alignment.
+        raw: [nbytes] uint8, with its first byte at a multiple of ALIGNMENT.
     """
 
     raw: Tensor
 
     @classmethod
     def allocate(cls, nbytes: int, device: torch.device) -> "Slot":
-        """Return a slot of at least that many bytes."""
+        """Allocate a slot of `nbytes` bytes, not initialised."""
         memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
         start = -memory.data_ptr() % ALIGNMENT
         return cls(memory[start : start + nbytes])
 
     def split(self, layouts: Sequence[Layout]) -> list["Slot"]:
-        """Return one slot after another for the layouts, all within this one."""
+        """Split this slot into consecutive slots, one for each layout."""
         ends = list(accumulate(layout.nbytes for layout in layouts))
         return [Slot(self.raw[end - layout.nbytes : end]) for end, layout in zip(ends, layouts, strict=True)]
 
@@ -41,10 +41,10 @@ class Slot:
 
 
 def bind(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make the buffer or parameter `name` ("mlp.up_proj.weight") of `module` be `tensor`."""
+    """Make `tensor` the buffer or parameter `name`, such as "mlp.up_proj.weight", of a module."""
     owner, _, leaf = name.rpartition(".")
     target = module.get_submodule(owner)
-    if leaf in target._parameters:  # of a transformers model
+    if leaf in target._parameters:  # in a transformers model
         target._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         return
     assert leaf in target._buffers, f"{type(target).__name__} has no weight {leaf}"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from streamed_results import PROMPTS, differing, results
 
-from graphcore.device_memory import device_fence
 from graphcore.errors import CheckpointError, PlanError
-from graphcore.streaming.cuda_registrar import CudaRegistrar
+from graphcore.gpu_memory import device_fence
+from graphcore.streaming.pinned_memory import CudaRegistrar
 
 NUM_TOKENS = 40
 
@@ -24,11 +24,11 @@ def test_auto_keeps_more_as_the_budget_grows_and_gives_the_same(tiny_model, load
     with pytest.raises(PlanError, match=r"the smallest streaming.memory_budget that works") as refusal:
         load_on(folder, "streaming.memory_budget=1KiB", streaming="auto")
     smallest = int(str(refusal.value).rpartition(" is ")[2].split(" bytes")[0])
-    step = max(load_on(folder, streaming="on").plan.group_nbytes[1:])
+    step = max(load_on(folder, streaming="on").plan.groups.group_nbytes[1:])
     counts = []
     for extra in (0, step, 2 * step, 1 << 30):
         engine = load_on(folder, f"streaming.memory_budget={smallest + extra}", streaming="auto")
-        counts.append(len(engine.plan.streamed))
+        counts.append(len(engine.plan.groups.streamed))
         assert engine.plan.total_nbytes <= smallest + extra
         assert differing(results(engine, NUM_TOKENS), expected) == []
     assert counts == sorted(counts, reverse=True)
@@ -80,7 +80,7 @@ def test_what_the_machine_does_not_lock_streams_all_the_same(
 ) -> None:
     """A quota of locked memory, of some share of what streams: the rest goes through a ring, or unlocked."""
     folder = tiny_model("llama3").folder
-    quota = int(share * load_on(folder, streaming="on").plan.streamed_nbytes)
+    quota = int(share * load_on(folder, streaming="on").plan.groups.streamed_nbytes)
     register, locked = CudaRegistrar.register, []
 
     def limited(registrar: CudaRegistrar, address: int, nbytes: int) -> str:

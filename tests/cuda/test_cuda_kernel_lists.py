@@ -1,16 +1,16 @@
 """What a captured decode step runs, kernel by kernel, is what it ran when it was last looked at.
 
-Golden lists lie in tests/golden/kernels, by GPU and torch version. Where there are none, `--kernel-lists FOLDER` writes
-them, and the test is skipped and says so; whoever looks the lists through commits them.
+Golden lists lie in tests/golden/kernels, by GPU and torch version. Where there are none, the test fails unless
+`--kernel-lists FOLDER` is given: it writes them and is skipped, and whoever looks the lists through commits them.
 """
 
 import pytest
 import torch
-from kernel_lists import drift, kernels_of, key_of, store_list, stored_lists
+from kernel_lists import compare_or_store, drift, kernels_of, key_of
 from tiny_models import ARCHITECTURES, TinyModel
 
-from graphcore.engine.runner import Runner
-from graphcore.tasks.workload import Workload
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.tasks.measuring.random_batch import RandomBatch
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -20,17 +20,12 @@ def test_a_captured_step_runs_the_kernels_that_it_ran(
 ) -> None:
     tiny: TinyModel = tiny_model(name)
     engine = load_on(tiny.folder, graph="captured", dtype="bf16")
-    assert isinstance(engine.runner, Runner)
-    work = Workload(engine.runner, batch, 20, 1, 1, seed=1)
+    assert isinstance(engine.runner, ProgramRunner)
+    work = RandomBatch(engine.runner, batch, 20, 1, 1, seed=1)
     work.fill()
     found = kernels_of(work.decode)
     assert found, "a step runs something"
     again = kernels_of(work.decode)
     assert drift(again, found) == "", "two steps run the same"
     key, label = key_of(torch.cuda.get_device_name(), torch.__version__), f"{name}, batch {batch}"
-    expected = stored_lists(key).get(label)
-    if expected is None:
-        folder = request.config.getoption("--kernel-lists")
-        where = f"written to {store_list(key, label, found, folder)}" if folder else "--kernel-lists FOLDER writes it"
-        pytest.skip(f"no golden list of {label} for {key} ({len(found)} kernels): {where}")
-    assert drift(found, expected) == ""
+    compare_or_store(found, key, label, request.config.getoption("--kernel-lists"))

@@ -4,9 +4,8 @@ import mmap
 
 import torch
 
-from graphcore.streaming.cuda_lanes import CudaLanes
-from graphcore.streaming.cuda_registrar import CudaRegistrar
-from graphcore.streaming.pinning import Pins
+from graphcore.streaming.device.queues import CudaQueues
+from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
 
 DEVICE = torch.device("cuda", 0)
 NBYTES = 64 << 20
@@ -40,11 +39,11 @@ def test_a_refusal_says_why_and_the_next_kernel_is_not_blamed() -> None:
 def test_the_host_goes_on_while_locked_memory_is_copied() -> None:
     memory = torch.ones(8 * NBYTES, dtype=torch.uint8)
     target = torch.zeros(8 * NBYTES, dtype=torch.uint8, device=DEVICE)
-    pins, lanes = Pins(CudaRegistrar(DEVICE)), CudaLanes(DEVICE)
+    pins, queues = Pins(CudaRegistrar(DEVICE)), CudaQueues(DEVICE)
     assert pins.add([memory]) == ""
     torch.cuda.synchronize(DEVICE)
-    lanes.copy(memory, target)
-    mark = lanes.mark("copy")
+    queues.copy(memory, target)
+    mark = queues.mark("copy")
     was_over = mark.is_over  # 512 MB take ten milliseconds or so
     mark.wait()
     assert not was_over

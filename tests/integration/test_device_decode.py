@@ -14,7 +14,7 @@ from device_runners import kernels_of, let_programs_be_few, runners_of
 from tiny_models import ARCHITECTURES, VOCAB, TinyModel
 
 from graphcore import Engine
-from graphcore.engine.runner import Runner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.step import BlocksStep, HeadStep
 
 CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
@@ -29,7 +29,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     let_programs_be_few(monkeypatch)
 
 
-def one_by_one(runner: Runner, row: list[int], tokens: int) -> torch.Tensor:
+def one_by_one(runner: ProgramRunner, row: list[int], tokens: int) -> torch.Tensor:
     """Return the logits after the prompt and after each of some more tokens."""
     steps = [runner.feed([row[:PROMPT]], [0])]
     steps += [runner.feed([[row[at]]], [at]) for at in range(PROMPT, PROMPT + tokens)]
@@ -60,7 +60,7 @@ def test_rows_of_different_lengths_and_one_without_a_token_decode_together(
         assert cache.v[2].isnan().all()
 
 
-def greedy(runner: Runner, prompt: list[int], count: int) -> list[int]:
+def greedy(runner: ProgramRunner, prompt: list[int], count: int) -> list[int]:
     """Return the likeliest tokens, one after another."""
     chosen = [int(runner.feed([prompt], [0]).argmax())]
     while len(chosen) < count:

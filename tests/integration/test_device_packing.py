@@ -13,13 +13,12 @@ from streamed_engine import load
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import assembly
 from graphcore.graph.builder import GraphBuilder
-from graphcore.kernels.gpu.packed_linear import launch_packed_linear
-from graphcore.kernels.gpu.unpack import launch_rows
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.packed.linear import launch_packed_linear
+from graphcore.kernels.gpu.packed.to_dense import launch_rows
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.linear import Linear
-from graphcore.quant.device_packing import DevicePacking
-from graphcore.quant.packing import StoredPacking
 from graphcore.weights.packed_weights import PackingPolicy
 
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
@@ -33,8 +32,8 @@ def hold_planes(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     def policy(_library: object, rounding: str, asked: str, *, on_gpu: bool = on_gpu) -> PackingPolicy:
         return PackingPolicy(None, rounding, asked, on_gpu=on_gpu)
 
-    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr(assembly, "PackingPolicy", lambda *how, **_: policy(*how))
+    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr("graphcore.engine.choices.PackingPolicy", lambda *how, **_: policy(*how))
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +80,6 @@ def test_a_whole_model_runs_through_the_kernels(
 
 @pytest.mark.parametrize(("name", "quant"), [("llama3", "q8_0"), ("gpt2", "q4_1")])
 def test_planes_that_stream_are_those_that_stay(name: str, quant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are read in pieces, heads in slices, and rows of the embedding one by one."""
+    """Rows are read in conversions, heads in slices, and rows of the embedding one by one."""
     hold_planes(monkeypatch, on_gpu=True)
     assert (logits_of(TINY / name, quant, 11, "on") - logits_of(TINY / name, quant, 11)).abs().max() < 1e-6

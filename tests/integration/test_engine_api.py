@@ -11,7 +11,7 @@ import torch
 from tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
-from graphcore.engine.inputs import check_messages
+from graphcore.engine.checked_arguments import check_messages
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError, TokenizerError
 

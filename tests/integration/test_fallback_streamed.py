@@ -1,11 +1,13 @@
 """model.fallback=transformers with weights that move: the bits of the same model with all weights in place."""
 
+import gc
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 from fallback_models import ISSUE, MORE, FallbackModel, save_fallback
+from streamed_engine import fill_threads
 from torch import Tensor
 
 from graphcore import Engine
@@ -62,8 +64,10 @@ def test_streamed_is_resident(
     policy, keys = STREAMS[stream]
     model = fallback_model(name)
     with Engine.load(model.folder, dtype="fp32", device="cpu", streaming=policy, overrides=[*SIZES, *keys]) as engine:
-        assert not engine.plan.is_embedding_resident
-        assert len(engine.plan.streamed) == engine.plan.num_layer_groups + len(engine.plan.head_slices)
+        assert not engine.plan.groups.is_embedding_resident
+        assert len(engine.plan.groups.streamed) == engine.plan.groups.num_layer_groups + len(
+            engine.plan.groups.head_slices
+        )
         logits, tokens = outputs(engine, model.ids)
     expected = resident(name)
     assert torch.equal(logits, expected[0])
@@ -78,8 +82,8 @@ def test_the_head_has_slices_and_gives_transformers_logits(
 ) -> None:
     model = fallback_model(name)
     with Engine.load(model.folder, dtype="fp32", device="cpu", streaming="on", overrides=SIZES) as engine:
-        assert len(engine.plan.head_slices) > 1
-        assert max(engine.plan.head_slices) <= engine.plan.slot_nbytes
+        assert len(engine.plan.groups.head_slices) > 1
+        assert max(engine.plan.groups.head_slices) <= engine.plan.groups.slot_nbytes
     # A product of fewer rows may add up in another order: 1e-5, of logits of order one.
     torch.testing.assert_close(resident(name)[0], model.outputs().logits, atol=1e-5, rtol=0)
 
@@ -94,12 +98,12 @@ def test_every_budget_that_is_planned_for_gives_the_same_bits(
     streamed = set()
     waits = [*SIZES, "streaming.source=host"]  # without buffers for reads, which are larger than these models
     with Engine.load(model.folder, dtype="fp32", device="cpu", streaming="on", overrides=waits) as engine:
-        least, weights = engine.plan.total_nbytes, sum(engine.plan.group_nbytes)
+        least, weights = engine.plan.total_nbytes, sum(engine.plan.groups.group_nbytes)
     for budget in range(least, least + weights, weights // 6):
         keys = [*waits, f"streaming.memory_budget={budget}"]
         with Engine.load(model.folder, dtype="fp32", device="cpu", streaming="auto", overrides=keys) as engine:
             assert engine.plan.total_nbytes <= budget
-            streamed.add(len(engine.plan.streamed))
+            streamed.add(len(engine.plan.groups.streamed))
             logits, _ = outputs(engine, model.ids)
         assert torch.equal(logits, resident(name)[0]), f"budget {budget}"
     assert len(streamed) > 2
@@ -147,3 +151,13 @@ def test_a_file_that_is_cut_off_ends_the_generation_with_an_error(
             opened.truncate(file.stat().st_size // 3)
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             list(events)
+
+
+def test_a_forgotten_engine_ends_its_threads(fallback_model: Callable[[str], FallbackModel]) -> None:
+    model, before = fallback_model("phi3"), fill_threads()
+    engine = Engine.load(model.folder, dtype="fp32", device="cpu", streaming="on", overrides=SIZES)
+    engine.generate(model.ids.tolist(), max_new_tokens=2)
+    assert len(fill_threads()) > len(before)
+    del engine
+    gc.collect()
+    assert fill_threads() == before

@@ -11,7 +11,7 @@ from gpt_files import CONSUMERS, DIM, HIDDEN, LAYERS, POSITIONS, VOCAB, GPTFile,
 from graphcore import Engine
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.weights import residents
+from graphcore.weights import conversion
 
 NAMES = tuple(small_file().tensors)
 REQUIRED = tuple(name for name in NAMES if name != "output.weight")
@@ -24,7 +24,7 @@ OBLONG = tuple(
 def _no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test in which a byte of a tensor is read."""
     monkeypatch.setattr(GGUFCheckpoint, "read", lambda self, name: pytest.fail(f"{name} was read"))
-    monkeypatch.setattr(residents, "read_span", lambda span, identity, name: pytest.fail(f"{name} was read"))
+    monkeypatch.setattr(conversion, "read_span", lambda span, identity, name: pytest.fail(f"{name} was read"))
 
 
 def refusal(file: GPTFile, folder: Path) -> str:
@@ -150,6 +150,13 @@ def test_a_name_that_is_not_gpt2s_is_refused(tmp_path: Path, monkeypatch: pytest
     message = refusal(file, tmp_path)
     assert message.startswith(f"Invalid GPT tensor name: {name}; a GPT-2 file of {LAYERS} layers has token_embd, ")
     assert "blk.N.(attn_norm, attn_qkv, attn_output, ffn_norm, ffn_up, ffn_down)" in message
+
+
+@pytest.mark.parametrize("rows", [DIM, 3 * DIM])
+def test_a_matrix_of_queries_alone_is_refused_by_its_name_and_not_by_its_rows(tmp_path: Path, rows: int) -> None:
+    file = small_file()
+    file.tensors["blk.0.attn_q.weight"] = Stored(np.zeros((rows, DIM), np.float32))
+    assert refusal(file, tmp_path).startswith("Invalid GPT tensor name: blk.0.attn_q.weight; a GPT-2 file of ")
 
 
 def test_a_misspelt_name_is_told_rather_than_the_tensor_it_should_be(tmp_path: Path) -> None:

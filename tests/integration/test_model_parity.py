@@ -28,7 +28,7 @@ def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(("name", "graph"), EVERYWHERE)
 def test_logits_are_those_of_transformers(name: str, graph: str, tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model(name), load_tiny(name, graph)
-    assert tiny.ids.shape[1] > 2 * engine.runner.prefill_chunk > WINDOW
+    assert tiny.ids.shape[1] > 2 * engine.runner.sizes.prefill_chunk > WINDOW
     logits = engine.logits(tiny.ids)
     assert logits.dtype is torch.float32
     assert worst(logits, tiny.logits) < TOLERANCE
@@ -61,13 +61,13 @@ def test_forward_runs_hidden_states_through_all_blocks(
 
 def test_more_sequences_than_the_batch_size_run_in_waves(tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model("qwen3"), load_tiny("qwen3", "eager")
-    ids = torch.randint(0, 96, (engine.runner.batch_size + 2, 19), generator=torch.Generator().manual_seed(8))
+    ids = torch.randint(0, 96, (engine.runner.sizes.batch_size + 2, 19), generator=torch.Generator().manual_seed(8))
     assert worst(engine.logits(ids), tiny.logits_of(ids)) < TOLERANCE
 
 
 def test_any_length_and_chunk_give_the_same_logits(tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model("gemma3"), load_tiny("gemma3", "eager")
-    chunk = engine.runner.prefill_chunk
+    chunk = engine.runner.sizes.prefill_chunk
     for length in (1, 2, WINDOW, WINDOW + 1, chunk - 1, chunk, chunk + 1, 2 * chunk + 1):
         assert worst(engine.logits(tiny.ids[:, :length]), tiny.logits[:, :length]) < TOLERANCE, length
 

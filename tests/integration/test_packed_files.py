@@ -14,11 +14,11 @@ from tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
-from graphcore.engine.model import Model, open_model
+from graphcore.engine.open_model import Model, open_model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, GGUFFile
 from graphcore.export.pack import PackedTensor, Packer
-from graphcore.quant.choice import packable_names
+from graphcore.quant.format_choice import packable_names
 from graphcore.tokenizer.gguf_fields import PROBES
 
 GOLDEN = ("llama3", "qwen3", "gemma3", "gpt2")

@@ -25,7 +25,7 @@ Load = Callable[[str, str], Engine]
 @pytest.fixture
 def warm(request: pytest.FixtureRequest, load_tiny: Load) -> Iterator[tuple[str, Engine]]:
     engine = load_tiny(request.param, "compiled")
-    for num_sequences in (1, engine.runner.batch_size):
+    for num_sequences in (1, engine.runner.sizes.batch_size):
         engine.warm_up(num_sequences)
         engine.logits([[1, 2, 3]] * num_sequences)  # teacher forcing has a head of its own
     with torch.compiler.set_stance("fail_on_recompile"):

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from plain_masks import causal_mask, sliding_window_causal_mask
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from graphcore.arch.config_from_json import load_model_config
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.config import load_model_config
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.graph.compile import compile_whole, mark_length
 from graphcore.nn.block import Block
 from graphcore.nn.kv_cache import cache_slots
-from graphcore.nn.masks import causal_mask, sliding_window_causal_mask
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.weights.loader import Loader

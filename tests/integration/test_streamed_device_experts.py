@@ -1,6 +1,6 @@
 """MXFP4 experts through a GPU's kernels, in the interpreter: mapped or fetched, a step gives the resident one's bits.
 
-The device is simulated: its lanes are, and it is the CPU that computes. Planes, kernels and slots are a GPU's.
+The device is simulated: its queues are, and it is the CPU that computes. Planes, kernels and slots are a GPU's.
 """
 
 import random
@@ -12,17 +12,17 @@ import pytest
 import torch
 from device_runners import let_programs_be_few
 from gpt_oss_files import save_mxfp4
-from simulated_lanes import SimulatedLanes
+from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import assembly, building, planning
-from graphcore.engine.device_stream import DeviceLink
-from graphcore.engine.runner import Runner
-from graphcore.engine.weight_stream import WeightStream, open_stream
-from graphcore.graph.device_block import DeviceBlocks
-from graphcore.quant.device_packing import DevicePacking
-from graphcore.streaming.pinning import Pins
+from graphcore.engine import building, planning
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.streaming import weight_stream
+from graphcore.streaming.device.stream import DeviceLink
+from graphcore.streaming.pinned_memory import Pins
 from graphcore.weights.packed_weights import PackingPolicy
 
 PROMPT, MORE = [3, 14, 15, 9, 26, 5, 35, 8, 9, 79], [32, 38]  # more than eight tokens, then one by one
@@ -58,18 +58,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *overrides: str) -> Iterator[Engine]:
     """Load the model as for a GPU, but on this one: planes for its kernels, and decode steps through them."""
     is_locking = "streaming.pinned_memory=false" not in overrides
-    lanes = SimulatedLanes(random.Random(0), computes_at_once=True)
+    queues = SimulatedQueues(random.Random(0), computes_at_once=True)
 
     def policy(*arguments: object, on_gpu: bool) -> PackingPolicy:
         return PackingPolicy(*arguments, on_gpu=True)  # type: ignore[arg-type]
 
-    def opened(*arguments: object) -> WeightStream:
-        return open_stream(*arguments[:6], lambda: DeviceLink(lanes, Pins(Driver()) if is_locking else None))  # type: ignore[arg-type]
-
     with monkeypatch.context() as patch:
         let_programs_be_few(patch)
-        patch.setattr(assembly, "PackingPolicy", policy)
-        patch.setattr(building, "open_stream", opened)
+        patch.setattr("graphcore.engine.choices.PackingPolicy", policy)
+        patch.setattr(
+            weight_stream,
+            "way_to",
+            lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver()) if is_locking else None),
+        )
         patch.setattr(
             building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
@@ -84,7 +85,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
 @torch.inference_mode()
 def logits_of(engine: Engine) -> Tensor:
     """Return the logits after a prompt and after each of some more tokens."""
-    assert isinstance(engine.runner, Runner)
+    assert isinstance(engine.runner, ProgramRunner)
     steps = [engine.runner.feed([PROMPT], [0])]
     steps += [engine.runner.feed([[token]], [len(PROMPT) + at]) for at, token in enumerate(MORE)]
     return torch.cat(steps)

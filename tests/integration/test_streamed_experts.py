@@ -14,11 +14,11 @@ from tiny_models import VOCAB
 from torch import Tensor, nn
 
 from graphcore import Engine
-from graphcore.checkpoint.byte_source import ByteSource
-from graphcore.checkpoint.span import Span
+from graphcore.checkpoint.file_bytes import FileSpan
+from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.errors import CheckpointError, PlanError
-from graphcore.streaming.expert_cache import ExpertCache
-from graphcore.weights.expert_pools import PARTS, expert_weight
+from graphcore.streaming.experts.cache import ExpertCache
+from graphcore.weights.experts import PARTS, expert_weight
 
 SIZES = ("prefill_chunk=16", "context_length=128", "batch_size=2")
 LAYERS, EXPERTS, TOP_K = 4, 6, 3
@@ -91,7 +91,7 @@ def outputs_of(engine: Engine, new_tokens: int = 12) -> list[Tensor]:
 
 
 def cache_of(engine: Engine) -> ExpertCache:
-    experts = engine.weight_stream.experts
+    experts = engine.loaded.weight_stream.experts
     assert experts is not None
     return experts.cache
 
@@ -182,11 +182,11 @@ def routed_by(model: nn.Module, ids: Tensor) -> list[set[int]]:
 class RecordingSource:
     """A file that says what was read of it."""
 
-    def __init__(self, source: ByteSource, reads: list[Span]) -> None:
+    def __init__(self, source: ByteSource, reads: list[FileSpan]) -> None:
         self.source, self.reads, self.size = source, reads, source.size
 
     def read_into(self, space: Tensor, offset: int, nbytes: int) -> int:
-        self.reads.append(Span(self.source.path, offset, nbytes))
+        self.reads.append(FileSpan(self.source.path, offset, nbytes))
         return self.source.read_into(space, offset, nbytes)
 
     def check_unchanged(self) -> None:
@@ -212,7 +212,7 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
     ids = ids_of()[:1, :1]
     routed = routed_by(model, ids)
     with load(path, "eager", "fp32", "streaming.source=disk") as engine:
-        cache, reads = cache_of(engine), list[Span]()
+        cache, reads = cache_of(engine), list[FileSpan]()
         cache.filler.files = {at: RecordingSource(one, reads) for at, one in cache.filler.files.items()}
         with torch.inference_mode():
             engine.runner.feed([[int(ids[0, 0])]], [0])
@@ -232,14 +232,14 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
         assert inside[-1].end >= span.end
 
 
-def expert_spans(engine: Engine, routed: Sequence[set[int]]) -> Iterator[Span]:
+def expert_spans(engine: Engine, routed: Sequence[set[int]]) -> Iterator[FileSpan]:
     """Yield where the files hold some experts: the e-th of equal parts of each tensor."""
-    loader = engine.loader
+    loader = engine.loaded.loader
     for layer, experts in enumerate(routed):
         for name in {loader.sources[expert_weight(layer, part)].name for part in PARTS}:
             for span in loader.checkpoint.spans(name):
                 each = span.nbytes // EXPERTS
-                yield from (Span(span.file, span.offset + expert * each, each) for expert in experts)
+                yield from (FileSpan(span.file, span.offset + expert * each, each) for expert in experts)
 
 
 def test_padding_and_rows_without_a_sequence_fetch_nobody(files: Callable[[str], Path]) -> None:
@@ -254,7 +254,7 @@ def test_padding_and_rows_without_a_sequence_fetch_nobody(files: Callable[[str],
                 asked.append(set(experts))
             return waves(layer, experts)
 
-        engine.runner.builder.fetcher.waves = watched
+        engine.runner.builder.functions.fetched.fetcher.waves = watched
         with torch.inference_mode():
             engine.runner.feed([[5, 5, 5, 5, 5], [5]], [0, 0])
     (experts,) = asked
@@ -266,7 +266,7 @@ def test_padding_and_rows_without_a_sequence_fetch_nobody(files: Callable[[str],
 
 def test_the_hit_rate_is_that_of_the_tokens_that_ran(files: Callable[[str], Path]) -> None:
     with load(files("mxfp4"), "captured", "bf16") as engine:
-        assert engine.weight_stream.expert_hit_rate is None
+        assert engine.loaded.weight_stream.expert_hit_rate is None
         assert "expert_hit_rate" not in engine.stats
         with torch.inference_mode():
             engine.runner.feed([[5]], [0])

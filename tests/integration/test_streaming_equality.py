@@ -63,7 +63,7 @@ def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: s
     expected = resident(folder, dtype, graph, 40)
     with load(folder, *settings_of(folder, combination, dtype), dtype=dtype, graph=graph) as engine:
         assert engine.plan.is_streaming
-        assert len(engine.plan.streamed) >= 2
+        assert len(engine.plan.groups.streamed) >= 2
         assert differing(results(engine, 40), expected) == []
 
 
@@ -129,10 +129,10 @@ def test_every_budget_from_the_smallest_that_works_to_everything_gives_the_same(
     smallest = smallest_budget(folder, streaming="auto")
     counts = []
     with load(folder, streaming="on") as engine:
-        step = max(engine.plan.group_nbytes[1:])
+        step = max(engine.plan.groups.group_nbytes[1:])
     for extra in (0, step, 2 * step, 64 << 20):
         with load(folder, f"streaming.memory_budget={smallest + extra}", streaming="auto") as engine:
-            counts.append(len(engine.plan.streamed))
+            counts.append(len(engine.plan.groups.streamed))
             assert engine.plan.total_nbytes <= smallest + extra
             if extra in (0, step):
                 assert differing(results(engine, 40), expected) == []
@@ -191,7 +191,7 @@ def test_packed_fused_and_sharded_files_stream_to_the_bit(files: dict[str, Path]
         expected, tokens = engine.logits(ids), engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids
     for overrides in (("streaming.source=disk",), ("streaming.source=host", "streaming.layer_group_size=2")):
         with load(files[name], context, *overrides, dtype=dtype) as engine:
-            assert len(engine.plan.streamed) >= 2
+            assert len(engine.plan.groups.streamed) >= 2
             assert torch.equal(engine.logits(ids), expected), overrides
             assert engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids == tokens
             assert bool(stream_of(engine).files) == (overrides[0] == "streaming.source=disk")

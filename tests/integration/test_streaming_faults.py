@@ -90,7 +90,7 @@ def test_a_file_that_changes_in_mid_stream_ends_the_generation_with_one_error(
         events = engine.stream(PROMPT, max_new_tokens=100)
         for _ in range(5):
             next(events)
-        slots = engine.plan.num_slots
+        slots = engine.plan.groups.num_slots
         damage(weights(folder))
         began, tokens = time.perf_counter(), 0
         with pytest.raises(CheckpointError, match=DAMAGES[damage]) as raised:  # noqa: PT012  # tokens are counted

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +19,11 @@ from ternary_models import save_ternary
 from tiny_models import TinyModel
 
 from graphcore import Engine
-from graphcore.engine.group_jobs import THREADS
 from graphcore.errors import ConfigError, PlanError
-from graphcore.streaming.filler import Filler
-from graphcore.streaming.jobs import BUFFER_NBYTES
+from graphcore.streaming.fill_jobs import BUFFER_NBYTES
 from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.streamed import Streamed
+from graphcore.streaming.thread_filler import THREADS, ThreadFiller
 
 Tiny = Callable[[str], TinyModel]
 MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -31,6 +31,8 @@ MATRICES += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 LAYERS = 3
 PROMPT = list(range(1, 31))
 SECONDS = 5.0
+BUDGET = 600_000_000  # bytes
+COPY_SECONDS = 0.03  # of a read from a slow disk: far more than a thread on a busy machine wakes up late
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def policy_of(engine: Engine) -> Streamed:
     return policy
 
 
-def filler_of(engine: Engine) -> Filler:
+def filler_of(engine: Engine) -> ThreadFiller:
     filler = stream_of(engine).filler
     assert filler is not None
     return filler
@@ -65,7 +67,19 @@ def is_loaded(engine: Engine, tiny: TinyModel, layer: int) -> bool:
 
 def passes(engine: Engine, num_passes: int) -> list[int]:
     """Return the groups of so many passes in the ring's order."""
-    return [*engine.plan.streamed] * num_passes
+    return [*engine.plan.groups.streamed] * num_passes
+
+
+def slow_disk(seconds: float) -> None:
+    """Keep a reading thread for that long."""
+    threading.Event().wait(seconds)
+
+
+def compute(seconds: float) -> None:
+    """Multiply for that long, as a step would."""
+    matrix, ends = torch.ones(64, 64), time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        matrix @ matrix
 
 
 def held_nbytes(engine: Engine) -> int:
@@ -94,7 +108,7 @@ def test_fr_001_and_t_001_a_layer_group_is_loaded_as_one_to_the_device(tiny: Tin
 def test_fr_002_and_t_002_a_group_gives_its_memory_back(engine: Engine, tiny: TinyModel) -> None:
     """FR-002, T-002: eviction: what was one group's memory is the next but one's after release, and no more is held."""
     policy, layers = policy_of(engine), engine.runner.builder.decoder.layers
-    assert engine.plan.num_slots == 2
+    assert engine.plan.groups.num_slots == 2
     assert layers[0].mlp.up_proj.weight.data_ptr() == layers[2].mlp.up_proj.weight.data_ptr()
     assert layers[0].mlp.up_proj.weight.data_ptr() != layers[1].mlp.up_proj.weight.data_ptr()
     before = held_nbytes(engine)
@@ -106,8 +120,8 @@ def test_fr_002_and_t_002_a_group_gives_its_memory_back(engine: Engine, tiny: Ti
     assert not is_loaded(engine, tiny, 0)
     policy.release(3)
     assert held_nbytes(engine) == before
-    whole = sum(engine.plan.group_nbytes)
-    assert before < whole - engine.plan.nbytes_of(1) + engine.plan.kv_nbytes
+    whole = sum(engine.plan.groups.group_nbytes)
+    assert before < whole - engine.plan.groups.nbytes_of(1) + engine.plan.kv_nbytes
 
 
 def test_fr_003_and_t_003_the_next_group_is_loaded_while_one_computes(engine: Engine, tiny: TinyModel) -> None:
@@ -125,7 +139,7 @@ def test_fr_003_and_t_003_the_next_group_is_loaded_while_one_computes(engine: En
 def test_fr_004_the_group_size_is_a_setting_and_a_remainder_is_a_group(tiny: TinyModel, size: int, groups: int) -> None:
     """FR-004: configurable group size."""
     with load(tiny.folder, f"streaming.layer_group_size={size}") as engine:
-        assert engine.plan.num_layer_groups == groups
+        assert engine.plan.groups.num_layer_groups == groups
         assert sum(map(len, engine.runner.builder.layer_groups)) == LAYERS
         assert (engine.logits(tiny.ids) - tiny.logits).abs().max() < 1e-4
 
@@ -172,7 +186,7 @@ def test_fr_007_sync_reads_nothing_ahead_and_async_does(tiny: TinyModel) -> None
             policy = policy_of(engine)
             policy.acquire(1)
             assert len(policy._ahead) == num_slots - (mode == "sync")
-            assert engine.plan.num_slots == num_slots
+            assert engine.plan.groups.num_slots == num_slots
             policy.release(1)
             assert (engine.logits(tiny.ids) - tiny.logits).abs().max() < 1e-4
 
@@ -188,7 +202,7 @@ def test_fr_008_loading_reports_its_progress(tiny: TinyModel) -> None:
         engine.generate([PROMPT], max_new_tokens=2, ignore_eos=True)
         for stage in ("prefill", "generate"):
             groups = [group for said, group, _, _ in seen if said == stage]
-            assert [group for group in groups if group in engine.plan.streamed] == passes(engine, 1), stage
+            assert [group for group in groups if group in engine.plan.groups.streamed] == passes(engine, 1), stage
     assert len(loads) > 1
     assert loads == sorted(loads)
     assert {total for _, total in loads} == {loads[-1][0]}
@@ -208,41 +222,54 @@ def test_nfr_001_several_reads_are_in_flight_and_few_bytes_are_read_in_vain(tiny
         policy.acquire(1)
         policy.acquire(2)
         assert not together.broken
-        jobs = [job for each in policy.work.values() for job in each]
+        jobs = [job for each in policy.ring.work.values() for job in each]
         moved = sum(job.nbytes for job in jobs)
-        assert moved == engine.plan.streamed_nbytes
+        assert moved == engine.plan.groups.streamed_nbytes
         assert sum(job.room for job in jobs) <= moved + 2 * 4096 * len(jobs)
 
 
 def test_nfr_002_management_takes_less_than_a_twentieth_of_the_budget(tiny: TinyModel) -> None:
-    """NFR-002: memory overhead: what is neither weights, slots, cache nor workspace, for a budget of 600 MB."""
-    with load(tiny.folder) as engine:
-        plan = engine.plan
-        slack = plan.slots_nbytes - plan.num_slots * max(map(plan.nbytes_of, plan.streamed))
-        assert plan.buffer_nbytes + slack < 0.05 * 600e6
+    """NFR-002: memory overhead: what the engine that has the budget allocates to move weights, slots left out.
+
+    The file holds float32: what is rounded goes through the threads' buffers whether or not the file is in RAM.
+    """
+    with load(tiny.folder, f"streaming.memory_budget={BUDGET}", dtype="bf16") as engine:
+        plan, filler = engine.plan, filler_of(engine)
+        assert plan.budget == BUDGET
+        weight = engine.runner.builder.decoder.layers[0].mlp.up_proj.weight
+        slots = weight.untyped_storage().nbytes()  # all of them lie together
+        needed = plan.groups.num_slots * max(map(plan.groups.nbytes_of, plan.groups.streamed))
+        buffers = filler.num_threads * filler.buffer_nbytes + filler.large_nbytes
+        assert 0 < buffers <= plan.other.buffer_nbytes
+        assert slots >= needed
+        assert slots - needed + plan.other.buffer_nbytes < 0.05 * BUDGET
 
 
-def test_nfr_003_copies_hide_behind_compute_that_lasts_as_long(tiny: TinyModel) -> None:
-    """NFR-003: overlap over 80 %: a step computes until the next group's copy is done, and the next never waits."""
+@pytest.mark.parametrize(("seconds", "least", "most"), [(2 * COPY_SECONDS, 0.8, 1.0), (0.0, 0.0, 0.5)])
+def test_nfr_003_copies_hide_behind_compute_that_lasts_as_long(
+    tiny: TinyModel, seconds: float, least: float, most: float
+) -> None:
+    """NFR-003: overlap over 80 % where a step computes as long as a slow disk reads, and little where it does not.
+
+    The step computes by the clock and does not look at the copy. Without compute every copy is waited for: that the
+    number can be small is the second case.
+    """
     with load(tiny.folder) as engine:
-        policy, filler, timeline = policy_of(engine), filler_of(engine), stream_of(engine).timeline
-        policy.acquire(1)
-        filler.wait(policy._ahead[0])
-        policy.release(1)
-        order = passes(engine, 10)[1:]
-        for group in order:
-            following = policy._ahead[0]
-            assert following.group == group
-            assert following.is_over, "the caller would have to wait"
-            policy.acquire(group)
-            filler.wait(policy._ahead[0])
+        policy, timeline = policy_of(engine), stream_of(engine).timeline
+        wrap(engine, lambda number: slow_disk(COPY_SECONDS))
+        order = passes(engine, 4)
+        policy.acquire(order[0])  # its copy has nothing to hide behind
+        begin = time.perf_counter()
+        for group in order[1:]:
+            compute(seconds)
             policy.release(group)
-        begin, end = timeline.events[0].begin, timeline.events[-1].end
-        first_stall = next(event for event in timeline.events if event.lane == "stall")
-        report = report_streaming(timeline.since(first_stall.end), Measured(first_stall.end, end, 10, 20))
-        assert begin < first_stall.end
+            policy.acquire(group)
+        end = time.perf_counter()
+        policy.release(order[-1])
+        report = report_streaming(timeline.since(begin), Measured(begin, end, 4, max(order) + 1))
+        assert report.copy_seconds > 3 * COPY_SECONDS, "the disk was slow"
         assert report.overlap is not None
-        assert report.overlap > 0.8
+        assert least <= report.overlap <= most
 
 
 def test_nfr_004_a_prompt_costs_one_pass_over_the_weights_for_each_chunk(tiny: TinyModel) -> None:
@@ -253,8 +280,8 @@ def test_nfr_004_a_prompt_costs_one_pass_over_the_weights_for_each_chunk(tiny: T
             timeline.events.clear()
             engine.generate([PROMPT[:10] * 5][:1] if tokens > 50 else [(PROMPT * 2)[:tokens]], max_new_tokens=1)
             moved = sum(event.nbytes for event in timeline.events if event.lane == "copy")
-            head = sum(engine.plan.head_slices)  # is read where a prompt ends, and only there
-            assert moved == chunks * engine.plan.streamed_nbytes - (chunks - 1) * head
+            head = sum(engine.plan.groups.head_slices)  # is read where a prompt ends, and only there
+            assert moved == chunks * engine.plan.groups.streamed_nbytes - (chunks - 1) * head
 
 
 @pytest.mark.parametrize("overrides", [(), ("streaming.source=host",)])
@@ -344,11 +371,3 @@ def test_it_003_a_batch_of_sequences_of_different_lengths(engine: Engine, tiny: 
         for _ in range(8):
             ids.append(int(tiny.logits_of(torch.tensor([ids]))[0, -1].argmax()))
         assert list(found.token_ids) == ids[len(prompt) :]
-
-
-def test_every_requirement_is_named_by_a_test() -> None:
-    """The specification's lists, counted."""
-    names = " ".join(name for name in globals() if name.startswith("test_"))
-    counts = {"fr": 8, "nfr": 4, "c": 4, "t": 6, "it": 4}
-    wanted = [f"_{kind}_{number:03}" for kind, most in counts.items() for number in range(1, most + 1)]
-    assert [one for one in wanted if one not in names] == []

@@ -60,7 +60,7 @@ def test_nfr_003_four_fifths_of_the_copies_are_hidden_in_prefill(folder: Path) -
         for _ in range(3):
             engine.logits([PROMPT])
         ended = time.perf_counter()
-        groups = max(engine.plan.streamed) + 1
+        groups = max(engine.plan.groups.streamed) + 1
         report = report_streaming(timeline.since(began), Measured(began, ended, 3, groups))
         assert report.overlap is not None
         assert report.overlap > 0.8

@@ -16,6 +16,7 @@ from graphcore.errors import (
     TemplateError,
     TokenizerError,
     UnsupportedError,
+    quoted,
 )
 
 BUILT_INS = {
@@ -60,3 +61,15 @@ def test_a_message_is_one_printable_line_whatever_a_file_had_in_its_names(error:
     assert len(long) <= errors.LONGEST
     assert long.startswith("begin xxx")
     assert long.endswith("xxx end")
+
+
+@pytest.mark.parametrize(("name", "shown"), [("w", "'w'"), ("a\nb", r"'a\nb'"), ("\ud800", r"'\ud800'"), ([1], "[1]")])
+def test_names_are_one_printable_line(name, shown):
+    assert quoted(name) == shown
+
+
+def test_long_names_keep_their_ends():
+    shown = quoted("start" + "x" * 10**6 + "end")
+    assert shown.startswith("'start")
+    assert shown.endswith("end'")
+    assert len(shown) < 110

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from kernel_lists import MOST_LINES, drift, key_of, plain, store_list, stored_lists
+import pytest
+from kernel_lists import MOST_LINES, compare_or_store, drift, key_of, plain, store_list, stored_lists
 
 
 def test_a_key_names_the_gpu_and_the_release_of_torch() -> None:
@@ -20,6 +21,21 @@ def test_lists_are_kept_by_what_ran(tmp_path: Path) -> None:
     store_list("gpu-torch-2.11", "llama3, batch 1", ["a", "b"], tmp_path)
     store_list("gpu-torch-2.11", "qwen3, batch 1", ["c"], tmp_path)
     assert stored_lists("gpu-torch-2.11", tmp_path) == {"llama3, batch 1": ["a", "b"], "qwen3, batch 1": ["c"]}
+
+
+def test_a_list_that_nobody_has_recorded_fails_and_is_skipped_only_where_it_is_written(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"no golden list of llama3 for gpu \(2 kernels\): --kernel-lists FOLDER"):
+        compare_or_store(["a", "b"], "gpu", "llama3", None, tmp_path / "golden")
+    with pytest.raises(pytest.skip.Exception, match="written to"):
+        compare_or_store(["a", "b"], "gpu", "llama3", tmp_path / "new", tmp_path / "golden")
+    assert stored_lists("gpu", tmp_path / "new") == {"llama3": ["a", "b"]}
+
+
+def test_a_list_is_compared_with_the_golden_one_even_where_new_ones_are_written(tmp_path: Path) -> None:
+    store_list("gpu", "llama3", ["a", "b"], tmp_path)
+    compare_or_store(["a", "b"], "gpu", "llama3", None, tmp_path)
+    with pytest.raises(AssertionError, match="0 -> 1 times  copy"):
+        compare_or_store(["a", "copy", "b"], "gpu", "llama3", tmp_path / "new", tmp_path)
 
 
 def test_a_drift_says_what_came_and_what_went() -> None:

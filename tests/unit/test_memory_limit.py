@@ -7,7 +7,7 @@ import psutil
 import pytest
 from process_groups import write_groups
 
-from graphcore.memory_limit import GroupMemory, affordable_nbytes, free_nbytes, groups_of_self, physical_nbytes
+from graphcore.memory_limit import GroupMemory, affordable_nbytes, free_ram_nbytes, groups_of_self, physical_ram_nbytes
 
 V2_MOUNT = "30 24 0:26 {inside} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "31 24 0:27 {inside} /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory"
@@ -27,8 +27,8 @@ def test_version_2_counts_what_the_kernel_cannot_drop(tmp_path: Path) -> None:
     }
     root = groups_under(tmp_path, "0::/app", V2_MOUNT.format(inside="/"), files)
     assert list(groups_of_self(root)) == [GroupMemory(1_500_000_000, 250_000_000)]
-    assert physical_nbytes(root) == 1_500_000_000
-    assert free_nbytes(root) == 1_250_000_000
+    assert physical_ram_nbytes(root) == 1_500_000_000
+    assert free_ram_nbytes(root) == 1_250_000_000
 
 
 def test_version_1_is_read_where_its_memory_controller_is_mounted(tmp_path: Path) -> None:
@@ -66,20 +66,20 @@ def test_every_group_above_counts_too(tmp_path: Path) -> None:
         "slice/memory.current": "990000000\n",
     }
     root = groups_under(tmp_path, "0::/slice/app", V2_MOUNT.format(inside="/"), files)
-    assert physical_nbytes(root) == 1_000_000_000
-    assert free_nbytes(root) == 10_000_000
+    assert physical_ram_nbytes(root) == 1_000_000_000
+    assert free_ram_nbytes(root) == 10_000_000
 
 
 @pytest.mark.parametrize(("group", "inside"), [("/docker/1f", "/docker/1f"), ("/", "/"), ("/host/1f", "/docker/1f")])
 def test_a_container_sees_its_own_group_at_the_top_of_the_mount(tmp_path: Path, group: str, inside: str) -> None:
     files = {"memory.max": "1000000000", "memory.current": "1"}
     root = groups_under(tmp_path, f"0::{group}", V2_MOUNT.format(inside=inside), files)
-    assert physical_nbytes(root) == 1_000_000_000
+    assert physical_ram_nbytes(root) == 1_000_000_000
 
 
 def test_a_group_without_a_limit_or_without_files_limits_nothing(tmp_path: Path) -> None:
     unlimited = {"app/memory.max": "max\n", "app/memory.current": "5\n"}
     root = groups_under(tmp_path, "0::/app", V2_MOUNT.format(inside="/"), unlimited)
     assert not list(groups_of_self(root))
-    assert physical_nbytes(root) == psutil.virtual_memory().total
-    assert physical_nbytes(tmp_path / "no such system") == psutil.virtual_memory().total
+    assert physical_ram_nbytes(root) == psutil.virtual_memory().total
+    assert physical_ram_nbytes(tmp_path / "no such system") == psutil.virtual_memory().total

@@ -1,1 +1,1 @@
-"""One module per architecture family, each holding its `Architecture` constants; found by `arch.registry`."""
+"""The architecture families: one module each, with `Architecture` constants that `arch.registry` collects."""

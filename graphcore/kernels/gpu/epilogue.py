@@ -1,4 +1,4 @@
-"""What is done to the sums of a product until they are stored: scales, bias, activation.
+"""The epilogue of a product, applied to its sums before they are stored: scales, bias, activation.
 
 Legend: N tokens and R rows of a program, O output features.
 
@@ -13,16 +13,16 @@ SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 
 
 @triton.jit
-def scaled(sums, token, rows, is_row, x_scale, scale, bias, DIVIDES: tl.constexpr):
+def scaled_and_biased(sums, token, rows, is_row, x_scale, scale, bias, DIVIDES: tl.constexpr):
     """Return the sums, [N, R] float32, scaled and biased.
 
     Args:
         token: [N, 1] rows of x.
-        rows: [1, R] rows of the matrix; is_row: [1, R] which of them there are.
-        x_scale: pointer to [N] float32, what x was multiplied with before it became codes, or None.
+        rows: [1, R] rows of the matrix; is_row: [1, R] True for rows that exist.
+        x_scale: pointer to [N] float32, the scales that x was multiplied with to become codes, or None.
         scale: pointer to [1] float32, or None.
         bias: pointer to [O], or None.
-        DIVIDES: `scale` divides the product.
+        DIVIDES: True if `scale` divides the product.
     """
     if x_scale is not None:
         divisor = tl.load(x_scale + token)
@@ -61,10 +61,10 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def store_sums(
+def store_products(
     out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr
 ):
-    """Store or add values [N, R] of tokens first .. and rows start .. of a matrix; none behind the last of either."""
+    """Store or add values [N, R] of tokens from `first` and rows from `start` of a matrix; none past either's end."""
     token = first + tl.arange(0, N)[:, None]
     row = start + tl.arange(0, R)[None, :]
     is_there = (token < tokens) & (row < rows)

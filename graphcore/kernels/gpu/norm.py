@@ -1,4 +1,4 @@
-"""The residual stream takes a sublayer's answer and is normalised for the next sublayer, in one kernel.
+"""Adds a sublayer's answer to the residual stream and normalises the stream for the next sublayer, in one kernel.
 
 Legend: N tokens, D model dim.
 
@@ -33,17 +33,17 @@ def residual_norm(
     scale_in_float32: bool = True,
     weight_after: Tensor | None = None,
 ) -> Tensor:
-    """Add to the residual stream and return it normalised.
+    """Add to the residual stream, and return its norm.
 
     Args:
-        x: [N, D] float32, contiguous; `added` is added in place. Any float dtype where nothing is added.
+        x: [N, D] float32, contiguous; `added` is added in place. Any float dtype if nothing is added.
         added: [N, D] any float dtype, or None.
-        weight: [D] float32.  bias: [D] float32, of a LayerNorm.
-        eps: added to the mean square.
-        is_rms: RMSNorm; else LayerNorm.
-        dtype: of the result.
-        scale_in_float32: multiply with the weight before rounding to dtype; else round before, as nn/norm.py's RMSNorm.
-        weight_after: [D] float32, of an RMSNorm of the same eps that `added` undergoes before.
+        weight: [D] float32.  bias: [D] float32, for a LayerNorm.
+        eps: number added to the mean square.
+        is_rms: True for RMSNorm, False for LayerNorm.
+        dtype: dtype of the result.
+        scale_in_float32: True to multiply by the weight before rounding to dtype; False for after, as in nn/norm.py.
+        weight_after: [D] float32, weight of an RMSNorm with the same eps, applied to `added` first.
 
     Returns:
         [N, D] dtype.
@@ -52,8 +52,8 @@ def residual_norm(
     return op(x, added, weight_after, weight, bias, eps, is_rms, scale_in_float32, dtype)  # type: ignore[no-any-return]
 
 
-def add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
-    """Add to the residual stream `x` [N, D] float32 the RMSNorm, times `weight_after` [D], of an answer [N, D]."""
+def add_rms_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
+    """Add the RMSNorm of an answer [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
     torch.ops.graphcore.add_normed.default(x, added, weight_after, eps)
 
 
@@ -79,13 +79,13 @@ def _fake_add(_x: Tensor, *_: object) -> None:
 
 @triton.jit
 def normed(values, weight, bias, at, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return a row normalised, as DTYPE.
+    """Return a normalised row, as DTYPE.
 
     Args:
-        values: [BLOCK] float32, zeros behind the row.
+        values: [BLOCK] float32, zeros after the row.
         weight, bias: pointers to [D] float32; bias may be None.
         at: [BLOCK] columns.
-        WIDE: multiply with the weight before rounding to DTYPE.
+        WIDE: True to multiply by the weight before rounding to DTYPE.
     """
     is_there = at < columns
     if not IS_RMS:
@@ -151,7 +151,7 @@ def launch_residual_norm(
 
 
 def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
-    """Implement `add_normed`."""
+    """Implement `add_rms_normed`."""
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     _residual_norm[(len(x),)](
         x, added, weight_after, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
@@ -159,7 +159,7 @@ def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float
 
 
 def block_of(x: Tensor) -> dict[str, int | bool]:
-    """Return how a program that holds a row of `x` [N, D] is launched."""
+    """Return the launch options of a program that holds a whole row of `x` [N, D]."""
     columns = x.shape[1]
     assert columns <= MOST_COLUMNS, f"rows of {columns}, a program holds {MOST_COLUMNS}"
     assert x.is_contiguous(), "kernels take x row by row"

@@ -3,18 +3,19 @@
 from importlib import import_module
 from importlib.util import find_spec
 
-# of this package; each imports what it needs
+# modules of this package; each imports the modules that it needs
 MODULES = (
-    *("norm", "codes", "product", "packed_linear", "unpack", "rotate_write", "attend"),
-    *("experts", "router", "choose", "sample"),
+    *("norm", "int8_rows", "products.decode_products", "packed.linear", "packed.to_dense"),
+    *("attention.rotate_and_write", "attention.write_and_attend"),
+    *("experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
 )
 
 
 def register() -> bool:
-    """Make the ops of this package known to torch, and return whether they are; again is harmless.
+    """Register the ops of this package with torch, and return whether they are; calling it again has no effect.
 
-    Called where a GPU computes, before anything is traced or captured. Without Triton ops that have an implementation
-    of plain torch operations keep it.
+    Called on machines that compute on a GPU, before anything is traced or captured. Without Triton, ops that have an
+    implementation in plain torch operations keep it.
     """
     if find_spec("triton") is None:
         return False

@@ -1,4 +1,4 @@
-// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/encodings.py.
+// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/quant/formats/.
 #pragma once
 
 #include <cstddef>

@@ -108,7 +108,7 @@ class Product final : public Job {
     }
 
     void multiply(int group) {
-        const int height = std::min(LANES, matrix_.rows - group * LANES);
+        const int height = std::min(GROUP_ROWS, matrix_.rows - group * GROUP_ROWS);
         for (int first = 0; first < tokens_; first += TOKEN_TILE) {
             f32x16 totals[TOKEN_TILE];
             const int count = std::min(TOKEN_TILE, tokens_ - first);
@@ -118,10 +118,10 @@ class Product final : public Job {
     }
 
     void put(f32x16 total, int group, int height, int token) {
-        float out[LANES];
+        float out[GROUP_ROWS];
         store(out, total);
-        if (bias_) for (int lane = 0; lane < height; lane++) out[lane] += bias_[group * LANES + lane];
-        store_dtype(out, height, dtype_, y_ + (size_t(token) * matrix_.rows + size_t(group) * LANES) * element_nbytes(dtype_));
+        if (bias_) for (int lane = 0; lane < height; lane++) out[lane] += bias_[group * GROUP_ROWS + lane];
+        store_dtype(out, height, dtype_, y_ + (size_t(token) * matrix_.rows + size_t(group) * GROUP_ROWS) * element_nbytes(dtype_));
     }
 
     const Matrix& matrix_;
@@ -171,12 +171,12 @@ size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matri
 void graphcore_pack(int threads, int format, int rows, int columns, const uint8_t* raw, size_t stride, uint8_t* packed) {
     const FormatOps& ops = format_ops(format);
     const size_t row_nbytes = size_t(columns / ops.raw_columns) * ops.raw_nbytes, group_nbytes = ops.group_nbytes(columns);
-    const std::unique_ptr<void, FreeDeleter> zeros(rows % LANES ? std::calloc(row_nbytes, 1) : nullptr);
+    const std::unique_ptr<void, FreeDeleter> zeros(rows % GROUP_ROWS ? std::calloc(row_nbytes, 1) : nullptr);
     on_threads(threads, num_groups(rows), [&](Range groups) {
         for (int group = groups.begin; group < groups.end; group++) {
-            const uint8_t* lanes[LANES];
-            for (int lane = 0; lane < LANES; lane++) {
-                const int row = group * LANES + lane;
+            const uint8_t* lanes[GROUP_ROWS];
+            for (int lane = 0; lane < GROUP_ROWS; lane++) {
+                const int row = group * GROUP_ROWS + lane;
                 lanes[lane] = row < rows ? raw + row * stride : static_cast<const uint8_t*>(zeros.get());
             }
             ops.pack_group(lanes, columns, packed + group * group_nbytes);
@@ -191,7 +191,7 @@ void graphcore_unpack(int threads, const Matrix* matrix, int dtype, uint8_t* den
     on_threads(threads, num_groups(matrix->rows), [&](Range groups) {
         for (int group = groups.begin; group < groups.end; group++)
             ops.unpack_group(matrix->bytes + group * group_nbytes, matrix->columns, matrix->scale,
-                             std::min(LANES, matrix->rows - group * LANES), dtype, dense + size_t(group) * LANES * row_nbytes);
+                             std::min(GROUP_ROWS, matrix->rows - group * GROUP_ROWS), dtype, dense + size_t(group) * GROUP_ROWS * row_nbytes);
     });
 }
 
@@ -201,8 +201,8 @@ void graphcore_rows(const Matrix* matrix, const int64_t* ids, int count, int dty
     const auto row = scratch(size_t(matrix->columns) * 4 + 64);
     const size_t group_nbytes = ops.group_nbytes(matrix->columns);
     for (int i = 0; i < count; i++) {
-        const int lane = int(ids[i] % LANES);
-        ops.unpack_row(matrix->bytes + ids[i] / LANES * group_nbytes, matrix->columns, matrix->scale, lane, (float*)row.get());
+        const int lane = int(ids[i] % GROUP_ROWS);
+        ops.unpack_row(matrix->bytes + ids[i] / GROUP_ROWS * group_nbytes, matrix->columns, matrix->scale, lane, (float*)row.get());
         store_dtype((const float*)row.get(), matrix->columns, dtype, dense + size_t(i) * matrix->columns * element_nbytes(dtype));
     }
 }

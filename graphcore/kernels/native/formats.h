@@ -12,8 +12,6 @@
 
 namespace graphcore {
 
-static_assert(LANES == GROUP_ROWS, "sixteen lanes are the rows that lie together");
-
 // ---- numbers of a part of sixteen rows, those from row `lane` on
 
 inline FloatPart fp16_lanes(const uint8_t* from, int lane) { return halves_to_float((const uint16_t*)from + lane); }

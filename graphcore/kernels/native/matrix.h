@@ -26,7 +26,7 @@ using Multiply = void (*)(const uint8_t* group, int columns, const Activations& 
 struct FormatOps {
     size_t (*group_nbytes)(int columns);
     Multiply multiply;
-    void (*pack_group)(const uint8_t* const rows[LANES], int columns, uint8_t* group);
+    void (*pack_group)(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group);
     void (*unpack_group)(const uint8_t* group, int columns, float scale, int rows, int target, uint8_t* to);
     void (*unpack_row)(const uint8_t* group, int columns, float scale, int lane, float* to);
     int raw_columns, raw_nbytes;
@@ -35,18 +35,18 @@ struct FormatOps {
 const FormatOps& format_ops(int format);
 
 template <class F>
-void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group);  // pack.cpp
+void pack_group(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group);  // pack.cpp
 
 inline size_t matrix_nbytes(int format, int rows, int columns) {
     if (format < DENSE_FORMATS) return size_t(rows) * columns * (format == F32 ? 4 : 2);
-    return size_t((rows + LANES - 1) / LANES) * format_ops(format).group_nbytes(columns);
+    return size_t((rows + GROUP_ROWS - 1) / GROUP_ROWS) * format_ops(format).group_nbytes(columns);
 }
 
-inline int num_groups(int rows) { return (rows + LANES - 1) / LANES; }
+inline int num_groups(int rows) { return (rows + GROUP_ROWS - 1) / GROUP_ROWS; }
 
 inline f32x16 multiply_dense_group(const Matrix& matrix, int group, const float* x) {
-    const int first = group * LANES;
-    const int height = matrix.rows - first < LANES ? matrix.rows - first : LANES;
+    const int first = group * GROUP_ROWS;
+    const int height = matrix.rows - first < GROUP_ROWS ? matrix.rows - first : GROUP_ROWS;
     const size_t offset = size_t(first) * matrix.columns;
     switch (matrix.format) {
         case F32: return multiply_dense((const float*)matrix.bytes + offset, height, matrix.columns, x);
@@ -55,7 +55,7 @@ inline f32x16 multiply_dense_group(const Matrix& matrix, int group, const float*
     }
 }
 
-// Sixteen rows of the matrix, [16 * group, 16 * group + 16), times each token.
+// The rows of one group of the matrix times each token.
 inline void multiply_group(const Matrix& matrix, int group, const Activations& x, int first, int tokens, f32x16* totals) {
     if (matrix.format < DENSE_FORMATS) {
         for (int t = 0; t < tokens; t++) totals[t] = multiply_dense_group(matrix, group, x.x_row(first + t));

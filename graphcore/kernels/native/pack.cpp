@@ -5,7 +5,7 @@
 namespace graphcore {
 
 template <class F>
-void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
+void pack_group(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group) {
     constexpr int BLOCKS = F::COLUMNS / BLOCK_COLUMNS;
     for (int index = 0; index < columns / F::COLUMNS; index++) {
         const int first = index * BLOCKS, within = first % CHUNK_BLOCKS;
@@ -25,7 +25,7 @@ void pack_group(const uint8_t* const rows[LANES], int columns, uint8_t* group) {
     }
 }
 
-#define GRAPHCORE_PACK(F) template void pack_group<F>(const uint8_t* const rows[LANES], int columns, uint8_t* group);
+#define GRAPHCORE_PACK(F) template void pack_group<F>(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group);
 GRAPHCORE_FORMATS(GRAPHCORE_PACK)
 
 }  // namespace graphcore

@@ -11,8 +11,8 @@ void read_row(const Matrix& table, int64_t row, float* to) {
     const size_t offset = size_t(row) * table.columns;
     if (table.format >= DENSE_FORMATS) {
         const FormatOps& ops = format_ops(table.format);
-        const uint8_t* group = table.bytes + size_t(row / LANES) * ops.group_nbytes(table.columns);
-        return ops.unpack_row(group, table.columns, table.scale, int(row % LANES), to);
+        const uint8_t* group = table.bytes + size_t(row / GROUP_ROWS) * ops.group_nbytes(table.columns);
+        return ops.unpack_row(group, table.columns, table.scale, int(row % GROUP_ROWS), to);
     }
     for (int c = 0; c < table.columns; c++)
         to[c] = table.format == F32    ? widen_one((const float*)table.bytes + offset + c)
@@ -56,31 +56,31 @@ inline void store_some(f32x16 value, int count, float* to) {
 inline f32x16 product(const Matrix& matrix, int group, const float* bias, int height, const Scratch& scratch) {
     f32x16 total;
     multiply_group(matrix, group, scratch.activations, 0, 1, &total);
-    return bias ? total + load_some(bias + group * LANES, height) : total;
+    return bias ? total + load_some(bias + group * GROUP_ROWS, height) : total;
 }
 
-void enter_linear(const Linear& a, Scratch& scratch) {
+void enter_project(const Project& a, Scratch& scratch) {
     prepare(scratch, a.rounding, 1, a.matrices[0].columns);
     take_in(a.x, a.norm, a.matrices[0].columns, 0, scratch);
 }
 
 // Matrices whose outputs lie one after another; the second of a gated pair goes with the first.
-int num_stacked(const Linear& a) { return a.store == Store::GATED ? 1 : a.num_matrices; }
+int num_stacked(const Project& a) { return a.store == Store::GATED ? 1 : a.num_matrices; }
 
-int groups_of(const Linear& a) {
+int groups_of(const Project& a) {
     int total = 0;
     for (int i = 0; i < num_stacked(a); i++) total += num_groups(a.matrices[i].rows);
     return total;
 }
 
-void run_linear(const Linear& a, Range mine, Scratch& scratch) {
+void run_project(const Project& a, Range mine, Scratch& scratch) {
     for (int i = 0, before = 0; i < num_stacked(a); i++) {
         const int here = num_groups(a.matrices[i].rows);
         const int begin = std::max(mine.begin - before, 0), end = std::min(mine.end - before, here);
         before += here;
         for (int group = begin; group < end; group++) {
-            const int height = std::min(LANES, a.matrices[i].rows - group * LANES);
-            float* out = a.outs[i] + group * LANES;
+            const int height = std::min(GROUP_ROWS, a.matrices[i].rows - group * GROUP_ROWS);
+            float* out = a.outs[i] + group * GROUP_ROWS;
             f32x16 y = product(a.matrices[i], group, a.biases[i], height, scratch);
             if (a.store == Store::ADD) {
                 y += load_some(out, height);
@@ -160,12 +160,12 @@ void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
     const int rows = a.gate.rows, groups = num_groups(rows);
     for (int item = mine.begin; item < mine.end; item++) {
         const int k = item / groups, group = item % groups, expert = a.chosen[k], place = a.places[k];
-        const int height = std::min(LANES, rows - group * LANES);
+        const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
         const float* gate_bias = a.gate_bias ? a.gate_bias + size_t(expert) * rows : nullptr;
         const float* up_bias = a.up_bias ? a.up_bias + size_t(expert) * rows : nullptr;
         const f32x16 gate = product(matrix_at(a.gate, place), group, gate_bias, height, scratch);
         const f32x16 up = product(matrix_at(a.up, place), group, up_bias, height, scratch);
-        store_some(clamped_swiglu(gate, up, a.limit, a.alpha), height, a.hidden + size_t(k) * rows + group * LANES);
+        store_some(clamped_swiglu(gate, up, a.limit, a.alpha), height, a.hidden + size_t(k) * rows + group * GROUP_ROWS);
     }
 }
 
@@ -179,15 +179,15 @@ void enter_experts_down(const ExpertsDown& a, Scratch& scratch) {
 void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
     const int rows = a.down.rows;
     for (int group = mine.begin; group < mine.end; group++) {
-        const int height = std::min(LANES, rows - group * LANES);
+        const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
         f32x16 total{};
         for (int k = 0; k < a.used; k++) {
             f32x16 y;
             multiply_group(matrix_at(a.down, a.places[k]), group, scratch.activations, k, 1, &y);
-            if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * LANES, height);
+            if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * GROUP_ROWS, height);
             total += splat<f32x16>(a.weights[k]) * y;
         }
-        float* out = a.x + group * LANES;
+        float* out = a.x + group * GROUP_ROWS;
         store_some(load_some(out, height) + total, height, out);
     }
 }
@@ -220,7 +220,7 @@ void run_elementwise(const Elementwise& a, Range mine) {
 Deal deal_of(const Instruction& instruction, int threads) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
-        case Kind::LINEAR: return Deal::even(groups_of(*(const Linear*)a), threads);
+        case Kind::PROJECT: return Deal::even(groups_of(*(const Project*)a), threads);
         case Kind::ATTEND: {
             const auto& attend = *(const Attend*)a;
             return {attend.heads, attend.heads / attend.kv_heads};
@@ -236,7 +236,7 @@ Deal deal_of(const Instruction& instruction, int threads) {
 void enter_instruction(const Instruction& instruction, Scratch& scratch) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
-        case Kind::LINEAR: return enter_linear(*(const Linear*)a, scratch);
+        case Kind::PROJECT: return enter_project(*(const Project*)a, scratch);
         case Kind::EXPERTS_UP: return enter_experts_up(*(const ExpertsUp*)a, scratch);
         case Kind::EXPERTS_DOWN: return enter_experts_down(*(const ExpertsDown*)a, scratch);
         default: return;
@@ -247,7 +247,7 @@ void run_units(const Instruction& instruction, Range units, Scratch& scratch) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
         case Kind::EMBED: return run_embed(*(const Embed*)a, scratch);
-        case Kind::LINEAR: return run_linear(*(const Linear*)a, units, scratch);
+        case Kind::PROJECT: return run_project(*(const Project*)a, units, scratch);
         case Kind::ATTEND: return run_attend(*(const Attend*)a, units, scratch);
         case Kind::ADD_NORM: return run_add_norm(*(const AddNorm*)a, scratch);
         case Kind::CHOOSE:

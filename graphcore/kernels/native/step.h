@@ -14,7 +14,7 @@ namespace graphcore {
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, LINEAR = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2 };
 
 struct Norm {
@@ -34,7 +34,7 @@ struct Embed {
 };
 
 // out = matrix @ norm(x) + bias for up to three matrices; what becomes of it is `store`'s to say.
-struct Linear {
+struct Project {
     const float* x;
     Norm norm;
     Rounding rounding;

@@ -9,13 +9,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "encodings.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace graphcore {
 
-constexpr int LANES = 16;
+constexpr int LANES = GROUP_ROWS;  // of a vector: one for each row of a group
+static_assert(LANES == 16, "vectors are written out in sixteens");
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define GRAPHCORE_AVX2 1  // and nothing better
 constexpr int PART_LANES = 8;

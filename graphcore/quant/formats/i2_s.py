@@ -7,7 +7,7 @@ Legend: N groups of 128 elements.
     y = (q - 1) * scale
 
 Groups run over the flattened tensor and may cross rows. Builds of bitnet.cpp on ARM since November 2025 write another
-order (64/16) under the same type id, and nothing in the file tells the two apart: only the 128/32 order is read here.
+order (64/16) under the same type id, and nothing in the file distinguishes them: only the 128/32 order is read here.
 Source: microsoft/BitNet, src/ggml-bitnet-mad.cpp, quantize_i2_s.
 """
 
@@ -16,22 +16,20 @@ from math import isfinite, prod
 
 import torch
 
-from graphcore.checkpoint.bitnet_packing import with_scale_behind
-from graphcore.encodings import Encoding
+from graphcore.encodings import Encoding, Planes
 from graphcore.errors import CheckpointError
-from graphcore.quant.bit_packing import pack_planes
-from graphcore.quant.bits import field, planes
+from graphcore.quant.bit_fields import field, pack_planes, planes
+from graphcore.quant.block_slices import slices_of_blocks
 from graphcore.quant.format import Format
-from graphcore.quant.slices import slices_of_blocks
 
-SMALLEST_SCALE = 1e-5  # of weights that are rounded, as BitNet's own code has it
+SMALLEST_SCALE = 1e-5  # for weights that are rounded, as in BitNet's own code
 
 
 class I2SFormat(Format):
     """Ternary, 2 bits per weight."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Return the stored size of a tensor, in bytes: a quarter per element, and the tail.
+        """Return the stored size of a tensor, in bytes: a quarter byte per element, plus the tail.
 
         Raises:
             CheckpointError: the tensor is not a whole number of groups.
@@ -54,12 +52,12 @@ class I2SFormat(Format):
         return with_scale_behind(rows.flatten(), torch.tensor([scale], dtype=torch.float32))
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Decode without the tensor's scale, which lies in no block: [N, 32] uint8 -> [N, 128] float32."""
+        """Decode without the tensor's scale, which is not in the blocks: [N, 32] uint8 -> [N, 128] float32."""
         codes = planes(blocks, bits=2).flip(1).flatten(1)  # [N, 128]; the highest bits come first
         return codes.to(torch.float32).sub_(1)
 
     def decoder(self, raw: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the groups without the tail, and what decodes and scales some of them."""
+        """Return the groups without the tail, and a function that decodes and scales some of them."""
         blocks = raw[: -self.tail_nbytes].view(-1, self.block_nbytes)  # [N, 32]
         scale = field(raw[-self.tail_nbytes :].unsqueeze(0), 0, 4).view(torch.float32)  # [1, 1]
 
@@ -77,7 +75,7 @@ class I2SFormat(Format):
         """Return the stored bytes of a dense tensor, as `Format.quantize` does.
 
         Weights -s, 0 and s are kept exactly. Others are rounded in units of their mean magnitude, which becomes the
-        scale: BitNet's rule for the weights that it trains (The Era of 1-bit LLMs, section 2; arXiv 2402.17764).
+        scale: BitNet's rule for weights in training (The Era of 1-bit LLMs, section 2; arXiv 2402.17764).
         """
         assert dense.is_floating_point(), f"weights are floats, got {dense.dtype}"
         raw = torch.zeros(self.nbytes(dense.shape), dtype=torch.uint8, device=dense.device)
@@ -94,7 +92,7 @@ class I2SFormat(Format):
 
 
 def _magnitudes(weights: torch.Tensor) -> tuple[float, float, bool]:
-    """Return mean and largest magnitude, and whether all that are not zero have the largest: [N, 128] in."""
+    """Return the mean and the largest magnitude, and whether all nonzero weights have the largest: [N, 128] in."""
     total, num_other = 0.0, 0
     largest = weights.abs().max().item() if weights.numel() else 0.0
     for some in slices_of_blocks(len(weights), weights.shape[1]):
@@ -104,4 +102,24 @@ def _magnitudes(weights: torch.Tensor) -> tuple[float, float, bool]:
     return total / max(1, weights.numel()), largest, num_other == 0
 
 
-I2_S = I2SFormat.of("i2_s")
+# From microsoft/BitNet's fork of ggml; upstream removed its id 36. One scale and 28 unused bytes follow the codes.
+I2_S = I2SFormat(
+    name="i2_s",
+    block_elements=128,
+    block_nbytes=32,
+    ggml_id=36,
+    kernel_number=20,
+    bits=2,
+    zero=1,
+    tail_nbytes=32,
+    is_ternary=True,
+    narrower="q4_0",
+    planes=Planes(low=(0, 32), scale="whole", group=128, step=32, is_descending=True),
+)
+
+
+def with_scale_behind(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return packed codes [n] uint8 with the tensor's scale, one float32, and its padding after them."""
+    tail = torch.zeros(I2_S.tail_nbytes, dtype=torch.uint8, device=packed.device)
+    tail[:4] = scale.to(torch.float32).reshape(1).view(torch.uint8)
+    return torch.cat((packed, tail))

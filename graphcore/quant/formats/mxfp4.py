@@ -5,15 +5,14 @@ Legend: N blocks.
     0 exponent[1]  1 codes[16]
     codes byte j: hhhh llll, l = element j, h = element j + 16
     y = 2^(exponent - 128) * E2M1_DOUBLED[q]
-    exponent 255 is no NaN in ggml (it is in OCP): 2^127; exponents 0 and 1 give subnormal scales
+    exponent 255 is 2^127 in ggml (NaN in OCP); exponents 0 and 1 give subnormal scales
 Source: OCP Microscaling Formats v1.0; ggml/src/ggml-impl.h, ggml_e8m0_to_fp32_half.
 """
 
 import torch
 
-from graphcore.encodings import E2M1_DOUBLED
-from graphcore.quant.bit_packing import pack_planes
-from graphcore.quant.bits import field, lookup, planes
+from graphcore.encodings import E2M1_DOUBLED, Planes
+from graphcore.quant.bit_fields import field, levels_of, pack_planes, planes
 from graphcore.quant.format import Format
 
 # Midpoints between the magnitudes 0, 1, 2, 3, 4, 6, 8, 12: a weight on one takes the smaller magnitude.
@@ -26,7 +25,7 @@ FLOAT64_MANTISSA_BITS = 52
 def half_power_of_two(exponents: torch.Tensor) -> torch.Tensor:
     """Return 2^(e - 128), subnormals included: uint8 -> float32, same shape.
 
-    The bits of a float64 are written, because all these powers are normal there; narrowing them is exact.
+    The bits of a float64 are set, because all these powers are normal there; narrowing them is exact.
     """
     biased = exponents.to(torch.int64) + (FLOAT64_BIAS - 128)
     return (biased << FLOAT64_MANTISSA_BITS).view(torch.float64).to(torch.float32)
@@ -38,7 +37,7 @@ class Mxfp4Format(Format):
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 17] uint8 -> [N, 32] float32."""
         codes = planes(field(blocks, 1, 16), bits=4).flatten(1)  # [N, 32]
-        return lookup(E2M1_DOUBLED, codes).mul_(half_power_of_two(field(blocks, 0, 1)))
+        return levels_of(E2M1_DOUBLED, codes).mul_(half_power_of_two(field(blocks, 0, 1)))
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 17] uint8.
@@ -55,4 +54,15 @@ class Mxfp4Format(Format):
         return torch.cat((exponents, pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-MXFP4 = Mxfp4Format.of("mxfp4")
+MXFP4 = Mxfp4Format(
+    name="mxfp4",
+    block_elements=32,
+    block_nbytes=17,
+    ggml_id=39,
+    file_type=38,
+    kernel_number=16,
+    bits=4,
+    levels=E2M1_DOUBLED,
+    head="q8_0",
+    planes=Planes(low=(1, 17), scales=(0, 1), scale="e8m0"),
+)

@@ -9,7 +9,7 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bits import field, fp16, runs
+from graphcore.quant.bit_fields import field, fp16, runs
 from graphcore.quant.format import Format
 
 
@@ -22,4 +22,12 @@ class Q10Format(Format):
         return signs.mul_(fp16(blocks, 0))
 
 
-Q1_0 = Q10Format.of("q1_0")
+Q1_0 = Q10Format(
+    name="q1_0",
+    block_elements=128,
+    block_nbytes=18,
+    ggml_id=41,
+    kernel_number=18,
+    bits=1,
+    levels=(-1, 1),
+)

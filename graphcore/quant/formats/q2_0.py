@@ -9,7 +9,7 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bits import field, fp16, runs
+from graphcore.quant.bit_fields import field, fp16, runs
 from graphcore.quant.format import Format
 
 
@@ -22,4 +22,12 @@ class Q20Format(Format):
         return codes.to(torch.float32).sub_(1).mul_(fp16(blocks, 0))
 
 
-Q2_0 = Q20Format.of("q2_0")
+Q2_0 = Q20Format(
+    name="q2_0",
+    block_elements=64,
+    block_nbytes=18,
+    ggml_id=42,
+    kernel_number=19,
+    bits=2,
+    zero=1,
+)

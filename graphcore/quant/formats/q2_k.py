@@ -10,8 +10,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 
@@ -42,4 +42,14 @@ class Q2KFormat(Format):
         return torch.cat((packed_scales, planes_of_halves, fp16_bytes(scales.unit), fp16_bytes(minimums.unit)), dim=1)
 
 
-Q2_K = Q2KFormat.of("q2_k")
+Q2_K = Q2KFormat(
+    name="q2_k",
+    block_elements=256,
+    block_nbytes=84,
+    ggml_id=10,
+    file_type=10,
+    kernel_number=8,
+    bits=2,
+    narrower="q4_0",
+    planes=Planes(low=(16, 80), scales=(0, 16), supers=(80, 84), scale="nibbles", group=16, step=32),
+)

@@ -1,6 +1,6 @@
 """q3_k: 256 signed three-bit weights in 16 groups of 16, each with a signed six-bit scale.
 
-Legend: N blocks; R rows, K blocks of a row.
+Legend: N blocks.
 
     0 third_bits[32]  32 codes[64]  96 scales[12]  108 d[2]
     third_bits byte l: bit k = element 32 * k + l
@@ -12,9 +12,10 @@ Legend: N blocks; R rows, K blocks of a row.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
-from graphcore.quant.format import Change, Format
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
+from graphcore.quant.format import Format
+from graphcore.quant.k_scales import widened_signed
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
 
 
@@ -31,23 +32,13 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
     return torch.cat((low, pack_planes((scales >> 4).view(-1, 4, 4), bits=2)), dim=1)
 
 
-def widen_scales(packed: torch.Tensor) -> torch.Tensor:
-    """Return a GPU's int8 scales, 32 taken off: [R, K, 12] -> [R, K, 16]; modulo 256, the bytes are those of int8."""
-    return (unpack_scales(packed.reshape(-1, 12)) - 32).view(*packed.shape[:2], 16)
-
-
-def narrow_scales(wide: torch.Tensor) -> torch.Tensor:
-    """Undo `widen_scales`."""
-    return pack_scales((wide + 32).reshape(-1, 16)).view(*wide.shape[:2], 12)
-
-
 STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
 
 
 class Q3KFormat(Format):
     """Three bits, symmetric."""
 
-    scale_change = Change(widen_scales, narrow_scales)
+    scale_change = widened_signed(unpack_scales, pack_scales)
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 110] uint8 -> [N, 256] float32."""
@@ -68,4 +59,15 @@ class Q3KFormat(Format):
         return torch.cat((third_bits, low, packed_scales, fp16_bytes(scales.unit)), dim=1)
 
 
-Q3_K = Q3KFormat.of("q3_k")
+Q3_K = Q3KFormat(
+    name="q3_k",
+    block_elements=256,
+    block_nbytes=110,
+    ggml_id=11,
+    file_type=11,
+    kernel_number=9,
+    bits=3,
+    zero=4,
+    narrower="q4_0",
+    planes=Planes(low=(32, 96), high=(0, 32), scales=(96, 108), supers=(108, 110), scale="signed", group=16, step=32),
+)

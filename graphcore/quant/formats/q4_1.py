@@ -9,8 +9,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, inverse, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, planes
 from graphcore.quant.format import Format
 
 
@@ -30,4 +30,13 @@ class Q41Format(Format):
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 
 
-Q4_1 = Q41Format.of("q4_1")
+Q4_1 = Q41Format(
+    name="q4_1",
+    block_elements=32,
+    block_nbytes=20,
+    ggml_id=3,
+    file_type=3,
+    kernel_number=4,
+    bits=4,
+    planes=Planes(low=(4, 20), scales=(0, 4), scale="pair"),
+)

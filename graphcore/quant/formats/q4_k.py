@@ -9,8 +9,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_scales import REGROUPED, WIDENED, pack_scales_and_minimums, unpack_scales_and_minimums
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
@@ -43,4 +43,14 @@ class Q4KFormat(Format):
         return torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit), packed_scales, nibbles), dim=1)
 
 
-Q4_K = Q4KFormat.of("q4_k")
+Q4_K = Q4KFormat(
+    name="q4_k",
+    block_elements=256,
+    block_nbytes=144,
+    ggml_id=12,
+    file_type=14,
+    kernel_number=10,
+    bits=4,
+    narrower="q5_0",
+    planes=Planes(low=(16, 144), scales=(4, 16), supers=(0, 4), scale="bytes"),
+)

@@ -10,8 +10,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, inverse, pack_planes, pack_runs
-from graphcore.quant.bits import field, fp16, planes, runs
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, pack_runs, planes, runs
 from graphcore.quant.format import Format
 
 
@@ -33,4 +33,13 @@ class Q51Format(Format):
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_runs(codes >> 4, bits=1), nibbles), dim=1)
 
 
-Q5_1 = Q51Format.of("q5_1")
+Q5_1 = Q51Format(
+    name="q5_1",
+    block_elements=32,
+    block_nbytes=24,
+    ggml_id=7,
+    file_type=9,
+    kernel_number=6,
+    bits=5,
+    planes=Planes(low=(8, 24), high=(4, 8), scales=(0, 4), scale="pair", high_runs=True),
+)

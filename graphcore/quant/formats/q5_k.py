@@ -10,8 +10,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_scales import REGROUPED, WIDENED, pack_scales_and_minimums, unpack_scales_and_minimums
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
@@ -47,4 +47,14 @@ class Q5KFormat(Format):
         return torch.cat((units, packed_scales, fifth_bits, nibbles), dim=1)
 
 
-Q5_K = Q5KFormat.of("q5_k")
+Q5_K = Q5KFormat(
+    name="q5_k",
+    block_elements=256,
+    block_nbytes=176,
+    ggml_id=13,
+    file_type=16,
+    kernel_number=11,
+    bits=5,
+    narrower="q5_1",
+    planes=Planes(low=(48, 176), high=(16, 48), scales=(4, 16), supers=(0, 4), scale="bytes"),
+)

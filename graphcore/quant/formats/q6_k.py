@@ -10,8 +10,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
 
@@ -39,4 +39,17 @@ class Q6KFormat(Format):
         return torch.cat((low, high, scales.codes.to(torch.int8).view(torch.uint8), fp16_bytes(scales.unit)), dim=1)
 
 
-Q6_K = Q6KFormat.of("q6_k")
+Q6_K = Q6KFormat(
+    name="q6_k",
+    block_elements=256,
+    block_nbytes=210,
+    ggml_id=14,
+    file_type=18,
+    kernel_number=12,
+    bits=6,
+    zero=32,
+    narrower="q8_0",
+    planes=Planes(
+        low=(0, 128), high=(128, 192), scales=(192, 208), supers=(208, 210), scale="signed", group=16, step=64
+    ),
+)

@@ -8,8 +8,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, inverse, round_half_away
-from graphcore.quant.bits import field, fp16
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, round_half_away
 from graphcore.quant.format import Format
 
 
@@ -28,4 +28,15 @@ class Q80Format(Format):
         return torch.cat((fp16_bytes(scale), codes.view(torch.uint8)), dim=1)
 
 
-Q8_0 = Q80Format.of("q8_0")
+Q8_0 = Q80Format(
+    name="q8_0",
+    block_elements=32,
+    block_nbytes=34,
+    ggml_id=8,
+    file_type=7,
+    kernel_number=7,
+    bits=8,
+    zero=128,
+    head="q8_0",
+    planes=Planes(low=(2, 34), scales=(0, 2)),
+)

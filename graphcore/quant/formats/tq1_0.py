@@ -3,8 +3,8 @@
 Legend: N blocks.
 
     0 codes[48]  48 last_codes[4]  52 d[2]
-    a byte is ceil(256 * v / 243) for the five-digit base-3 number v: digit n (most significant first) is what passes
-    256 when the byte's fraction, multiplied by 3^n, is multiplied by 3 once more
+    a byte is ceil(256 * v / 243) for the five-digit base-3 number v: digit n (most significant first) is the carry
+    over 256 when the byte times 3^n, modulo 256, is multiplied by 3 once more
     elements   0..159: codes  0..31, digit n = elements 32 * n + l
     elements 160..239: codes 32..47, digit n = elements 160 + 16 * n + l
     elements 240..255: last_codes, digit n (0..3) = elements 240 + 4 * n + l
@@ -13,8 +13,7 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes
-from graphcore.quant.bits import field, fp16
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes
 from graphcore.quant.format import Format
 from graphcore.quant.ternary import ternary_codes
 
@@ -53,4 +52,12 @@ class Tq10Format(Format):
         return torch.cat((*(base3_bytes(part) for part in parts), fp16_bytes(scale)), dim=1)
 
 
-TQ1_0 = Tq10Format.of("tq1_0")
+TQ1_0 = Tq10Format(
+    name="tq1_0",
+    block_elements=256,
+    block_nbytes=54,
+    ggml_id=34,
+    file_type=36,
+    is_ternary=True,
+    narrower="q4_0",
+)

@@ -9,8 +9,8 @@ Legend: N blocks.
 
 import torch
 
-from graphcore.quant.bit_packing import fp16_bytes, pack_planes
-from graphcore.quant.bits import field, fp16, planes
+from graphcore.encodings import Planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.ternary import ternary_codes
 
@@ -29,4 +29,16 @@ class Tq20Format(Format):
         return torch.cat((pack_planes(codes.view(-1, 2, 4, 32), bits=2).flatten(1), fp16_bytes(scale)), dim=1)
 
 
-TQ2_0 = Tq20Format.of("tq2_0")
+TQ2_0 = Tq20Format(
+    name="tq2_0",
+    block_elements=256,
+    block_nbytes=66,
+    ggml_id=35,
+    file_type=37,
+    kernel_number=15,
+    bits=2,
+    zero=1,
+    is_ternary=True,
+    narrower="q4_0",
+    planes=Planes(low=(0, 64), scales=(64, 66), group=256, step=32),
+)

@@ -10,25 +10,25 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.device import resolve_device
-from graphcore.engine.assembly import DEFAULT_CONTEXT
+from graphcore.engine.choices import DEFAULT_CONTEXT
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
-from graphcore.tasks.measure import PeakMemory, Spread, count_kernels, time_repeats
-from graphcore.tasks.memory import Growth, compiler_nbytes, resident_now
-from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.running import describe, describe_compile, load_engine, own_runner
-from graphcore.tasks.startup import seconds_since_start
-from graphcore.tasks.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
+from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now
+from graphcore.tasks.measuring.random_batch import RandomBatch
+from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_repeats
+from graphcore.tasks.results.run_record import bandwidth_of, compile_record, ran_record, share_of
+from graphcore.tasks.results.startup import seconds_since_start
+from graphcore.tasks.results.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.workload import Workload
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine, own_runner
 
 COLUMNS = ("", "median", "min", "q1", "q3", "max")
 
 
 @dataclass
 class BenchSettings:
-    """conf/task/bench.yaml."""
+    """The keys of conf/task/bench.yaml."""
 
     name: str = MISSING
     prompt_tokens: int = MISSING
@@ -44,21 +44,19 @@ class BenchSettings:
 
 
 def run(context: Context, task: BenchSettings) -> Record:
-    """Load, warm up once, repeat, report."""
-    settings = sized(context.settings, task)
+    """Load the engine, warm it up, time the repeats, and report."""
+    settings = bench_settings(context.settings, task)
     peak = PeakMemory(resolve_device(settings.device))
     before = resident_now()
     began = time.perf_counter()
     with load_engine(replace(context, settings=settings)) as engine:
         load_seconds = time.perf_counter() - began
-        engine.runner.check_context(task.context)
+        engine.runner.sizes.check_context(task.context)
         context.console.note(describe(engine, load_seconds))
         loaded = resident_now()
         compiled = engine.warm_up(task.batch)
         growth = Growth(before, loaded, resident_now())
-        work = Workload(
-            own_runner(engine, "bench"), task.batch, task.depth, task.prompt_tokens, task.new_tokens, settings.seed
-        )
+        work = random_batch(engine, task)
         watch = StreamWatch.begin(engine)
         work.first_prefill()
         first_token_at = seconds_since_start()
@@ -66,7 +64,7 @@ def run(context: Context, task: BenchSettings) -> Record:
         timed, intervals = measure(context, engine, work, task.repeats)
         peak_nbytes, device = peak.nbytes(), watch.device()
         streaming = streaming_of(watch, intervals, device)
-        ran = ran_record(engine)  # a look at free memory, before measuring it takes some
+        ran = ran_record(engine)  # records free memory before the measurements take some
         bandwidth = bandwidth_of(engine)
         timed["decode"]["bandwidth_share"] = share_of(timed["decode"]["weight_gb_per_second"], bandwidth)
         record = {
@@ -77,11 +75,7 @@ def run(context: Context, task: BenchSettings) -> Record:
             **timed,
             "first_token_seconds": timed["prefill"]["median_seconds"],
             "graph": {**ran["graph"], "kernels_per_token": count_kernels(work.decode_one, engine.runner.device)},
-            "memory": {
-                **ran["memory"],
-                **resident_record(growth, ran["graph"]["prefill"]),
-                "peak_device_bytes": peak_nbytes,
-            },
+            "memory": {**ran["memory"], **resident_record(growth, ran["graph"]["prefill"], peak_nbytes)},
             "bandwidth": bandwidth,
             "streaming": streaming_results(engine, streaming),
         }
@@ -90,7 +84,7 @@ def run(context: Context, task: BenchSettings) -> Record:
     return record
 
 
-def sized(settings: Settings, task: BenchSettings) -> Settings:
+def bench_settings(settings: Settings, task: BenchSettings) -> Settings:
     """Return the settings with room for the task's batch and depth.
 
     Raises:
@@ -109,8 +103,14 @@ def sized(settings: Settings, task: BenchSettings) -> Settings:
     return replace(settings, batch_size=task.batch, context_length=context)
 
 
-def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> tuple[Record, dict[str, Interval]]:
-    """Return prefill and decode, each timed after one run that is not, and when each was."""
+def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:
+    """Return the batch to time; the settings' seed draws its tokens."""
+    runner, seed = own_runner(engine, "bench"), engine.settings.seed
+    return RandomBatch(runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, seed)
+
+
+def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -> tuple[Record, dict[str, Interval]]:
+    """Return the records of prefill and decode, each timed after one untimed run, and the interval of each."""
     device, num_chunks = engine.runner.device, -(-work.prompt_tokens // engine.choices.prefill_chunk)
     seconds: dict[str, list[float]] = {}
     intervals: dict[str, Interval] = {}
@@ -135,7 +135,7 @@ def measure(context: Context, engine: Engine, work: Workload, repeats: int) -> t
 
 
 def phase_record(seconds: Sequence[float], tokens: int) -> Record:
-    """Return what repeats of one phase come to; tokens are those of all sequences."""
+    """Return the record of one phase's repeats; `tokens` counts those of all sequences."""
     speeds = Spread.of([tokens / each for each in seconds])
     return {
         "tokens_per_second": speeds.median,
@@ -146,17 +146,18 @@ def phase_record(seconds: Sequence[float], tokens: int) -> Record:
     }
 
 
-def resident_record(growth: Growth, prefill: str) -> Record:
-    """Return what the process holds in memory, and of that what the compiler does."""
+def resident_record(growth: Growth, prefill: str, peak_nbytes: int) -> Record:
+    """Return the process's resident memory, the compiler's part of it, and the device's peak, in bytes."""
     return {
         "before_load_bytes": growth.before,
         "resident_bytes": growth.warm,
         "compiler_bytes": compiler_nbytes(growth, prefill),
+        "peak_device_bytes": peak_nbytes,
     }
 
 
 def show(context: Context, task: BenchSettings, record: Record, compiled: CompileReport) -> None:
-    """Print the table and what does not fit in it."""
+    """Print the table and the figures that do not fit in it."""
     rows = []
     for phase in ("prefill", "decode"):
         spread = record[phase]["tokens_per_second_spread"]
@@ -168,7 +169,7 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     beside = "" if share is None else f", {share:.0%} of the {whole:.1f} GB/s that memory gives"
     compiler = memory["compiler_bytes"]
     of_which = "" if compiler is None else f", of which the compiler {in_words(compiler)}"
-    above = " above what it was before loading" if record["device"] == "cpu" else ""  # there it is growth
+    above = " above what it was before loading" if record["device"] == "cpu" else ""  # on the CPU the peak is a growth
     for line in (
         f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights{beside}; "
         f"{graph['kernels_per_token']} kernels/step",

@@ -1,4 +1,4 @@
-"""task=chat: talk in the terminal, turn by turn; what earlier turns left in the KV cache is not run again.
+"""task=chat: talk in the terminal, turn by turn; tokens that the KV cache holds from earlier turns do not run again.
 
 Ctrl-C stops an answer, not the chat; Ctrl-D or /exit ends it; /help lists the other commands. Lines may come from a
 pipe. docs/prompts.md describes it.
@@ -12,34 +12,34 @@ from omegaconf import MISSING
 from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError, GraphcoreError
-from graphcore.tasks.chat_commands import run_command
-from graphcore.tasks.chat_lines import ChatLines, Entry
-from graphcore.tasks.chat_session import Session
-from graphcore.tasks.conversation import Conversation
-from graphcore.tasks.prompts import read_prompts, uses_chat
-from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import (
+from graphcore.tasks.chat.conversation import Conversation
+from graphcore.tasks.chat.session import Session
+from graphcore.tasks.chat.slash_commands import run_command
+from graphcore.tasks.chat.typed_lines import ChatLines, Entry
+from graphcore.tasks.requests.prompts import read_prompts, uses_chat
+from graphcore.tasks.results.run_record import compile_record, ran_record
+from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task_engine import (
     describe,
     describe_compile,
     load_engine,
-    name_of,
+    model_name,
     sampling_of,
     stops_of,
 )
-from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
 
 HINT = "[say something; /help lists the commands, Ctrl-C stops an answer, /exit or Ctrl-D ends the chat]"
 
 
 @dataclass
 class ChatSettings:
-    """conf/task/chat.yaml."""
+    """The keys of conf/task/chat.yaml."""
 
     name: str = MISSING
 
 
 def run(context: Context, _task: ChatSettings) -> Record:
-    """Talk until the input ends."""
+    """Load the engine and chat until the input ends."""
     settings, console = context.settings, context.console
     _check(settings)
     opening = [Entry(str(prompt.content), is_command=False) for prompt in read_prompts(settings)]
@@ -82,7 +82,7 @@ def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:
 
 
 def _attempt(session: Session, entry: Entry, is_terminal: bool) -> None:
-    """Do what was typed; at a terminal, what cannot be done is said and the chat goes on."""
+    """Answer a text or run a command; at a terminal an error is printed and the chat goes on."""
     try:
         if entry.is_command:
             run_command(session, entry.text)
@@ -108,13 +108,13 @@ def _check(settings: Settings) -> None:
 
 
 def _uses_template(engine: Engine, settings: Settings) -> bool:
-    """Return whether turns go through the chat template; a model without one must be told to go without."""
+    """Return whether turns go through the chat template; a model without one requires chat=off."""
     if not engine.has_tokenizer:
-        raise ConfigError(f"task=chat needs text, and {name_of(settings.model)} has no tokenizer; use task=generate")
+        raise ConfigError(f"task=chat needs text, and {model_name(settings.model)} has no tokenizer; use task=generate")
     is_used = uses_chat(engine, settings)
     if not is_used and settings.chat != "off":
         raise ConfigError(
-            f"task=chat needs a chat template, and {name_of(settings.model)} has none; use an instruct model, or "
+            f"task=chat needs a chat template, and {model_name(settings.model)} has none; use an instruct model, or "
             "chat=off to have it go on from what you type"
         )
     return is_used

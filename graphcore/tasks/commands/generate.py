@@ -9,27 +9,26 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from graphcore.config.user_path import user_path
-from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.engine import Engine
-from graphcore.engine.sequence import Generation
+from graphcore.engine.running_request import Generation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
-from graphcore.tasks.answers import AnswerFile
-from graphcore.tasks.prompts import Prompt, read_prompts
-from graphcore.tasks.request_lines import RequestLine, read_request_lines
-from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine
-from graphcore.tasks.startup import seconds_since_start
-from graphcore.tasks.stream_watch import trace
+from graphcore.tasks.requests.prompts import Prompt, read_prompts
+from graphcore.tasks.requests.request_batches import GenerationRequest, batches_of, generation_requests, open_run
+from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
+from graphcore.tasks.results.answer_file import AnswerFile
+from graphcore.tasks.results.run_record import compile_record, ran_record
+from graphcore.tasks.results.startup import seconds_since_start
+from graphcore.tasks.results.stream_watch import write_streaming_trace
 from graphcore.tasks.task import Context, Record, Task
-from graphcore.tasks.waves import Job, jobs_of, open_run, waves_of
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
-COUNT_INTERVAL = 10.0  # seconds between two lines about how many answers a file has
+COUNT_INTERVAL = 10.0  # seconds between two lines with the number of answers in the file
 
 
 @dataclass
 class GenerateSettings:
-    """conf/task/generate.yaml."""
+    """The keys of conf/task/generate.yaml."""
 
     name: str = MISSING
     prompts_jsonl: str | None = MISSING
@@ -39,15 +38,15 @@ class GenerateSettings:
 
 @dataclass
 class Progress:
-    """What has come out so far.
+    """The answers so far, and how they are put out.
 
     Attributes:
-        streams: print the text as it comes; with several requests each is printed when it is whole.
-        wants_logprobs: of each new token.
-        answers: the file that answers go into, if they are not printed.
+        streams: True prints text as it is made; with several requests each answer is printed when it is complete.
+        wants_logprobs: True records the log probability of each new token.
+        answers: file that answers go into; None prints them.
         total: number of answers that this run is to make.
         first_token_at: seconds from the start of the process to the first token; None before it.
-        counted_at: time.monotonic() of the last line about how many answers there are.
+        counted_at: time.monotonic() of the last line with the number of answers.
         status: "ok", or "interrupted" after Ctrl-C.
     """
 
@@ -62,23 +61,43 @@ class Progress:
 
 
 def run(context: Context, task: GenerateSettings) -> Record:
-    """Generate for every prompt; Ctrl-C keeps what there is."""
+    """Answer every prompt; after Ctrl-C the answers so far are kept."""
+    settings, console = context.settings, context.console
     with ExitStack() as stack:
         prompts, answers = _prompts_and_answers(context, task)
         if answers is not None:
             stack.enter_context(answers)
-            context.console.note(f"[{answers.path} has {len(answers.answered)} of {_count(len(prompts))}]")
+            console.note(f"[{answers.path} has {len(answers.answered)} of {_count(len(prompts))}]")
             prompts = [prompt for prompt in prompts if _key(prompt) not in answers.answered]
             if not prompts:
                 return {"status": "ok", "answers": _answers_record(answers), "generations": []}
-        return _run(context, task, prompts, answers)
+        began = time.perf_counter()
+        engine = stack.enter_context(load_engine(context))
+        load_seconds = time.perf_counter() - began
+        requests = generation_requests(context, engine, prompts)
+        batches = list(batches_of(requests, settings.batch_size))
+        for batch in batches:
+            open_run(engine, batch, task.logprobs)  # refuses a batch that cannot run, before any runs
+        console.note(describe(engine, load_seconds))
+        compiled = engine.warm_up(max(map(len, batches)), requests[0].params)
+        progress = Progress(len(requests) == 1 and answers is None, task.logprobs, answers, len(requests))
+        generating_since = time.perf_counter()
+        for batch in batches:
+            if progress.status == "ok":
+                _run_batch(context, engine, batch, progress)
+        console.note(speed_line(progress.done))
+        console.note(start_line(progress, compiled))
+        if settings.trace:
+            write_streaming_trace(context, engine, generating_since, time.perf_counter())
+        measured = {"load_seconds": load_seconds, "compile": compile_record(compiled)}
+        return {"status": progress.status, **ran_record(engine), **measured, **_answered(requests, progress)}
 
 
 def _prompts_and_answers(context: Context, task: GenerateSettings) -> tuple[list[Prompt], AnswerFile | None]:
-    """Return what is asked, and the file for the answers, if there is to be one.
+    """Return the prompts, and the file for the answers, or None without one.
 
     Raises:
-        ConfigError: two sources of prompts are given, or one of the files is not what it should be.
+        ConfigError: two sources of prompts are given, or a file has wrong content.
         OutputError: the file for the answers cannot be written.
     """
     settings = context.settings
@@ -103,53 +122,9 @@ def _key(prompt: Prompt) -> str | int:
     return prompt.key
 
 
-def _run(context: Context, task: GenerateSettings, prompts: Sequence[Prompt], answers: AnswerFile | None) -> Record:
-    settings, console = context.settings, context.console
-    began = time.perf_counter()
-    with load_engine(context) as engine:
-        load_seconds = time.perf_counter() - began
-        jobs = jobs_of(context, engine, prompts)
-        waves = list(waves_of(jobs, settings.batch_size))
-        for wave in waves:
-            open_run(engine, wave, task.logprobs)  # refuses what cannot run, before anything does
-        console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(max(map(len, waves)), jobs[0].params)
-        progress = Progress(len(jobs) == 1 and answers is None, task.logprobs, answers, len(jobs))
-        generating_since = time.perf_counter()
-        for wave in waves:
-            if progress.status == "ok":
-                _run_wave(context, engine, wave, progress)
-        console.note(speed_line(progress.done))
-        console.note(start_line(progress, compiled))
-        if settings.trace:
-            trace(context, engine, generating_since, time.perf_counter())
-        records = [_record(job, done) for job, done in zip(jobs, progress.done, strict=False)]
-        return {
-            "status": progress.status,
-            **ran_record(engine),
-            "load_seconds": load_seconds,
-            "compile": compile_record(compiled),
-            "process_to_first_token_seconds": progress.first_token_at,
-            "answers": None if answers is None else _answers_record(answers),
-            **_first(records),
-            "generations": records if answers is None else [],
-        }
-
-
-def _run_wave(context: Context, engine: Engine, wave: Sequence[Job], progress: Progress) -> None:
-    """Run the jobs that fit in one batch."""
-    run = open_run(engine, wave, progress.wants_logprobs)
-    _take_events(context, run, wave, engine.has_tokenizer, progress)
-    for job, generation in zip(wave, run.generations(), strict=True):
-        if not progress.streams and progress.answers is None:
-            text = generation.text if engine.has_tokenizer else " ".join(map(str, generation.token_ids))
-            context.console.line(f"--- {job.request.label}")
-            context.console.line(text)
-        progress.done.append(generation)
-
-
-def _take_events(context: Context, run: BatchRun, wave: Sequence[Job], has_text: bool, progress: Progress) -> None:
-    """Run to the end, or to Ctrl-C; each answer goes into its file as soon as it has ended."""
+def _run_batch(context: Context, engine: Engine, batch: Sequence[GenerationRequest], progress: Progress) -> None:
+    """Run the requests of one batch to their end or to Ctrl-C; each answer goes into the file as soon as it ends."""
+    run, has_text = open_run(engine, batch, progress.wants_logprobs), engine.has_tokenizer
     try:
         for event in run.events():
             if progress.first_token_at is None:
@@ -157,20 +132,25 @@ def _take_events(context: Context, run: BatchRun, wave: Sequence[Job], has_text:
             if progress.streams:
                 context.console.text(event.text if has_text else f"{event.token_id} ")
             if event.finish_reason is not None and progress.answers is not None:
-                _write(context, progress, wave[event.row], run.generation(event.row))
+                _write(context, progress, batch[event.row], run.generation(event.row))
     except KeyboardInterrupt:
         run.interrupt()
         progress.status = "interrupted"
     if progress.streams:
         context.console.line()
+    for request, generation in zip(batch, run.generations(), strict=True):
+        if not progress.streams and progress.answers is None:
+            context.console.line(f"--- {request.prompt.label}")
+            context.console.line(generation.text if has_text else " ".join(map(str, generation.token_ids)))
+        progress.done.append(generation)
 
 
-def _write(context: Context, progress: Progress, job: Job, answer: Generation) -> None:
-    """Put an answer into its file, and say now and then how many there are."""
+def _write(context: Context, progress: Progress, request: GenerationRequest, answer: Generation) -> None:
+    """Write an answer to the file, and print the number of answers now and then."""
     answers = progress.answers
     assert answers is not None, "there is a file for the answers"
-    assert job.line is not None, "requests of a file have answers in a file"
-    answers.write(job.line, answer)
+    assert request.line is not None, "requests of a file have answers in a file"
+    answers.write(request.line, answer)
     now = time.monotonic()
     if answers.made == progress.total or now - progress.counted_at > COUNT_INTERVAL:
         progress.counted_at = now
@@ -186,7 +166,7 @@ def _answers_record(answers: AnswerFile) -> Record:
 
 
 def speed_line(done: Sequence[Generation]) -> str:
-    """Return one line about how fast it went; requests of one batch share its time."""
+    """Return one line about speed; requests of one batch share its time."""
     timings = [generation.timings for generation in done]
     prompt_tokens, new_tokens = sum(t.prompt_tokens for t in timings), sum(t.new_tokens for t in timings)
     prefill = sum(t.prefill_seconds / t.batch for t in timings)
@@ -201,17 +181,17 @@ def speed_line(done: Sequence[Generation]) -> str:
 
 
 def start_line(progress: Progress, compiled: CompileReport) -> str:
-    """Return one line about what had to happen before the first token."""
+    """Return one line about the time to the first token and about compiling."""
     reached = f"{progress.first_token_at:.1f} s after the process began" if progress.first_token_at else "not reached"
     return f"[first token {reached}; {describe_compile(compiled)}]"
 
 
-def _record(job: Job, generation: Generation) -> Record:
+def _record(request: GenerationRequest, generation: Generation) -> Record:
     timings = generation.timings
     return {
-        "id": None if job.line is None else job.line.fields.get("id"),
-        "prompt": job.request.text,
-        "prompt_ids": job.request.token_ids,
+        "id": None if request.line is None else request.line.fields.get("id"),
+        "prompt": request.prompt.text,
+        "prompt_ids": request.prompt.token_ids,
         "text": generation.text,
         "token_ids": list(generation.token_ids),
         "finish_reason": generation.finish_reason,
@@ -224,11 +204,17 @@ def _record(job: Job, generation: Generation) -> Record:
     }
 
 
-def _first(records: list[Record]) -> Record:
-    """Return the fields of the first generation that stand at the top."""
-    first = records[0]
-    top = {key: first[key] for key in ("text", "token_ids", "finish_reason", "timings")}
-    return {**top, "first_token_seconds": first["timings"]["first_token_seconds"]}
+def _answered(requests: Sequence[GenerationRequest], progress: Progress) -> Record:
+    """Return the records of all answers, with the fields of the first also at the top."""
+    records = [_record(request, done) for request, done in zip(requests, progress.done, strict=False)]
+    first, answers = records[0], progress.answers
+    return {
+        "process_to_first_token_seconds": progress.first_token_at,
+        "answers": None if answers is None else _answers_record(answers),
+        **{key: first[key] for key in ("text", "token_ids", "finish_reason", "timings")},
+        "first_token_seconds": first["timings"]["first_token_seconds"],
+        "generations": records if answers is None else [],
+    }
 
 
 GENERATE = Task("generate", GenerateSettings, run)

@@ -1,4 +1,4 @@
-"""task=microbench: time each operation of a decode step alone, and the whole step; what lies between is a figure."""
+"""task=microbench: time each operation of a decode step alone, the whole step, and the difference between the two."""
 
 import time
 from collections import Counter
@@ -11,28 +11,27 @@ from omegaconf import MISSING
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.engine import Engine
-from graphcore.engine.passes import set_inputs
 from graphcore.errors import ConfigError
-from graphcore.graph.native import NativeStep
+from graphcore.graph.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep
 from graphcore.streaming.scheduler import run_program
-from graphcore.tasks.native_operations import native_operations
-from graphcore.tasks.operation import Clock, Operation, OperationName
-from graphcore.tasks.result import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.running import describe, load_engine, own_runner
+from graphcore.tasks.measuring.decode_operations import Clock, Operation, OperationName
+from graphcore.tasks.measuring.native_operations import native_operations
+from graphcore.tasks.measuring.torch_operations import TorchOperations
+from graphcore.tasks.measuring.weight_reads import step_nbytes
+from graphcore.tasks.results.run_record import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.torch_operations import TorchOperations
-from graphcore.tasks.weight_reads import step_nbytes
+from graphcore.tasks.task_engine import describe, load_engine, own_runner
 
 COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")
-BY_LENGTH = "attend"  # the one kind whose cost follows the context
+BY_LENGTH = "attend"  # the only kind whose cost depends on the context
 
 
 @dataclass
 class MicrobenchSettings:
-    """conf/task/microbench.yaml."""
+    """The keys of conf/task/microbench.yaml."""
 
     name: str = MISSING
     lengths: list[int] = MISSING
@@ -40,13 +39,13 @@ class MicrobenchSettings:
 
 
 @dataclass(frozen=True)
-class Timings:
-    """Seconds at one length.
+class LengthTimings:
+    """Seconds of a decode step and of its operations at one length.
 
     Attributes:
-        parts: of each operation, in order.
-        step: of the whole step.
-        warm: of each name that was timed warm.
+        parts: seconds of each operation, in order.
+        step: seconds of the whole step.
+        warm: seconds of the operations that were timed warm, by name.
     """
 
     parts: Sequence[float]
@@ -55,8 +54,8 @@ class Timings:
 
 
 def run(context: Context, task: MicrobenchSettings) -> Record:
-    """Load, time parts and whole at each length, report."""
-    check(context.settings, task)
+    """Load the engine, time the operations and the whole step at each length, and report."""
+    _check(context.settings, task)
     began = time.perf_counter()
     with load_engine(context) as engine, torch.inference_mode():
         load_seconds = time.perf_counter() - began
@@ -69,7 +68,7 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
         for index, length in enumerate(lengths):
             context.console.progress(f"microbench at {length} tokens", None, index, len(lengths))
             timings[length] = work.measure(length)
-        ran = ran_record(engine)  # a look at free memory, before measuring it takes some
+        ran = ran_record(engine)  # records free memory before the measurements take some
         bandwidth = bandwidth_of(engine)
         record = {
             **ran,
@@ -83,8 +82,8 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
     return record
 
 
-def check(settings: Settings, task: MicrobenchSettings) -> None:
-    """Return if the task's settings make sense.
+def _check(settings: Settings, task: MicrobenchSettings) -> None:
+    """Check the task's settings.
 
     Raises:
         ConfigError: a length or the repeats are out of range, or another setting has no effect.
@@ -97,10 +96,10 @@ def check(settings: Settings, task: MicrobenchSettings) -> None:
 
 @dataclass(frozen=True)
 class StepWork:
-    """A greedy decode step, whole and in parts.
+    """A greedy decode step, whole and as its operations.
 
     Attributes:
-        states: whose inputs whole and parts read.
+        states: states that the whole step and the operations read their inputs from.
     """
 
     engine: Engine
@@ -111,30 +110,30 @@ class StepWork:
 
     @classmethod
     def of(cls, engine: Engine, program: Program, repeats: int) -> "StepWork":
-        """Return the program's parts: native instructions, or torch's operations one by one."""
+        """Return the work of a program; its operations are native instructions, or torch's operations one by one."""
         device, step, builder = engine.runner.device, program.steps[0], own_runner(engine, "microbench").builder
         if isinstance(step, NativeStep):
             native = step.program
             operations = native_operations(native, program.state.logits.data_ptr())
-            clock = Clock(device, lambda: native.run(0, 0), repeats)  # what waking the team costs
+            clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the team
             return cls(engine, program, operations, [program.state], clock)
         plain = builder.token(1)
         plain = Program(plain.state, [*plain.steps, GreedyStep(plain.steps[-1].group, plain.state)])
-        set_inputs(plain.state, [[0]], [0], 1, 1)
+        plain.state.put_rows([[0]], [0])
         run_program(plain, engine.runner.policy)
-        compiles = builder.kind == "compiled"
+        compiles, cache_dir = builder.kind == "compiled", builder.functions.kinds.cache_dir
         collector = TorchOperations(
-            builder.decoder, plain.state, builder.caches, engine.choices.dtype, device, compiles, builder.cache_dir
+            builder.decoder, plain.state, builder.caches, engine.choices.dtype, device, compiles, cache_dir
         )
         clock = Clock(device, lambda: None, repeats)
         return cls(engine, program, collector.collect(plain), [program.state, plain.state], clock)
 
-    def measure(self, length: int) -> Timings:
-        """Return the timings with that many tokens in the cache, the step's own included."""
+    def measure(self, length: int) -> LengthTimings:
+        """Return the timings with `length` tokens in the cache, including the step's own token."""
 
         def reset() -> None:
             for state in self.states:
-                set_inputs(state, [[0]], [length - 1], 1, 1)
+                state.put_rows([[0]], [length - 1])
 
         step = self.clock.step_seconds(lambda: run_program(self.program, self.engine.runner.policy), reset)
         parts = self.clock.pass_seconds(self.operations, reset)
@@ -142,13 +141,13 @@ class StepWork:
         for operation in {operation.name: operation for operation in self.operations}.values():
             reset()
             warm[operation.name] = self.clock.warm_seconds(operation)
-        return Timings(parts, step, warm)
+        return LengthTimings(parts, step, warm)
 
 
 def operation_records(
-    operations: Sequence[Operation], timings: Mapping[int, Timings], bandwidth: Record
+    operations: Sequence[Operation], timings: Mapping[int, LengthTimings], bandwidth: Record
 ) -> list[Record]:
-    """Return what each distinct operation takes: attention at each length, the others at the longest."""
+    """Return the record of each distinct operation: attention at each length, the others at the longest."""
     names = Counter(operation.name for operation in operations)
     nbytes = {operation.name: operation.weight_nbytes for operation in operations}
     records = []
@@ -174,8 +173,8 @@ def operation_records(
     return records
 
 
-def step_records(timings: Mapping[int, Timings], nbytes: int, bandwidth: Record) -> list[Record]:
-    """Return the whole step at each length beside the sum of its parts."""
+def step_records(timings: Mapping[int, LengthTimings], nbytes: int, bandwidth: Record) -> list[Record]:
+    """Return the times of the whole step at each length, with the sum of its operations."""
     records = []
     for length, found in sorted(timings.items()):
         rate = nbytes / found.step / 1e9
@@ -194,7 +193,7 @@ def step_records(timings: Mapping[int, Timings], nbytes: int, bandwidth: Record)
 
 
 def show(context: Context, record: Record, task: MicrobenchSettings) -> None:
-    """Print a row for each operation, and what the whole step adds to their sum."""
+    """Print a row for each operation, and the difference between the whole step and their sum."""
     rows = []
     for found in record["operations"]:
         rate = found["weight_gb_per_second"]

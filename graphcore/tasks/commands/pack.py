@@ -10,19 +10,21 @@ from omegaconf import MISSING
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.user_path import user_path
 from graphcore.device import use_threads
-from graphcore.engine.model import open_model
+from graphcore.engine.open_model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
-from graphcore.tasks.output import OutputError
-from graphcore.tasks.running import group_note
+from graphcore.progress import Progress
+from graphcore.tasks.results.output_files import OutputError
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task_engine import group_note
 
 WITHOUT_EFFECT = (*PROMPT_KEYS, "context_length")
+COLUMNS = ("format", "tensors", "bytes", "largest relative error")
 
 
 @dataclass
 class PackSettings:
-    """conf/task/pack.yaml."""
+    """The keys of conf/task/pack.yaml."""
 
     name: str = MISSING
     output: str | None = MISSING
@@ -30,7 +32,7 @@ class PackSettings:
 
 
 def run(context: Context, task: PackSettings) -> Record:
-    """Write the file and print what it holds."""
+    """Write the file and print its formats and sizes."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "pack", WITHOUT_EFFECT)
     if settings.streaming.policy != "off":
@@ -51,16 +53,9 @@ def run(context: Context, task: PackSettings) -> Record:
     for note in notes:
         console.note(note)
     packer = Packer(model, settings.quant.format)
-    try:
-        tensors = list(packer.pack(path, console.progress))
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written ({error.strerror or error}); free space or choose task.output=..."
-        ) from error
+    tensors = packed_tensors(packer, path, console.progress)
     nbytes = path.stat().st_size
-    console.table(
-        f"{path}: {in_words(nbytes)}", ("format", "tensors", "bytes", "largest relative error"), table_rows(tensors)
-    )
+    console.table(f"{path}: {in_words(nbytes)}", COLUMNS, table_rows(tensors))
     return {
         "model": {
             "source": settings.model.checkpoint,
@@ -77,11 +72,25 @@ def run(context: Context, task: PackSettings) -> Record:
     }
 
 
+def packed_tensors(packer: Packer, path: Path, on_progress: Progress) -> list[PackedTensor]:
+    """Write the file and return its tensors.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        return list(packer.pack(path, on_progress))
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written ({error.strerror or error}); free space or choose task.output=..."
+        ) from error
+
+
 def output_path(task: PackSettings) -> Path:
     """Return the file to write.
 
     Raises:
-        ConfigError: none is named, it is a folder, or it is there and may not be replaced.
+        ConfigError: no file is named, it is a folder, or it exists and may not be replaced.
     """
     if not task.output:
         raise ConfigError("task=pack needs task.output=..., the file to write, such as model-q4_k.gguf")
@@ -94,7 +103,7 @@ def output_path(task: PackSettings) -> Path:
 
 
 def table_rows(tensors: list[PackedTensor]) -> list[list[str]]:
-    """Return a row for each format, the one with most bytes first."""
+    """Return a row of the table for each format, the one with most bytes first."""
     nbytes: Counter[str] = Counter()
     for tensor in tensors:
         nbytes[tensor.entry.encoding] += tensor.entry.nbytes
@@ -106,7 +115,7 @@ def table_rows(tensors: list[PackedTensor]) -> list[list[str]]:
 
 
 def tensor_record(tensor: PackedTensor) -> Record:
-    """Return what result.json has of one tensor."""
+    """Return a tensor's entry in result.json."""
     entry = tensor.entry
     return {
         "name": entry.name,

@@ -1,4 +1,4 @@
-"""task=perplexity: how well the model predicts a text file, in sliding windows."""
+"""task=perplexity: measure how well the model predicts a text file, in sliding windows."""
 
 import time
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ from torch import Tensor
 
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
-from graphcore.engine.assembly import DEFAULT_CONTEXT
-from graphcore.engine.decoding import check_finite
+from graphcore.engine.choices import DEFAULT_CONTEXT
+from graphcore.engine.decode_steps import check_finite
 from graphcore.engine.engine import Engine
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
-from graphcore.tasks.likelihood import LEVEL, Likelihood, exponential
-from graphcore.tasks.result import compile_record, ran_record
-from graphcore.tasks.running import describe, describe_compile, load_engine, name_of, own_runner
+from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
+from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
+from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
+from graphcore.tasks.results.run_record import compile_record, ran_record
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.text_input import LONGEST_FILE, read_text
-from graphcore.tasks.windows import TokenizedText, Window, cut_windows
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name, own_runner
 
 DEFAULT_WINDOW = 1024  # tokens
 
 
 @dataclass
 class PerplexitySettings:
-    """conf/task/perplexity.yaml."""
+    """The keys of conf/task/perplexity.yaml."""
 
     name: str = MISSING
     text: str | None = MISSING
@@ -37,10 +37,10 @@ class PerplexitySettings:
 
 @dataclass(frozen=True)
 class Cut:
-    """The text as windows.
+    """A text cut into windows.
 
     Attributes:
-        length, stride: tokens, as they came out.
+        length, stride: tokens of a window, and from one window's start to the next; defaults resolved.
     """
 
     text: TokenizedText
@@ -50,13 +50,13 @@ class Cut:
 
     @property
     def tokens_run(self) -> int:
-        """Tokens that go through the model: a window's context too, and all but its last."""
+        """Number of tokens that run through the model: all of each window, its context included, but the last."""
         return sum(len(self.text.ids_of(window)[0]) - 1 for window in self.windows)
 
 
 def run(context: Context, task: PerplexitySettings) -> Record:
-    """Score the text window by window and report."""
-    settings = sized(context.settings, task)
+    """Score the text window by window and report the perplexity."""
+    settings = perplexity_settings(context.settings, task)
     text = read_scored(task)
     began = time.perf_counter()
     with load_engine(replace(context, settings=settings)) as engine:
@@ -82,8 +82,8 @@ def run(context: Context, task: PerplexitySettings) -> Record:
     return record
 
 
-def sized(settings: Settings, task: PerplexitySettings) -> Settings:
-    """Return the settings with room for the window.
+def perplexity_settings(settings: Settings, task: PerplexitySettings) -> Settings:
+    """Return the settings with a context that holds a window.
 
     Raises:
         ConfigError: a key of the task is wrong, or another setting has no effect.
@@ -102,7 +102,7 @@ def read_scored(task: PerplexitySettings) -> str:
     """Return the text to score.
 
     Raises:
-        ConfigError: none was named, or it cannot be read or is empty.
+        ConfigError: no file was named, or it is empty or cannot be read.
     """
     if task.text is None:
         raise ConfigError("task=perplexity needs a text to score; name a UTF-8 file with task.text=/path/to/text.txt")
@@ -113,7 +113,7 @@ def read_scored(task: PerplexitySettings) -> str:
 
 
 def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
-    """Return the text's windows.
+    """Return the text cut into windows.
 
     Raises:
         TokenizerError: the checkpoint has no tokenizer.
@@ -121,7 +121,7 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
     """
     if not engine.has_tokenizer:
         raise TokenizerError(
-            f"{name_of(engine.settings.model)} has no tokenizer, and task=perplexity scores text; choose a "
+            f"{model_name(engine.settings.model)} has no tokenizer, and task=perplexity scores text; choose a "
             "checkpoint with one"
         )
     tokens = TokenizedText.of(engine.tokenizer, text)
@@ -131,7 +131,7 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
             "from; give a longer text"
         )
     length = task.window or min(engine.choices.context, DEFAULT_WINDOW)
-    engine.runner.check_context(length)
+    engine.runner.sizes.check_context(length)
     stride = task.stride or max(1, length // 2)
     return Cut(tokens, length, stride, cut_windows(tokens, length, stride))
 
@@ -140,7 +140,7 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
     """Return each window's losses.
 
     Raises:
-        GraphError: they are not finite.
+        GraphError: the losses are not finite.
     """
     losses = []
     for index, window in enumerate(cut.windows):
@@ -153,7 +153,7 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
 
 
 def cut_record(cut: Cut, path: str, text: str) -> Record:
-    """Return what was run."""
+    """Return the text's and the windows' entries of result.json."""
     return {
         "path": path,
         "window": cut.length,
@@ -167,7 +167,7 @@ def cut_record(cut: Cut, path: str, text: str) -> Record:
 
 
 def likelihood_record(found: Likelihood, text_bytes: int) -> Record:
-    """Return perplexity, its other units and its interval."""
+    """Return the perplexity, the same in other units, and its confidence interval."""
     interval = None
     if found.nll_interval is not None:
         low, high = found.nll_interval
@@ -191,7 +191,7 @@ def likelihood_record(found: Likelihood, text_bytes: int) -> Record:
 
 
 def show(context: Context, record: Record) -> None:
-    """Print the perplexity, how sure it is, and the speed."""
+    """Print the perplexity with its confidence interval, and the speed."""
     interval, line = record["interval"], context.console.line
     sure = "no interval from one window"
     if interval is not None:

@@ -1,4 +1,4 @@
-"""task=plan: say what would lie where, in bytes, whether it fits and how fast it would be; no weight is read."""
+"""task=plan: print where weights and caches would lie, whether they fit and how fast it would be; reads no weight."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,43 +6,46 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.device import use_threads
-from graphcore.engine.assembly import Assembly, Choices, prepare
-from graphcore.engine.machine import Machine, Speeds
-from graphcore.engine.model import open_model
-from graphcore.engine.planning import Tier, plan_run, ram_nbytes
-from graphcore.engine.rates import measure_rates, moves_weights
-from graphcore.engine.transformers_model import open_transformers
-from graphcore.engine.weight_stream import way_to
+from graphcore.engine.choices import Choices
+from graphcore.engine.fallback.loading import open_transformers
+from graphcore.engine.open_model import open_model
+from graphcore.engine.planning import plan_run, ram_of
+from graphcore.engine.prepare_model import PreparedModel, prepare_model
 from graphcore.errors import PlanError
 from graphcore.progress import Progress
+from graphcore.streaming.moving_weights import find_moving
+from graphcore.streaming.rates import measure_rates, moves_weights
+from graphcore.streaming.tier import Tier
+from graphcore.streaming.weight_stream import way_to
 from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
-from graphcore.tasks.plan_report import (
+from graphcore.tasks.results.plan_report import (
     group_rows,
     memory_record,
     movement_line,
     planned_groups,
+    planned_streaming_record,
     prediction_record,
     ram_rows,
-    streaming_record,
     tier_rows,
 )
-from graphcore.tasks.running import group_note, name_of
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.weights.plan import Plan
-from graphcore.weights.prediction import Rates, predict
-from graphcore.weights.weight_sizes import sizes_of
+from graphcore.tasks.task_engine import group_note, model_name
+from graphcore.weights.planning.machine import Machine, Speeds
+from graphcore.weights.planning.plan import Plan
+from graphcore.weights.planning.prediction import Rates, predict
+from graphcore.weights.planning.sizes import sizes_of
 
 
 @dataclass
 class PlanSettings:
-    """conf/task/plan.yaml."""
+    """The keys of conf/task/plan.yaml."""
 
     name: str = MISSING
-    device_memory: Any = MISSING  # a size as `byte_sizes.parse_nbytes` reads it, or None; and so are the others
+    device_memory: Any = MISSING  # a size for `byte_sizes.parse_nbytes`, or None; likewise the next four
     ram: Any = MISSING
     link: Any = MISSING
     disk: Any = MISSING
@@ -51,15 +54,15 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What planning came to.
+    """A plan with its source, its rates, and the error if it does not fit.
 
     Attributes:
-        source: where streamed weights wait, "disk" or "host"; empty if the plan does not fit.
-        ram_nbytes: of weights in RAM, besides what the device holds.
-        expert_nbytes: of all experts.
-        rates: given or measured; None where they are not known.
-        error: why it does not fit, or None.
-        note: why there are no rates; empty if there are.
+        source: tier that streamed weights are read from, "disk" or "host"; empty if the plan does not fit.
+        ram_nbytes: bytes in RAM besides those on the device.
+        expert_nbytes: bytes of all experts.
+        rates: given or measured rates; None where they are not known.
+        error: reason why the plan does not fit, or None.
+        note: reason why there are no rates; empty if there are.
     """
 
     config: ModelConfig
@@ -74,7 +77,7 @@ class Outcome:
 
 
 def run(context: Context, task: PlanSettings) -> Record:
-    """Print the plan; what cannot fit is a failure."""
+    """Print the plan; the status is "failed" if it does not fit."""
     settings, console = context.settings, context.console
     refuse_without_effect(settings, "plan", PROMPT_KEYS)
     use_threads(settings.threads)
@@ -87,7 +90,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
-    title = f"{name_of(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
+    title = f"{model_name(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     tiers = [("weights", group_rows(groups)), ("device", tier_rows(plan, free))]
     if outcome.ram_nbytes:
         tiers.append(("RAM", ram_rows(outcome.ram_nbytes, machine.ram_nbytes)))
@@ -99,7 +102,7 @@ def run(context: Context, task: PlanSettings) -> Record:
     return {
         **_fit(outcome),
         **_ran(settings, config, choices),
-        "streaming": streaming_record(plan, outcome.source),
+        "streaming": planned_streaming_record(plan, outcome.source),
         "groups": [{"name": one.name, "bytes": one.nbytes, "place": one.place} for one in groups],
         "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
         "planned_for": machine_record(machine, speeds),
@@ -113,54 +116,56 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
     """Return the plan, or the smallest one where none fits.
 
     Args:
-        speeds: as given; what is left out is measured on this machine, for graphcore's own models.
+        speeds: the given rates; others are measured on this machine, for graphcore's own models.
 
     Raises:
-        GraphcoreError: as for a load.
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
     if settings.model.fallback is not None:
-        model, parts, plan, tier = open_transformers(settings, on_progress)
+        model, fallback, plan, tier = open_transformers(settings, on_progress)
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        return Outcome(model.config, parts.choices, plan, tier.kind, rates=rates)
+        return Outcome(model.config, fallback.choices, plan, tier.kind, rates=rates)
     own = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
-    assembly = prepare(settings, own, choices_for(machine, settings, own))
-    experts = sizes_of(assembly.decoder, assembly.loader.is_tied, 1).experts
+    parts = prepare_model(settings, own, choices_for(machine, settings, own))
+    experts = sizes_of(parts.decoder, parts.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
-        assembly, plan, tier = plan_run(settings, own, assembly, machine)
+        parts, plan, tier = plan_run(settings, own, parts, machine)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(own.config, assembly.choices, error.smallest, "", 0, expert_nbytes, error=error)
-    rates, note = known_rates(settings, assembly, plan, tier, machine, speeds, on_progress)
-    held = ram_nbytes(assembly, plan, tier)
-    return Outcome(own.config, assembly.choices, plan, tier.kind, held, expert_nbytes, rates, note=note)
+        return Outcome(own.config, parts.choices, error.smallest, "", 0, expert_nbytes, error=error)
+    rates, note = known_rates(settings, parts, plan, tier, machine, speeds, on_progress)
+    held = ram_of(parts, plan, tier)
+    return Outcome(own.config, parts.choices, plan, tier.kind, held, expert_nbytes, rates, note=note)
 
 
 def known_rates(
     settings: Settings,
-    assembly: Assembly,
+    parts: PreparedModel,
     plan: Plan,
     tier: Tier,
     machine: Machine,
     speeds: Speeds,
     on_progress: Progress,
 ) -> tuple[Rates | None, str]:
-    """Return the rates, given or measured, or None and why there are none."""
+    """Return the given or measured rates and an empty note, or None and a note that says why there are none."""
     moves = moves_weights(plan, tier)
     rates, missing = speeds.rates(machine, tier.kind, moves), speeds.missing(machine, tier.kind, moves)
     if rates is not None or not machine.is_here:
         keys = " and ".join(f"task.{name}" for name in missing)
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)
-    link_to = way_to(assembly.choices.device, settings.streaming.pinned_memory)
-    rates = measure_rates(assembly, plan, tier, settings.streaming.layer_group_size, speeds, link_to)
+    link_to = way_to(parts.choices.device, settings.streaming.pinned_memory)
+    moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
+    library = parts.choices.packing.library
+    rates = measure_rates(parts.loader, moving, tier, machine, speeds, library, link_to)
     low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
     return rates, "" if rates else low
 
 
 def _fit(outcome: Outcome) -> Record:
-    """Return the status that the plan comes to."""
+    """Return whether the plan fits, and if not, status "failed" and the error."""
     if outcome.error is not None:
         return {"status": "failed", "error": f"PlanError: {outcome.error}", "fits": False}
     return {"fits": True}
@@ -184,7 +189,7 @@ def _ran(settings: Settings, config: ModelConfig, choices: Choices) -> Record:
 
 
 def machine_record(machine: Machine, speeds: Speeds) -> Record:
-    """Return the machine that was planned for, and the rates that were given for it."""
+    """Return the entry of result.json for the machine that was planned for and the given rates."""
     return {
         "this_machine": machine.is_here,
         "device_memory_bytes": None if machine.device.type == "cpu" else machine.memory.free_nbytes,

@@ -15,26 +15,26 @@ from torch import Tensor
 from graphcore.config.byte_sizes import both_in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
-from graphcore.engine.assembly import match_model
 from graphcore.engine.engine import Engine
-from graphcore.engine.model import Model, open_model
+from graphcore.engine.open_model import Model, open_model
+from graphcore.engine.prepare_model import match_model
 from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.decoder import Decoder
-from graphcore.tasks.comparison import allowed, compare, greedy_record, verdict
-from graphcore.tasks.prompts import Prompt, encode_prompts, read_prompts
-from graphcore.tasks.reference import Outputs, Reference, load_reference
-from graphcore.tasks.result import ran_record
-from graphcore.tasks.running import describe, load_engine, own_runner, without_own_programs
+from graphcore.tasks.reference.comparison import allowed, compare, greedy_record, verdict
+from graphcore.tasks.reference.transformers_model import Outputs, Reference, load_reference
+from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
+from graphcore.tasks.results.run_record import ran_record
 from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task_engine import describe, load_engine, own_runner, without_own_programs
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import free_nbytes
+from graphcore.weights.planning.machine import free_device_nbytes
 
-TRANSFORMERS_NBYTES = 256 << 20  # its code, and outputs of a pass
+TRANSFORMERS_NBYTES = 256 << 20  # transformers' code, and the outputs of a pass
 
 
 @dataclass
 class VerifySettings:
-    """conf/task/verify.yaml."""
+    """The keys of conf/task/verify.yaml."""
 
     name: str = MISSING
     tokens: int = MISSING
@@ -44,7 +44,7 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class Ours:
-    """What graphcore gave.
+    """graphcore's results that are compared.
 
     Attributes:
         token_ids: the compared sequence.
@@ -59,10 +59,10 @@ class Ours:
 
 
 def run(context: Context, task: VerifySettings) -> Record:
-    """Compare; errors beyond the tolerance are a failure."""
+    """Compare the engine with transformers; the status is "failed" if the errors exceed the tolerance."""
     prompts = read_prompts(context.settings)
-    check(context.settings, task, prompts)
-    model, loader = open_reference(context)  # refuses what will not fit, before anything is loaded
+    _check(context.settings, task, prompts)
+    model, loader = open_reference(context)  # refuses a model that will not fit, before anything is loaded
     ours = run_ours(context, task, prompts)
     context.console.progress("transformers in float32", None, 0, 0)
     reference = load_reference(model, loader)
@@ -89,11 +89,11 @@ def run(context: Context, task: VerifySettings) -> Record:
     return record
 
 
-def check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> None:
-    """Return if the task's keys make sense together.
+def _check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> None:
+    """Check the task's keys.
 
     Raises:
-        ConfigError: one does not.
+        ConfigError: a key is out of range, or another setting has no effect.
     """
     if settings.model.fallback is not None:
         raise without_own_programs("verify")
@@ -104,7 +104,7 @@ def check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> No
 
 
 def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> Ours:
-    """Load the engine, run it, and give its memory back."""
+    """Load the engine, run it, and free its memory."""
     settings = context.settings
     began = time.perf_counter()
     with load_engine(context) as engine:
@@ -114,7 +114,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
             token_ids = encode_prompts(engine, settings, prompts, context.console.note)[0].token_ids
         else:
             token_ids = random_ids(engine.config.vocab_size, task.tokens, settings.seed)
-        own_runner(engine, "verify").check_context(len(token_ids) + task.new_tokens)
+        own_runner(engine, "verify").sizes.check_context(len(token_ids) + task.new_tokens)
         outputs = engine_outputs(engine, token_ids)
         new_ids = engine.generate([token_ids], task.new_tokens, ignore_eos=True)[0].token_ids
         record = {**ran_record(engine), "load_seconds": load_seconds, "tokens": len(token_ids)}
@@ -122,7 +122,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
 
 
 def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
-    """Return seeded token ids: any sequence is as good as a text for comparing arithmetic."""
+    """Return random token ids of a seed; for comparing arithmetic they serve as well as a text."""
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(vocab, (tokens,), generator=generator).tolist()
     return ids
@@ -136,15 +136,15 @@ def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
 
 
 def open_reference(context: Context) -> tuple[Model, Loader]:
-    """Return the checkpoint as transformers' model of it is made of; no weight is read.
+    """Return the opened checkpoint and the loader from which transformers' model will be made; no weight is read.
 
     Raises:
-        PlanError: that model would not fit in host memory.
+        PlanError: transformers' model would not fit in host memory.
     """
     settings = context.settings
     model = open_model(settings.model, settings.seed, settings.cache_folder, context.console.progress)
     decoder, loader = match_model(model, torch.float32)
-    needed, free = reference_nbytes(decoder, loader), free_nbytes(torch.device("cpu"))
+    needed, free = reference_nbytes(decoder, loader), free_device_nbytes(torch.device("cpu"))
     if needed > free:
         fewest = reference_nbytes(decoder, loader, num_layers=1)
         instead = "task=perplexity compares with no reference, and streams"
@@ -160,13 +160,13 @@ def open_reference(context: Context) -> tuple[Model, Loader]:
 
 
 def reference_nbytes(decoder: Decoder, loader: Loader, num_layers: int | None = None) -> int:
-    """Return the bytes that transformers' model takes at its peak: its weights, and the largest of them once more.
+    """Return the bytes of transformers' model at its peak: its weights, the largest of them twice, and transformers.
 
-    That is filled in, or cast to another dtype, from a copy; transformers itself takes the rest.
+    A weight is filled, or cast to another dtype, from a copy.
 
     Args:
-        decoder: in float32, on the meta device; a tied head counts once.
-        num_layers: the first ones alone; None is all.
+        decoder: float32 decoder on the meta device; a tied head counts once.
+        num_layers: number of layers, from the first; None is all.
     """
     layers = decoder.layers[:num_layers]
     tied = decoder.get_buffer("embed_tokens.weight").nbytes if loader.is_tied else 0
@@ -189,7 +189,7 @@ def run_cast(context: Context, reference: Reference, ours: Ours) -> Outputs:
 
 
 def show(context: Context, record: Record) -> None:
-    """Print the errors as a table, and what does not fit in it."""
+    """Print the errors as a table, and the figures that do not fit in it."""
     has_theirs = record["logits"]["transformers"] is not None
     columns = ["", "max error", "mean error", "largest value"]
     columns += [f"transformers {record['dtype']} max", "mean"] if has_theirs else []

@@ -1,7 +1,7 @@
 """The sizes of the development models, as their config.json on the Hub has them."""
 
-from graphcore.checkpoint.config import parse_model_config
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.arch.config.model_config import ModelConfig
+from graphcore.arch.config_from_json import parse_model_config
 
 LLAMA = {
     "model_type": "llama",

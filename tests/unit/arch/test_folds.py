@@ -96,3 +96,9 @@ def test_a_weight_of_zeros_has_finite_parts() -> None:
     assert torch.equal(WithoutScale().apply(zeros), zeros)
     assert ScaleOnly().apply(zeros).tolist() == [0.0]
     assert InverseScale().apply(zeros).tolist() == [1.0]
+
+
+def test_the_scale_of_a_ternary_weight_without_a_positive_one_is_not_zero() -> None:
+    weight = torch.tensor([[-0.25, 0.0], [0.0, -0.25]])
+    assert ScaleOnly().apply(weight).tolist() == [0.25]
+    assert WithoutScale().apply(weight).tolist() == [[-1.0, 0.0], [0.0, -1.0]]

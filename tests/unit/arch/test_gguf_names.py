@@ -6,8 +6,8 @@ from gguf import MODEL_ARCH, get_tensor_name_map
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
-from graphcore.arch.names import weight_names
 from graphcore.arch.registry import architecture_of
+from graphcore.arch.weight_map import weight_names
 
 # The package maps BitNet's sub-norms from the names of 1bitLLM's checkpoint alone.
 OLD_BITNET = {"attn_sub_norm": "inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}

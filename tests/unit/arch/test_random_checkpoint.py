@@ -4,13 +4,13 @@ import pytest
 import torch
 from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
 
-from graphcore.arch.names import weight_names
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
+from graphcore.arch.weight_map import weight_names
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS, dequantize
-from graphcore.quant.choice import choose_format
+from graphcore.quant.format_choice import choose_format
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128, "head_dim": 16}
 Q_PROJ = "layers.0.self_attn.q_proj.weight"

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
 
-from graphcore.arch.registry import ARCHITECTURES, architecture_of
-from graphcore.checkpoint.config_defaults import CLASS_DEFAULTS
+from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
 from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import (
     AttentionSpec,
@@ -28,9 +27,13 @@ def spec_of(raw: dict, **changes: object) -> ModelSpec:
     return architecture_of(config).spec(config)
 
 
-def test_every_model_type_that_the_config_reader_knows_has_an_architecture_and_none_has_more() -> None:
-    assert ARCHITECTURES.keys() == CLASS_DEFAULTS.keys()
-    assert all(model_type in item.model_types for model_type, item in ARCHITECTURES.items())
+def test_every_architecture_is_found_by_its_names_and_no_two_are_read_from_gguf_by_the_same_one() -> None:
+    names = [name for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names]
+    assert len(set(names)) == len(names)
+    assert GGUF_ARCHITECTURES.keys() == set(names)
+    for model_type, one in ARCHITECTURES.items():
+        assert one.model_type == model_type
+        assert all(name in GGUF_ARCHITECTURES for name in one.gguf_names)
 
 
 @pytest.mark.parametrize("model_type", EVERY)
@@ -147,7 +150,9 @@ def test_llama_with_biases_has_them_in_all_projections() -> None:
 
 def test_stored_frequency_divisors_take_the_place_of_a_scaling() -> None:
     divisors = tuple(1.0 + i for i in range(32))
-    config = replace(config_of(LLAMA), rope_freq_divisors=divisors)
+    plain = config_of(LLAMA)
+    assert plain.rope is not None
+    config = replace(plain, rope=replace(plain.rope, freq_divisors=divisors))
     rope = architecture_of(config).spec(config).ropes
     assert rope == (RopeSpec(500_000.0, DivisorScaling(divisors)),)
 

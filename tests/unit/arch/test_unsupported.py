@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graphcore.checkpoint.config import load_model_config
-from graphcore.checkpoint.config_fields import Fields
-from graphcore.checkpoint.gguf_keys import gguf_keys
+from graphcore.arch.config_from_gguf import config_from_gguf
+from graphcore.arch.config_from_json import load_model_config
 from graphcore.errors import UnsupportedError
 
 NAMES = ["qwen3_moe", "mixtral", "qwen3moe", "gemma3n", "llama4", "gpt_neox", "lama"]
@@ -26,6 +25,6 @@ def test_a_config_of_another_architecture_names_what_there_is_and_suggests_none(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gguf_file_of_another_architecture_names_what_there_is_and_suggests_none(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        gguf_keys(Fields({"general.architecture": name}, "model.gguf"))
+        config_from_gguf({"general.architecture": name}, {}, None, "model.gguf")
     assert f"architecture '{name}' is not supported; known: " in str(caught.value)
     assert "did you mean" not in str(caught.value)

@@ -1,16 +1,22 @@
 """The weight map of each development model, against counts and names written down by hand."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 from dev_models import BITNET, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from graphcore.arch.names import get_weight_map
+from graphcore import Engine
+from graphcore.arch.weight_map import get_weight_map
 from graphcore.errors import UnsupportedError
 
 PER_LAYER = {"llama": 9, "qwen3": 11, "gemma3_text": 13, "mistral": 9, "qwen2": 12, "bitnet": 11}
 RAW = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA3, "mistral": MISTRAL, "qwen2": QWEN2, "bitnet": BITNET}
+TINY = Path(__file__).parents[2] / "golden" / "tiny"
 GLOBAL = {
     "model.embed_tokens.weight": "embed_tokens.weight",
     "model.norm.weight": "norm.weight",
@@ -104,6 +110,22 @@ def test_map_has_the_names_that_transformers_saves(model_type: str) -> None:
     config = AutoConfig.for_model(**raw)
     names = AutoModelForCausalLM.from_config(config).state_dict().keys()
     assert get_weight_map(config_of(raw)).keys() == set(names)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3"])
+def test_map_is_what_is_loaded_from_a_file_that_transformers_has_written(name: str) -> None:
+    """By the bits: a name that led to another weight of the same shape would differ."""
+    folder = TINY / name
+    decoder = Engine.load(folder, device="cpu", dtype="fp32", graph="eager").runner.builder.decoder
+    ours = {prefix + leaf: tensor for prefix, group in decoder.groups() for leaf, tensor in group.named_buffers()}
+    stored = load_file(folder / "model.safetensors")
+    weight_map = get_weight_map(config_of(json.loads((folder / "config.json").read_text())))
+    assert stored.keys() <= weight_map.keys()
+    assert stored.keys() >= weight_map.keys() - {"lm_head.weight"}
+    assert set(weight_map.values()) == ours.keys()
+    for source, tensor in stored.items():
+        stands_for = ours[weight_map[source]] - float(name == "gemma3" and "norm" in source)  # Gemma's 1 + w
+        assert torch.allclose(stands_for, tensor.float(), rtol=0, atol=1e-6), source
 
 
 @pytest.mark.parametrize("raw", [GPT2, GPT_OSS], ids=["gpt2", "gpt_oss"])

@@ -10,7 +10,7 @@ import torch
 from gguf_bytes import GGUF, Tensor
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.encodings import ENCODINGS
+from graphcore.quant.registry import ENCODINGS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 WRITABLE = sorted(set(ENCODINGS) - {"q2_0", "i2_s"})  # the gguf package does not know these two

@@ -2,18 +2,23 @@
 
 import json
 import os
+import random
 import struct
 import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from safetensors_bytes import tensor, whole
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.errors import CheckpointError, UnsupportedError
 
 DATA = bytes(range(16))
@@ -55,6 +60,54 @@ def test_every_dtype_reads_as_the_library_wrote_it(tmp_path, encoding):
         assert read.flatten().view(torch.uint8).numpy().tobytes() == expected
         # The offset counts from the start of the file: what streaming will read.
         assert content[info.offset : info.offset + info.nbytes] == expected
+
+
+def damaged(raw: bytes, chance: random.Random) -> bytes:
+    """Return the header with one to three bytes changed, cut out or put in.
+
+    No minus is among them: JSON's -0 is the only number that the library refuses and this reader takes, as 0.
+    """
+    damage = bytearray(raw)
+    for _ in range(chance.randint(1, 3)):
+        at, kind = chance.randrange(len(damage)), chance.random()
+        if kind < 0.5:
+            damage[at] = chance.choice(b'0123456789{}[]",:abFe. \n')
+        elif kind < 0.75:
+            del damage[at : at + chance.randint(1, 6)]
+        else:
+            damage[at:at] = chance.choice([b" ", b"1", b"0", b",", b'"', b".0", b"null", b"[]", b'"x":1,'])
+    return bytes(damage)
+
+
+def is_read(read: Callable[[Path], object], path: Path, refusals: type[Exception]) -> bool:
+    try:
+        read(path)
+    except refusals:
+        return False
+    return True
+
+
+def open_with_the_library(path: Path) -> None:
+    with safe_open(path, "np") as file:
+        file.keys()
+
+
+def test_what_the_library_refuses_is_refused_and_what_it_reads_is_read(tmp_path):
+    """The one difference besides: a key that is there twice is refused here."""
+    path, chance = tmp_path / "x.safetensors", random.Random(1)
+    header = {"a": tensor(shape=(2, 2)), "b": tensor("BF16", (4,), (16, 24)), "__metadata__": {"format": "pt"}}
+    raw = json.dumps(header).encode()
+    verdicts: Counter[bool] = Counter()
+    for _ in range(3000):
+        damage = damaged(raw, chance)
+        path.write_bytes(whole(damage, bytes(24)))
+        theirs = is_read(open_with_the_library, path, SafetensorError)
+        ours = is_read(read_safetensors_header, path, CheckpointError)
+        if ours != theirs:
+            with pytest.raises(CheckpointError, match=r"has the key .* twice"):
+                read_safetensors_header(path)
+        verdicts[ours] += 1
+    assert min(verdicts.values()) > 50, "both happen"
 
 
 def test_tensors_come_in_the_order_of_their_bytes(tmp_path):
@@ -167,6 +220,14 @@ def test_an_entry_that_is_no_object_is_refused(tmp_path, entry):
 @pytest.mark.parametrize("metadata", [None, [], {"format": 1}, {"format": {"a": "b"}}])
 def test_metadata_that_is_not_text_is_refused(tmp_path, metadata):
     assert "__metadata__" in refusal(tmp_path, whole({"__metadata__": metadata}))
+
+
+def test_a_span_that_ends_before_it_begins_is_said_to_be_none(tmp_path):
+    assert "not [begin, end]" in refusal(tmp_path, whole({"w": tensor(shape=(0,), span=(1, 0))}, b"\0"))
+
+
+def test_a_header_as_long_as_the_rest_of_the_file_and_its_own_length_is_refused_as_too_long(tmp_path):
+    assert "promises a header of 9 bytes" in refusal(tmp_path, struct.pack("<Q", 9) + b"{}")
 
 
 def test_overlapping_tensors_are_refused(tmp_path):

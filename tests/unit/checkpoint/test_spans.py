@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 from safetensors_bytes import write_index
 from torch import Tensor
 
-from graphcore.checkpoint.bitnet_packing import TernaryCheckpoint
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.config_ternary import TernaryScaling
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint, TernaryScaling
 from graphcore.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -6,26 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from graphcore.arch.checkpoint_config import stored_dtype
+from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.config import parse_model_config
 from graphcore.compiler import Compiler
 from graphcore.config.compose import compose_settings
-from graphcore.engine import assembly
-from graphcore.engine.assembly import (
+from graphcore.engine.choices import (
     DEFAULT_CONTEXT,
-    choose,
+    choices_here,
     choose_graph,
     choose_rounding,
     find_kernels,
-    prepare,
     refuse_graph,
 )
-from graphcore.engine.model import Model, cut_layers, open_model, stored_dtype
+from graphcore.engine.open_model import Model, open_model
+from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from graphcore.kernels import library
 from graphcore.kernels.gpu import registration
-from graphcore.kernels.packed import KernelPacking
+from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 
@@ -53,7 +53,8 @@ def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
     """Have graphcore find this compiler, or none."""
-    monkeypatch.setattr(assembly, "find_cpp_compiler", lambda: compiler)
+    monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", lambda: compiler)
+    monkeypatch.setattr("graphcore.engine.prepare_model.find_cpp_compiler", lambda: compiler)
     own = None if compiler is None else Compiler((compiler,), (compiler,))
     monkeypatch.setattr(library, "find_own_compiler", lambda: own)
     monkeypatch.setattr(library, "prebuilt_library", lambda: None)
@@ -106,7 +107,7 @@ def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.
     def asked() -> str:
         raise AssertionError("a compiler was looked for")
 
-    monkeypatch.setattr(assembly, "find_cpp_compiler", asked)
+    monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", asked)
     for kind in ("auto", "eager"):
         choose_graph(kind, CPU, has_kernels=True, batch_size=1)
 
@@ -117,7 +118,7 @@ def test_a_kind_that_kernels_are_missing_for_is_refused_before_anything_is_fetch
 ) -> None:
     on_machine(monkeypatch, "g++")
     for has_kernels in (False, True):
-        monkeypatch.setattr(assembly, "can_have_kernels", lambda has_kernels=has_kernels: has_kernels)
+        monkeypatch.setattr("graphcore.engine.choices.can_have_kernels", lambda has_kernels=has_kernels: has_kernels)
         settings = compose_settings(["device=cpu", f"graph={kind}"])
         if is_refused and not has_kernels:
             with pytest.raises(ConfigError, match=f"graph={kind} needs"):
@@ -132,7 +133,7 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
     assert (kind, prefill) == ("eager", "eager")
     assert "no C++ compiler" in note
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
-    choices = choose(settings, model())
+    choices = choices_here(settings, model())
     assert (choices.graph, choices.prefill, choices.packing.library) == ("eager", "eager", None)
     assert choices.notes[0] == note
     assert "kernels are missing: none were built when it was installed" in choices.notes[1]
@@ -172,11 +173,11 @@ def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
 
 
 def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "resolve_device", lambda _: CUDA)
-    monkeypatch.setattr(assembly, "resolve_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr("graphcore.engine.choices.resolve_device", lambda _: CUDA)
+    monkeypatch.setattr("graphcore.engine.choices.resolve_dtype", lambda *_: torch.bfloat16)
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
-        choices = choose(compose_settings([]), model())
+        choices = choices_here(compose_settings([]), model())
         assert choices.packing.on_gpu == (found is not None)
         assert choices.graph == ("captured" if found else "eager")
 
@@ -209,23 +210,23 @@ def test_activations_are_rounded_as_asked_and_never_in_float32(
 def test_rounding_that_was_asked_for_in_vain_is_told(
     overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (Path("kernels.so"), ""))
     monkeypatch.setattr(KernelPacking, "nbytes", 64)
     settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
-    notes = prepare(settings, model()).choices.notes
+    notes = prepare_model(settings, model()).choices.notes
     assert any("quant.activations=int8 has no effect" in note for note in notes) != has_effect
 
 
 def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (Path("kernels.so"), ""))
     ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
     ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
-    chosen = [prepare(compose_settings(["device=cpu"]), each).choices for each in ours]
+    chosen = [prepare_model(compose_settings(["device=cpu"]), each).choices for each in ours]
     assert [(choices.graph, choices.prefill) for choices in chosen] == [("captured", "eager"), ("compiled", "compiled")]
     assert "decode runs compiled" in chosen[1].notes[0]
     with pytest.raises(ConfigError, match="graph=captured is not possible"):
-        prepare(compose_settings(["device=cpu", "graph=captured"]), ours[1])
+        prepare_model(compose_settings(["device=cpu", "graph=captured"]), ours[1])
 
 
 @pytest.mark.parametrize(
@@ -238,10 +239,10 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
     spec = model().spec
     packed = replace(model(), checkpoint=RandomCheckpoint(spec, 0, "q8_0"))
     numel = sum(tensor.numel() for tensor in Decoder(spec, torch.bfloat16).buffers() if tensor.ndim > 1)
-    monkeypatch.setattr(assembly, "find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr(assembly, "free_nbytes", lambda _: int(free_share * 2 * numel))
+    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr("graphcore.engine.choices.free_device_nbytes", lambda _: int(free_share * 2 * numel))
     settings = compose_settings(["device=cpu", "graph=eager", "dtype=bf16", f"streaming={streaming}"])
-    prepared = prepare(settings, packed)
+    prepared = prepare_model(settings, packed)
     linears = [one for one in prepared.decoder.modules() if isinstance(one, Linear)]
     assert {one.packing is None for one in linears} == {is_dense}
     said = "unpacked once" if is_dense else "unpacked for each use"
@@ -250,17 +251,17 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
 
 def test_the_context_is_the_models_own_up_to_a_default() -> None:
     eager = ["device=cpu", "graph=eager"]
-    assert choose(compose_settings(eager), model()).context == 512
+    assert choices_here(compose_settings(eager), model()).context == 512
     long = model(max_position_embeddings=131072)
-    assert choose(compose_settings(eager), long).context == DEFAULT_CONTEXT
-    assert choose(compose_settings([*eager, "context_length=100000"]), long).context == 100000
+    assert choices_here(compose_settings(eager), long).context == DEFAULT_CONTEXT
+    assert choices_here(compose_settings([*eager, "context_length=100000"]), long).context == 100000
     with pytest.raises(ConfigError, match="512"):
-        choose(compose_settings([*eager, "context_length=513"]), model())
+        choices_here(compose_settings([*eager, "context_length=513"]), model())
 
 
 def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
     settings = compose_settings(["device=cpu", "graph=eager", "context_length=64"])
-    assert choose(settings, model()).prefill_chunk == 64
+    assert choices_here(settings, model()).prefill_chunk == 64
 
 
 @pytest.mark.parametrize(
@@ -276,20 +277,21 @@ def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
 )
 def test_dtypes_of_compute_and_cache(dtype: str, stored: str | None, expected: torch.dtype) -> None:
     eager = ["device=cpu", "graph=eager", f"dtype={dtype}"]
-    choices = choose(compose_settings(eager), model(stored))
+    choices = choices_here(compose_settings(eager), model(stored))
     assert (choices.dtype, choices.kv_dtype) == (expected, expected)
-    wide = choose(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
+    wide = choices_here(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
     assert (wide.dtype, wide.kv_dtype) == (expected, torch.float32)
 
 
 def test_the_first_layers_keep_their_types() -> None:
     config = model().config
-    cut = cut_layers(config, 2, "here")
-    assert (cut.num_hidden_layers, cut.layer_types) == (2, ("sliding_attention", "full_attention"))
-    assert cut_layers(config, None, "here") == config
-    assert cut_layers(replace(config, layer_types=None), 1, "here").layer_types is None
+    cut = config.cut(2, "here")
+    assert (cut.num_hidden_layers, cut.attention.layer_types) == (2, ("sliding_attention", "full_attention"))
+    assert config.cut(None, "here") == config
+    alike = replace(config, attention=replace(config.attention, layer_types=None))
+    assert alike.cut(1, "here").attention.layer_types is None
     with pytest.raises(ConfigError, match="has 3 layers"):
-        cut_layers(config, 4, "here")
+        config.cut(4, "here")
 
 
 def test_the_stored_dtype_is_that_of_the_matrices() -> None:

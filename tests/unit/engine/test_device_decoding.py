@@ -8,11 +8,11 @@ import torch
 from fake_cuda import CountedOps, FakeCuda
 
 from graphcore import Engine
-from graphcore.engine.readback import LAG
+from graphcore.engine.decode_steps import LAG
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import GraphError
 from graphcore.graph import kinds
-from graphcore.tasks.workload import Workload
+from graphcore.tasks.measuring.random_batch import RandomBatch
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -235,7 +235,7 @@ def test_warming_up_captures_what_will_run(cuda: FakeCuda) -> None:
 def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda) -> None:
     engine = captured_engine()
     tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
-    work = Workload(engine.runner, 1, 4, 3, 6, seed=1)
+    work = RandomBatch(engine.runner, 1, 4, 3, 6, seed=1)
     work.fill()
     starts = engine.runner.choosing_program(1, SamplingParams()).state.span.starts
     for _ in range(2):

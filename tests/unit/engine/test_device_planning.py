@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine import assembly, machine, planning
-from graphcore.engine.assembly import prepare
-from graphcore.engine.model import open_model
-from graphcore.engine.planning import Tier, plan_run
+from graphcore.engine import planning
+from graphcore.engine.open_model import open_model
+from graphcore.engine.planning import plan_run
+from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import PlanError
-from graphcore.weights.device_costs import LIBRARIES
+from graphcore.streaming.tier import Tier, host_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.plan import Plan
+from graphcore.weights.planning import machine
+from graphcore.weights.planning.costs import LIBRARIES
+from graphcore.weights.planning.plan import Plan
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
 GPT_OSS = QWEN3.parent / "gptoss"
@@ -36,10 +38,10 @@ def plan_on(
     settings = compose_settings([*overrides])
     settings.model.checkpoint = str(model_folder)
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
-    monkeypatch.setattr(assembly, "PackingPolicy", partial(packing_policy, device.type == "cuda"))
-    parts = prepare(settings, model)
-    monkeypatch.setattr(machine, "free_nbytes", lambda device: FREE[device.type])
-    monkeypatch.setattr(machine, "physical_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr("graphcore.engine.choices.PackingPolicy", partial(packing_policy, device.type == "cuda"))
+    parts = prepare_model(settings, model)
+    monkeypatch.setattr(machine, "free_device_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])
     _, plan, tier = plan_run(settings, model, replace(parts, choices=replace(parts.choices, device=device)))
     return plan, tier
 
@@ -50,23 +52,26 @@ def test_a_gpu_s_budget_is_its_own_free_memory_and_reads_take_none_of_it(
     plan, _ = plan_on(GPU, monkeypatch, tmp_path, "streaming.source=disk")
     assert plan.device == "cuda:0"
     assert plan.budget == int(FREE["cuda"] * 0.95)
-    assert plan.buffer_nbytes == 0
+    assert plan.other.buffer_nbytes == 0
     in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, "streaming.source=disk")
-    assert in_ram.buffer_nbytes > 0
-    assert in_ram.overhead_nbytes == 0
+    assert in_ram.other.buffer_nbytes > 0
+    assert in_ram.other.overhead_nbytes == 0
     assert plan.weight_nbytes == in_ram.weight_nbytes
-    assert plan.workspace_nbytes == in_ram.workspace_nbytes
+    assert plan.other.workspace_nbytes == in_ram.other.workspace_nbytes
 
 
 def test_what_cuda_itself_takes_is_in_a_gpu_s_plan_with_streaming_and_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan, _ = plan_on(GPU, monkeypatch, tmp_path)
-    assert plan.overhead_nbytes > LIBRARIES
-    rest = plan.weight_nbytes + plan.kv_nbytes + plan.workspace_nbytes
-    assert plan.total_nbytes == rest + plan.overhead_nbytes
+    assert plan.other.overhead_nbytes > LIBRARIES
+    rest = plan.weight_nbytes + plan.kv_nbytes + plan.other.workspace_nbytes
+    assert plan.total_nbytes == rest + plan.other.overhead_nbytes
     whole, _ = plan_on(GPU, monkeypatch, tmp_path, "streaming=off")
-    assert (whole.overhead_nbytes, whole.workspace_nbytes) == (plan.overhead_nbytes, plan.workspace_nbytes)
+    assert (whole.other.overhead_nbytes, whole.other.workspace_nbytes) == (
+        plan.other.overhead_nbytes,
+        plan.other.workspace_nbytes,
+    )
     most = plan.total_nbytes - 1
     with pytest.raises(PlanError, match="CUDA's libraries and graphs"):
         plan_on(GPU, monkeypatch, tmp_path, f"streaming.memory_budget={most}", "streaming.prefetch=1")
@@ -122,9 +127,9 @@ def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwi
 def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = "streaming.expert_cache=0"
     plan, _ = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
-    enough = planning.host_nbytes(plan)
+    enough = host_nbytes(plan)
     monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
-    monkeypatch.setattr(planning, "buffer_nbytes", lambda parts, tier: 0)
+    monkeypatch.setattr(planning, "read_nbytes", lambda parts, tier: 0)
     short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     assert short.experts is not None
     assert (tier.kind, short.experts.are_mapped) == ("disk", False)

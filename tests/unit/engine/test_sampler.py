@@ -142,3 +142,15 @@ def test_seeds_differ_and_the_largest_one_works() -> None:
     assert len(drawn) > VOCAB * 0.9
     largest = SamplingParams(temperature=1.0, seed=(1 << 63) - 1)
     assert Sampler(largest, [()] * 3, VOCAB, CPU).choose(torch.zeros(3, VOCAB)).shape == (3,)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4)])
+def test_likelier_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
+    """Four tokens of a fourth each: sums of them are exact."""
+    logits = narrow(torch.zeros(1, 4), SamplingParams(top_p=top_p))
+    assert logits.isfinite().tolist() == [[True] * kept + [False] * (4 - kept)]
+
+
+def test_a_token_as_likely_as_min_p_asks_for_stays() -> None:
+    logits = narrow(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), SamplingParams(min_p=1.0))
+    assert logits.isfinite().tolist() == [[False, True, True, False]]

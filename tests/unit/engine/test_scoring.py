@@ -41,10 +41,10 @@ def test_compiled_programs_give_the_same(
 ) -> None:
     engine = load_tiny("qwen3", "compiled")
     warm_up(engine.runner, path)
-    num_graphs = len(engine.runner.builder.functions)
+    num_graphs = len(engine.runner.builder.functions.compiled)
     found = token_losses(engine.runner, IDS[:35], 3, path)  # chunks of 16, 16 and 2
     assert (found - expected_losses(tiny_model("qwen3"), IDS[:35])[2:]).abs().max() < TOLERANCE
-    assert len(engine.runner.builder.functions) == num_graphs  # nothing was left to compile
+    assert len(engine.runner.builder.functions.compiled) == num_graphs  # nothing was left to compile
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
@@ -68,7 +68,7 @@ def test_the_head_runs_on_slices_no_larger_than_allowed_and_than_half_of_what_is
     if by == "size":
         monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
     else:  # each logit is there three times, in float32
-        monkeypatch.setattr(scoring, "free_nbytes", lambda device: 2 * 12 * (tokens * VOCAB + 5))
+        monkeypatch.setattr(scoring, "free_device_nbytes", lambda device: 2 * 12 * (tokens * VOCAB + 5))
     found = token_losses(engine.runner, IDS, 4, "prefill")
     assert max(sizes) == max(tokens, 2)  # the compiled head of a chunk takes two at least
     assert sum(sizes) == 46  # and only where a token is scored

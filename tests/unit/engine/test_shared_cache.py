@@ -1,5 +1,7 @@
 """One engine has one cache: nobody uses it inside a generation, and a wrong call leaves it alone."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,18 @@ from graphcore.errors import BusyError, ConfigError, GraphError
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Leave what was there before out of garbage collections: each refused call looks for streams that nobody reaches.
+
+    Among the objects of all tests before these, that takes seconds.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def engine_of(name: str = "llama3", *overrides: str) -> Engine:

@@ -12,10 +12,9 @@ from tiny_graph import NORM
 from torch import Tensor, nn
 
 from graphcore.kernels.attend import attend
-from graphcore.nn.activation import ActivationModule, capped
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP
+from graphcore.nn.mlp import MLP, ActivationModule, capped
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span

@@ -3,11 +3,11 @@
 import torch
 from packed_matrices import native_kernels
 
+from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
-from graphcore.quant.packing import KernelPacking
 
 
 def pack_all(decoder: Decoder, name: str, rounding: str) -> Decoder:

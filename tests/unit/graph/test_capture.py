@@ -11,7 +11,7 @@ from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_id
 from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
-from graphcore.graph.device_block import DeviceBlocks
+from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.graph.state import StepState
 
 SPEC = model_of(SLIDING, FULL)
@@ -22,12 +22,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda.install(monkeypatch)
 
 
-def capturing_builder(monkeypatch: pytest.MonkeyPatch, batch: int = 2) -> GraphBuilder:
+def capturing_builder(batch: int = 2) -> GraphBuilder:
     """Return a builder that captures blocks which were not compiled."""
-    builder, plain = (builder_of(SPEC, "eager", batch) for _ in range(2))
+    builder = builder_of(SPEC, "eager", batch)
     builder.kind = "captured"
-    monkeypatch.setattr(builder, "_block_function", plain._block_function)
-    monkeypatch.setattr(builder, "_head_function", plain._head_function)
     return builder
 
 
@@ -76,10 +74,8 @@ def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda) -> None:
     assert gc.isenabled(), "after a failure, too"
 
 
-def test_the_second_graph_shares_pool_and_stream_with_the_first(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builder = capturing_builder(monkeypatch)
+def test_the_second_graph_shares_pool_and_stream_with_the_first(cuda: FakeCuda) -> None:
+    builder = capturing_builder()
     for batch, is_greedy in ((1, True), (2, True), (2, False)):
         feed_once(builder.decode(batch, is_greedy), batch)
     assert cuda.captures == [((0, 1), "side 0", "thread_local")] * 3
@@ -100,11 +96,9 @@ def feed_inputs(program: object, rows: list[list[int]]) -> torch.Tensor:
     return state.logits.clone()
 
 
-def test_preparing_runs_nothing_and_the_first_replay_is_as_if_nothing_had_been(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparing_runs_nothing_and_the_first_replay_is_as_if_nothing_had_been(cuda: FakeCuda) -> None:
     rows = random_ids(2, 7)
-    builder, plain = capturing_builder(monkeypatch), builder_of(SPEC, "eager", 2)
+    builder, plain = capturing_builder(), builder_of(SPEC, "eager", 2)
     for one in (builder, plain):
         feed(one.prefill(2), rows, [0, 0])
     before = [(cache.k.clone(), cache.v.clone()) for cache in builder.caches]
@@ -124,15 +118,15 @@ def test_preparing_runs_nothing_and_the_first_replay_is_as_if_nothing_had_been(
     assert torch.equal(program.state.token_ids[:, 0], found.argmax(-1))
 
 
-def test_nothing_that_a_capture_made_stays_in_the_state(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = capturing_builder(monkeypatch).decode(2, is_greedy=False)
+def test_nothing_that_a_capture_made_stays_in_the_state(cuda: FakeCuda) -> None:
+    program = capturing_builder().decode(2, is_greedy=False)
     feed_once(program, 2)
     assert program.state.hidden.numel() == 0
     assert program.state.ropes == ()
 
 
-def test_memory_and_seconds_are_counted(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = capturing_builder(monkeypatch)
+def test_memory_and_seconds_are_counted(cuda: FakeCuda) -> None:
+    builder = capturing_builder()
     assert (builder.captures.num_graphs, builder.captures.nbytes, builder.captures.seconds) == (0, 0, 0.0)
     for batch in (1, 2):
         feed_once(builder.decode(batch, is_greedy=True), batch)
@@ -143,7 +137,7 @@ def test_memory_and_seconds_are_counted(cuda: FakeCuda, monkeypatch: pytest.Monk
 def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(cuda: FakeCuda) -> None:
     rows, spec = random_ids(1, 4), model_of(FULL)
     builder, plain = builder_of(spec, "captured", 1), builder_of(spec, "eager", 1)
-    builder.decode_kernels = DeviceBlocks.allocate(builder.caches, CPU)
+    builder.functions.decode_kernels = DeviceBlocks.allocate(builder.caches, CPU)
     builder.streamed = (1,)
     for one in (builder, plain):
         feed(plain.prefill(1), rows, [0])
@@ -165,8 +159,8 @@ def found_token(program: object) -> list[list[int]]:
     return program.state.chosen[:, None].tolist()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_graphs_that_were_given_back_are_not_captured_again(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = capturing_builder(monkeypatch)
+def test_graphs_that_were_given_back_are_not_captured_again(cuda: FakeCuda) -> None:
+    builder = capturing_builder()
     program = builder.decode(2, is_greedy=True)
     feed_once(program, 2)
     builder.captures.release()

@@ -13,11 +13,12 @@ from packed_matrices import native_kernels
 from torch import Tensor, nn
 
 from graphcore.graph.compile import compile_whole
-from graphcore.graph.device_block import run_block
-from graphcore.graph.device_obstacle import obstacle_of
-from graphcore.graph.native_block import ModuleRecorder, lowered, obstacle_of_operations
+from graphcore.graph.instruction_entries import ModuleRecorder, obstacle_of_operations
+from graphcore.graph.kernel_entries import DeviceRun
+from graphcore.graph.kernel_obstacles import block_obstacle
+from graphcore.graph.lowering.targets import lower_to_instructions, lower_to_kernels
 from graphcore.graph.state import StepState
-from graphcore.kernels.native_step import NativeProgram
+from graphcore.kernels.native_program import NativeProgram
 from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
@@ -77,7 +78,7 @@ def run_natively(block: ComposedBlock) -> Tensor:
     table = None if block.spec.rope is None else rope_table(block.spec.rope, block.spec.head_dim, SLOTS)
     inputs = {"x": x, "rope": table, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
     recorder = ModuleRecorder(program, state, dict(block.named_modules()))
-    assert recorder.record(lowered(block), inputs) is x
+    assert recorder.record(lower_to_instructions(block), inputs) is x
     found = []
     for position, token in enumerate(tokens()):
         x.copy_(token.flatten())
@@ -96,10 +97,18 @@ def test_native_programs_compute_what_the_forward_does(name: str) -> None:
     assert (expected[1:] - expected[:-1]).abs().min() > 0  # every number depends on its token
 
 
+def run_block(block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    """Run a block by a GPU's kernels; arguments as of `Block.forward`, and `x` is changed."""
+    inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+    arrivals = torch.zeros(k_cache.shape[0] * k_cache.shape[1], dtype=torch.int32, device=x.device)
+    DeviceRun(dict(block.named_modules()), arrivals).run(lower_to_kernels(block), inputs)
+    return x
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_gpus_kernels_compute_what_the_forward_does(name: str) -> None:
     block = block_of(name)
-    assert obstacle_of(block, 1) is None
+    assert block_obstacle(block, 1) is None
     assert (run_by(run_block, block) - run_by(ComposedBlock.forward, block)).abs().max() < CLOSE
 
 
@@ -143,4 +152,4 @@ class NoStream(Forgotten):
 )
 def test_what_has_no_entry_is_refused_by_name(block: type[nn.Module], reason: str) -> None:
     assert obstacle_of_operations(block(), changes_x=True) == f"no native instruction {reason}"
-    assert obstacle_of(block(), 1) == f"no GPU kernel {reason}"
+    assert block_obstacle(block(), 1) == f"no GPU kernel {reason}"

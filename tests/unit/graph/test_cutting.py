@@ -66,8 +66,6 @@ def test_captured_pieces_hand_over_in_memory_of_their_own(
     for builder in (plain, cut_up):
         feed(builder.prefill(2), rows, [0, 0])
     cut_up.kind = "captured"
-    monkeypatch.setattr(cut_up, "_block_function", plain._block_function)
-    monkeypatch.setattr(cut_up, "_head_function", plain._head_function)
     expected, found = plain.decode(2, is_greedy=True), cut_up.decode(2, is_greedy=True)
     cuda = FakeCuda.install(monkeypatch)
     for program in (expected, found):

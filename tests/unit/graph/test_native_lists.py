@@ -16,7 +16,7 @@ import torch
 from block_specs import ARCHITECTURES, BLOCKS, PLAIN, WIDE, WIDE_EXPERTS, attending, feeding
 from native_lists import GOLDEN, native_list
 from packed_decoder import pack_all
-from test_native import builder_of
+from test_native_decode import builder_of
 from tiny_graph import CONTEXT, filled_decoder, model_of
 
 from graphcore.nn.decoder import Decoder
@@ -71,7 +71,7 @@ def test_a_change_shows() -> None:
     assert lines != golden_lists()["qwen3"].splitlines()
     assert PLAIN.mlp.activation == "silu"
     assert [line.split()[0] for line in lines] == [
-        "embed", *["linear", "attend", "linear", "linear", "linear"], "linear", "choose", "advance",
+        "embed", *["project", "attend", "project", "project", "project"], "project", "choose", "advance",
     ]  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_eager_functions_are_the_modules_own() -> None:
     assert runs == {Block.forward}
     heads = [step.run for step in builder.score(2, is_one_token=False).steps if isinstance(step, HeadStep)]
     assert heads == [Head.forward]
-    assert builder.functions == {}
+    assert builder.functions.compiled == {}
 
 
 def test_groups_of_any_size_give_the_same_logits() -> None:
@@ -154,3 +154,18 @@ def test_an_empty_state_has_zero_inputs_of_its_batch() -> None:
     assert state.token_ids.shape == (3, 4)
     assert state.token_ids.dtype == state.span.starts.dtype == state.span.counts.dtype == torch.int64
     assert not any(t.any() for t in (state.token_ids, state.span.starts, state.span.counts, state.chosen))
+
+
+def test_rows_are_padded_to_the_longest_and_to_the_state_s_batch() -> None:
+    state = StepState.empty(3, 1, CPU)
+    state.put_rows([[5, 6], [7]], [4, 9])
+    assert state.token_ids.tolist() == [[5, 6], [7, 0], [0, 0]]
+    assert (state.span.starts.tolist(), state.span.counts.tolist()) == ([4, 9, 0], [2, 1, 0])
+
+
+def test_rows_of_one_token_keep_the_inputs_at_their_address() -> None:
+    state = StepState.empty(2, 1, CPU)
+    inputs = (state.token_ids, state.span.starts, state.span.counts)
+    state.put_rows([[5]], [4])
+    assert [tensor.tolist() for tensor in inputs] == [[[5], [0]], [4, 0], [1, 0]]
+    assert state.token_ids is inputs[0]

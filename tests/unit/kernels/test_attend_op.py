@@ -6,7 +6,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphcore.kernels.attend import attend, masked_attend, sliced_attend
+from graphcore.kernels.attend import attend, masked_attend
+from graphcore.kernels.cpu_attention import sliced_attend
 
 OP = torch.ops.graphcore.attend.default
 Arguments = tuple[Tensor | int | float, ...]

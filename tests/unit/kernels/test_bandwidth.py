@@ -55,13 +55,13 @@ def test_without_kernels_torch_alone_reads() -> None:
     ("free", "nbytes"), [(8 * LEAST_NBYTES, 3 * LEAST_NBYTES), (4 * LEAST_NBYTES, 2 * LEAST_NBYTES)]
 )
 def test_the_buffer_takes_half_of_what_is_free_at_most(monkeypatch: pytest.MonkeyPatch, free: int, nbytes: int) -> None:
-    monkeypatch.setattr("graphcore.memory_limit.free_nbytes", lambda root: free)
+    monkeypatch.setattr("graphcore.memory_limit.free_ram_nbytes", lambda root: free)
     found = measure_read_bandwidth(torch.device("cpu"), None, nbytes=3 * LEAST_NBYTES, repeats=1)
     assert found is not None
     assert found.nbytes == nbytes
 
 
 def test_where_a_buffer_would_lie_in_caches_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.memory_limit.free_nbytes", lambda root: 2 * LEAST_NBYTES - 1)
+    monkeypatch.setattr("graphcore.memory_limit.free_ram_nbytes", lambda root: 2 * LEAST_NBYTES - 1)
     monkeypatch.setattr(torch, "ones", lambda *given: pytest.fail("memory was taken"))
     assert measure_read_bandwidth(torch.device("cpu"), None) is None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graphcore.kernels.device_bandwidth import DEVICE_NBYTES, WARM_RUNS, fastest_seconds, measure_device_bandwidth
+from graphcore.kernels.bandwidth import DEVICE_NBYTES, WARM_RUNS, fastest_seconds, measure_device_bandwidth
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from graphcore.activations import Activation
 from graphcore.kernels.instructions import ELEMENTS, Elementwise
-from graphcore.kernels.native_step import NativeProgram
-from graphcore.nn.activation import FUNCTIONS
+from graphcore.kernels.native_program import NativeProgram
+from graphcore.nn.mlp import FUNCTIONS
 
 SIZES = (1, 15, 33, 1024, 5000)  # a part of a vector, several units
 

@@ -15,8 +15,8 @@ from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
 from graphcore.kernels import instructions as native_instructions
 from graphcore.kernels import library
+from graphcore.kernels.kernel_packing import FORMAT_NUMBERS, ROUNDINGS
 from graphcore.kernels.native_header import HEADER, native_header
-from graphcore.kernels.packed import FORMAT_NUMBERS, ROUNDINGS
 
 build = library.build_library.__wrapped__  # without the process's own memory of what it has built
 SOURCES = library.SOURCES

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from plain_attention import fill, plain, run
+from plain_masks import causal_mask, sliding_window_causal_mask
 
 from graphcore.nn.attention import Attention
-from graphcore.nn.masks import causal_mask, sliding_window_causal_mask
 from graphcore.nn.spec import AttentionSpec, NormSpec, RopeSpec
 
 DIM, TOKENS = 24, 11

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graphcore.quant import FORMATS, dequantize
-from graphcore.quant.slices import SLICE_ELEMENTS
+from graphcore.quant.block_slices import SLICE_ELEMENTS
 
 WIDTH_AS_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

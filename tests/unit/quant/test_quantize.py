@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphcore import encodings
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant import FORMATS
 from graphcore.quant.packing_error import packing_error
@@ -27,6 +28,10 @@ def golden_source(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_formats_that_can_be_packed_are_these() -> None:
     assert {name for name, one in FORMATS.items() if one.can_quantize} == set(PACKABLE)
+
+
+def test_the_command_line_names_the_formats_that_can_be_packed() -> None:
+    assert sorted(encodings.PACKABLE) == sorted(PACKABLE)
 
 
 @pytest.mark.parametrize("name", EXACT)

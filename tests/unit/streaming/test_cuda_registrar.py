@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from graphcore.streaming.cuda_registrar import DEVICE_POINTER, PORTABLE_AND_MAPPED, CudaRegistrar
+from graphcore.streaming.pinned_memory import DEVICE_POINTER, PORTABLE_AND_MAPPED, CudaRegistrar
 
 
 class Code:

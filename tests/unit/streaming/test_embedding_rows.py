@@ -15,7 +15,7 @@ from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import PickRows
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.errors import CheckpointError
-from graphcore.quant.packing import StoredPacking
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.weights.loader import Loader
 

@@ -7,8 +7,8 @@ import torch
 from tiny_models import build_reference, save_tiny
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.assembly import match_model
-from graphcore.engine.model import open_model
+from graphcore.engine.open_model import open_model
+from graphcore.engine.prepare_model import match_model
 from graphcore.streaming.host_store import fill_store
 from graphcore.weights.groups import movable_groups, split_layers
 from graphcore.weights.matching import EMBEDDING, HEAD
@@ -31,11 +31,11 @@ def test_every_group_is_the_references_weights_in_the_order_of_its_layout(
     assert store.groups.keys() == {group.index for group in groups}
     for group in groups:
         held, layout = store.groups[group.index], group.layout
-        for place, slot in zip(group.places, layout.places.values(), strict=True):
-            full = "lm_head.weight" if place.name == HEAD else f"{NAMES[name]}{place.name}"
+        for weight, slot in zip(group.weights, layout.places.values(), strict=True):
+            full = "lm_head.weight" if weight.name == HEAD else f"{NAMES[name]}{weight.name}"
             wanted = stored[full].to(dtype)
-            wanted = wanted if place.rows is None else wanted[place.rows.start : place.rows.stop]
+            wanted = wanted if weight.rows is None else wanted[weight.rows.start : weight.rows.stop]
             found = held[slot.offset : slot.offset + slot.nbytes].view(dtype).view(slot.shape)
-            assert torch.equal(found, wanted), place.name
+            assert torch.equal(found, wanted), weight.name
     assert torch.equal(store.tables[EMBEDDING], stored[f"{NAMES[name]}embed_tokens.weight"].to(dtype))
     assert torch.equal(store.tables[HEAD], stored["lm_head.weight"].to(dtype))

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphcore.streaming.intervals import minus, total, union
+from graphcore.streaming.timeline import minus, total, union
 
 TICKS = st.integers(0, 30)
 INTERVALS = st.lists(st.tuples(TICKS, TICKS), max_size=12)

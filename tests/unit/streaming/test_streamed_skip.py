@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from graphcore.streaming.policy import Ring
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.timeline import Timeline
 
@@ -17,7 +18,7 @@ class Filled:
 
 @dataclass
 class AtOnce:
-    """A carrier that has every group there at once and remembers which were asked for."""
+    """A filler that has every group there at once and remembers which were asked for."""
 
     begun: list[int] = field(default_factory=list)
 
@@ -40,21 +41,21 @@ def run_pass(ring: "Streamed[None, Filled]", groups: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_a_group_that_is_left_out_is_never_fetched_and_no_other_twice(slots: int) -> None:
-    carrier = AtOnce()
-    ring: Streamed[None, Filled] = Streamed(dict.fromkeys([1, 2, 3, 4, 5]), slots, True, carrier, Timeline())
+    filler = AtOnce()
+    ring: Streamed[None, Filled] = Streamed(Ring(dict.fromkeys([1, 2, 3, 4, 5]), slots, True, filler, Timeline()))
     ring.skip([4, 5])
     for _ in range(3):
         run_pass(ring, [1, 2, 3])
-    assert carrier.begun[:9] == [1, 2, 3] * 3
-    assert not {4, 5} & set(carrier.begun)
+    assert filler.begun[:9] == [1, 2, 3] * 3
+    assert not {4, 5} & set(filler.begun)
     ring.skip([])
     run_pass(ring, [1, 2, 3, 4, 5])
-    assert [carrier.begun.count(group) for group in (4, 5)] == [1, 1]
+    assert [filler.begun.count(group) for group in (4, 5)] == [1, 1]
 
 
 def test_all_left_out_but_one_comes_round_to_itself() -> None:
-    carrier = AtOnce()
-    ring: Streamed[None, Filled] = Streamed(dict.fromkeys([1, 2]), 1, True, carrier, Timeline())
+    filler = AtOnce()
+    ring: Streamed[None, Filled] = Streamed(Ring(dict.fromkeys([1, 2]), 1, True, filler, Timeline()))
     ring.skip([2])
     run_pass(ring, [1])
-    assert carrier.begun == [1, 1]
+    assert filler.begun == [1, 1]

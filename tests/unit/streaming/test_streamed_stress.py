@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from byte_pieces import BytePiece, fill_threads
+from byte_conversions import ByteConversion, fill_threads
 from fake_source import FakeSource, numbered_bytes
 from torch import Tensor
 
-from graphcore.checkpoint.span import Span
+from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.errors import CheckpointError
-from graphcore.streaming.filler import Filler
-from graphcore.streaming.jobs import file_jobs
+from graphcore.streaming.fill_jobs import file_jobs
+from graphcore.streaming.policy import Ring
 from graphcore.streaming.streamed import Streamed
+from graphcore.streaming.thread_filler import ThreadFiller
 from graphcore.streaming.timeline import Timeline
 
 NUM_WORLDS = 60
@@ -89,22 +90,22 @@ class World:
         self.slot_of = {group: at % self.num_slots for at, group in enumerate(groups)}
         slot_nbytes = max(sum(span.nbytes for span in spans) for spans in self.spans.values())
         self.slots = Slots(torch.zeros(self.num_slots, slot_nbytes, dtype=torch.uint8))
-        jobs = {group: file_jobs(self._pieces(group, delays)) for group in groups}
+        jobs = {group: file_jobs(self._conversions(group, delays)) for group in groups}
         large = max(job.room for each in jobs.values() for job in each)
         timeline = Timeline()
-        self.filler = Filler(self.sources, chance.randint(1, 4), BUFFER_NBYTES, large, timeline)
-        self.policy = Streamed(jobs, self.num_slots, self.reads_ahead, self.filler, timeline)
+        self.filler = ThreadFiller(self.sources, chance.randint(1, 4), BUFFER_NBYTES, large, timeline)
+        self.policy = Streamed(Ring(jobs, self.num_slots, self.reads_ahead, self.filler, timeline))
 
-    def _spans(self) -> list[Span]:
+    def _spans(self) -> list[FileSpan]:
         """Return a few runs of bytes of random size at odd offsets, in either file; some too long for a buffer."""
         spans = []
         for _ in range(self.chance.randint(1, 6)):
             nbytes = self.chance.choice((1, 7, 500, 4096, 9_001, 60_000))
-            spans.append(Span(self.chance.choice(FILES), self.chance.randrange(FILE_NBYTES - nbytes), nbytes))
+            spans.append(FileSpan(self.chance.choice(FILES), self.chance.randrange(FILE_NBYTES - nbytes), nbytes))
         return spans
 
-    def _pieces(self, group: int, delays: random.Random) -> list[BytePiece]:
-        slot, at, pieces = self.slot_of[group], 0, []
+    def _conversions(self, group: int, delays: random.Random) -> list[ByteConversion]:
+        slot, at, conversions = self.slot_of[group], 0, []
 
         def on_write() -> None:
             self.slots.writing(slot, group)
@@ -112,9 +113,11 @@ class World:
             self.slots.writing(slot, group)
 
         for span in self.spans[group]:
-            pieces.append(BytePiece(str(group), (span,), self.slots.memory[slot][at : at + span.nbytes], on_write))
+            conversions.append(
+                ByteConversion(str(group), (span,), self.slots.memory[slot][at : at + span.nbytes], on_write)
+            )
             at += span.nbytes
-        return pieces
+        return conversions
 
     def holds(self, group: int) -> bool:
         """Return whether the group's slot has its bytes."""

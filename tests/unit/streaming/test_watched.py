@@ -1,7 +1,6 @@
 """A watched policy reports each group before it waits for it."""
 
-from graphcore.streaming.policy import Resident
-from graphcore.streaming.watched import watched
+from graphcore.streaming.policy import Resident, watched
 
 
 class Recording:

@@ -108,3 +108,18 @@ def test_tests_that_did_not_run_are_not_ok(
 
 def test_files_that_a_part_runs_are_there() -> None:
     assert [name for name in correctness.PRODUCTS if not (correctness.KERNELS / name).is_file()] == []
+
+
+def test_tests_of_a_part_do_not_write_over_the_report_of_who_runs_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os; print('tests/a.py::test_' + str(os.environ.get('PYTEST_ADDOPTS')), 'FAILED'); raise SystemExit(1)"
+    )
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{code}\n", encoding="utf-8")
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--junitxml=report.xml")
+    monkeypatch.setattr(correctness.sys, "executable", str(python))
+    with pytest.raises(RuntimeError, match=r"tests/a\.py::test_None"):
+        correctness.captured(Bench(tmp_path, Log(tmp_path, "run", False, "test_captured"), False))

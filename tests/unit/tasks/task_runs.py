@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from graphcore.config.compose import VERSION_BASE, register_schemas
 from graphcore.config.conf_folder import conf_dir
 from graphcore.errors import GraphcoreError
-from graphcore.tasks.job import run_job
+from graphcore.tasks.single_run import run_job
 
 NEW = 10  # most tokens of an answer in a chat
 

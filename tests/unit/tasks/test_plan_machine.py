@@ -6,7 +6,7 @@ import pytest
 from chat_folder import TINY
 from task_runs import RunTask
 
-from graphcore.engine.machine import RESERVE_NBYTES
+from graphcore.weights.planning.machine import RESERVE_NBYTES
 
 GIB = 1 << 30
 SEVENTY = ("task=plan", "model=llama3_70b", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")

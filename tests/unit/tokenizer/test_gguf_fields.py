@@ -12,8 +12,8 @@ from graphcore.errors import TokenizerError
 from graphcore.tokenizer.gguf_fields import gguf_fields
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
-from graphcore.tokenizer.parts import TokenizerParts
 from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 BYTE_LEVEL = tuple(name for name in NAMES if name not in ("llama-spm", "gemma3"))
 

@@ -4,8 +4,8 @@ import pytest
 from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 
 from graphcore.errors import TokenizerError
+from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
-from graphcore.tokenizer.splitters import LLAMA3_VOCAB
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 ADDS_BOS = {"llama-bpe", "llama-spm", "gemma3"}

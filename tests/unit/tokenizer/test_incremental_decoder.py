@@ -5,7 +5,7 @@ from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphcore.tokenizer.incremental import IncrementalDecoder
+from graphcore.tokenizer.text_stream import IncrementalDecoder
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 UNDECIDED = "\ufffd"

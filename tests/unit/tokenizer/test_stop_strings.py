@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphcore.errors import ConfigError
-from graphcore.tokenizer.stop import StopStrings
+from graphcore.tokenizer.text_stream import StopStrings
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, bool]:
@@ -65,3 +65,8 @@ def test_without_stop_strings_nothing_is_held_back() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty string"):
         StopStrings(["a", ""])
+
+
+@pytest.mark.parametrize("pieces", [["xabcd"], ["xa", "bcd"], ["x", "a", "b", "c", "d"]])
+def test_the_stop_string_that_is_complete_first_counts_and_not_the_one_that_begins_first(pieces: list[str]) -> None:
+    assert run(pieces, ["abcd", "bc"]) == ("xa", True)

@@ -36,7 +36,7 @@ def test_every_matrix_moves_with_one_group_and_no_vector_moves(raw: dict, size: 
     counts = {"n_layer": layers} if raw is GPT2 else {"num_hidden_layers": layers}
     decoder = meta_decoder(config_of(raw, **counts))
     groups = groups_of(decoder, size)
-    moved = [place.name for group in groups for place in group.places if place.rows is None]
+    moved = [weight.name for group in groups for weight in group.weights if weight.rows is None]
     matrices = [
         f"layers.{index}.{name}"
         for index, layer in enumerate(decoder.layers)
@@ -46,7 +46,7 @@ def test_every_matrix_moves_with_one_group_and_no_vector_moves(raw: dict, size: 
     assert moved == matrices  # 0, 1, 2 ... 10, 11, not 0, 1, 10, 11, 2
     num_layer_groups = -(-layers // size)
     assert [group.index for group in groups] == list(range(1, len(groups) + 1))
-    assert [place.name for group in groups[num_layer_groups:] for place in group.places] == ["lm_head.weight"] * (
+    assert [weight.name for group in groups[num_layer_groups:] for weight in group.weights] == ["lm_head.weight"] * (
         len(groups) - num_layer_groups
     )
 
@@ -55,7 +55,7 @@ def test_the_heads_parts_are_all_of_its_rows_in_order() -> None:
     decoder = meta_decoder(config_of(LLAMA, vocab_size=1000))
     parts = [group for group in groups_of(decoder, 1) if group.label.startswith("head")]
     assert len(parts) > 1
-    rows = [row for group in parts for place in group.places for row in place.rows or ()]
+    rows = [row for group in parts for weight in group.weights for row in weight.rows or ()]
     assert rows == list(range(1000))
     most = max(group.layout.nbytes for group in groups_of(decoder, 1) if not group.label.startswith("head"))
     assert max(group.layout.nbytes for group in parts) <= most
@@ -70,9 +70,9 @@ def test_a_group_is_named_by_its_layers() -> None:
 def test_a_groups_layout_has_a_place_of_its_own_for_each_weight() -> None:
     for group in groups_of(meta_decoder(config_of(LLAMA)), 2):
         end = 0
-        for place, slot in zip(group.places, group.layout.places.values(), strict=True):
+        for weight, slot in zip(group.weights, group.layout.places.values(), strict=True):
             assert slot.offset % ALIGNMENT == 0
             assert slot.offset >= end
-            assert slot.shape == tuple(place.tensor.shape)
+            assert slot.shape == tuple(weight.tensor.shape)
             end = slot.offset + slot.nbytes
         assert end <= group.layout.nbytes

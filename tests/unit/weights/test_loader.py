@@ -18,15 +18,15 @@ from fake_checkpoint import (
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import AddOne, PickRows, ScaleOnly, Transpose, WithoutScale
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.bitnet_packing import pack_i2_s
-from graphcore.checkpoint.model_config import ModelConfig
+from graphcore.checkpoint.ternary_checkpoint import pack_i2_s
 from graphcore.errors import CheckpointError
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
-from graphcore.weights.residents import load_resident
+from graphcore.weights.resident_weights import load_resident
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]

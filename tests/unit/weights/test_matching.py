@@ -8,9 +8,9 @@ from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, s
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import Fold, InverseScale, ScaleOnly, SplitPairs, WithoutScale
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.errors import CheckpointError
 from graphcore.weights.matching import match_weights
 

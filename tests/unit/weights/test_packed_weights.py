@@ -14,22 +14,24 @@ from packed_matrices import GOLDEN, native_kernels, stored_matrix
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import Fold, PickRows, SplitPairs
 from graphcore.arch.registry import architecture_of
-from graphcore.checkpoint.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
-from graphcore.engine.assembly import match_model
-from graphcore.engine.model import open_model
+from graphcore.engine.open_model import open_model
+from graphcore.engine.prepare_model import match_model
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.packing import Packing
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
-from graphcore.quant.device_packing import DevicePacking
-from graphcore.quant.packing import KernelPacking, Packing, StoredPacking
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, formats_of, packing_of
-from graphcore.weights.residents import load_resident, resident_layout
+from graphcore.weights.resident_weights import load_resident, resident_layout
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_attention_heads": 4}

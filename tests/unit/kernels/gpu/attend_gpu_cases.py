@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from graphcore.kernels.gpu.attend import launch_attend
+from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # name, heads, kv heads, head dim, slots, window, sinks, cap, dtype, tokens of a pass

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gpu.choose import launch_choose_likeliest
-from graphcore.kernels.gpu.sample import launch_choose_drawn
+from graphcore.kernels.gpu.sampling.drawn import launch_choose_drawn
+from graphcore.kernels.gpu.sampling.likeliest import launch_choose_likeliest
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:

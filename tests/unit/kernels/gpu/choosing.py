@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.sampler import SamplingParams
-from graphcore.kernels.gpu.choose import choose_likeliest
-from graphcore.kernels.gpu.sample import choose_drawn
+from graphcore.kernels.gpu.sampling.drawn import choose_drawn
+from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
 
 STARTS = 5
 

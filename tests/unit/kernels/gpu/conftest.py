@@ -29,13 +29,13 @@ def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have packed matrices' kernels choose the tiles that they choose on a GPU, though they are given CPU tensors."""
-    from graphcore.kernels.gpu import packed_gemv, packed_tile, unpack
+    from graphcore.kernels.gpu.packed import few_tokens, program_tiles, to_dense
 
-    own = packed_tile.INTERPRETED
+    own = program_tiles.INTERPRETED
 
-    def tile(name: str, rows: int, x: torch.Tensor) -> packed_tile.Tile:
-        given = packed_tile.INTERPRETED  # a test may ask for a tile of its own
-        return packed_tile.tile_for(name, rows, x.to("meta")) if given is own else given
+    def tile(name: str, rows: int, x: torch.Tensor) -> program_tiles.Tile:
+        given = program_tiles.INTERPRETED  # a test may ask for a tile of its own
+        return program_tiles.tile_for(name, rows, x.to("meta")) if given is own else given
 
-    monkeypatch.setattr(packed_gemv, "tile_for", tile)
-    monkeypatch.setattr(unpack, "INTERPRETED_ROWS", unpack.ROWS)
+    monkeypatch.setattr(few_tokens, "tile_for", tile)
+    monkeypatch.setattr(to_dense, "INTERPRETED_ROWS", to_dense.ROWS)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceForm
-from graphcore.kernels.gpu.experts import launch_add_experts
-from graphcore.kernels.gpu.experts_decode import launch_few
-from graphcore.kernels.gpu.experts_form import mixture_of
-from graphcore.kernels.gpu.experts_grouped import launch_many
-from graphcore.kernels.gpu.router import launch_choose_experts
+from graphcore.kernels.gpu.experts.few_tokens import launch_few
+from graphcore.kernels.gpu.experts.grouped import launch_many
+from graphcore.kernels.gpu.experts.launch import launch_add_experts
+from graphcore.kernels.gpu.experts.operands import mixture_of
+from graphcore.kernels.gpu.experts.router import launch_choose_experts
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
 CLAMP = 7.0, 1.702

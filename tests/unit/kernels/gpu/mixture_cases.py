@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gpu.experts_form import MixtureOperands, mixture_of
-from graphcore.quant.device_packing import DevicePacking
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, mixture_of
 from graphcore.quant.registry import FORMATS
 
 LIMIT, ALPHA = 0.9, 1.3

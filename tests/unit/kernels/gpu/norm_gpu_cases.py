@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gpu.codes import launch_norm_to_codes
+from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
 from graphcore.kernels.gpu.norm import launch_add_normed, launch_residual_norm
 
 

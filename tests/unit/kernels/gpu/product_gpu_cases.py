@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gpu.dense_gemv import launch_dense_gated, launch_dense_product
-from graphcore.kernels.gpu.gate import launch_gate
-from graphcore.kernels.gpu.matrix import DENSE, Matrix
+from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
+from graphcore.kernels.gpu.products.decode_products import launch_gate
+from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
 
-def matrix(rows: int, columns: int, dtype: torch.dtype, has_bias: bool = False) -> Matrix:
+def matrix(rows: int, columns: int, dtype: torch.dtype, has_bias: bool = False) -> DeviceMatrix:
     bias = torch.empty(rows, dtype=dtype, device="meta") if has_bias else None
-    return Matrix(torch.empty(rows, columns, dtype=dtype, device="meta"), bias, None, DENSE, rows)
+    return DeviceMatrix(torch.empty(rows, columns, dtype=dtype, device="meta"), bias, None, DENSE, rows)
 
 
 def product(

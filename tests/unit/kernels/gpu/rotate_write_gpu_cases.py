@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gpu.rotate_write import launch_rotate_and_write
+from graphcore.kernels.gpu.attention.rotate_and_write import launch_rotate_and_write
 
 
 def launch(heads: int, kv_heads: int, head_dim: int, has_norm: bool, rotated: int) -> None:

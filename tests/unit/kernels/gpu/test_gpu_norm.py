@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gpu.norm import add_normed, residual_norm
+from graphcore.kernels.gpu.norm import add_rms_normed, residual_norm
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.spec import NormSpec
 
@@ -43,7 +43,7 @@ def test_a_sandwiched_answer_is_normalised_before_it_is_added() -> None:
     fed = residual_norm(x, added, weight, None, 1e-3, True, torch.float32, weight_after=after)
     torch.testing.assert_close(x, expected_x, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(fed.double(), reference(expected_x, weight, None, 1e-3, True), rtol=2e-6, atol=2e-6)
-    add_normed(only_added, added, after, 1e-3)
+    add_rms_normed(only_added, added, after, 1e-3)
     assert torch.equal(only_added, x)
 
 

@@ -1,0 +1,115 @@
+"""What a peer is: an engine that comparisons load and time, found by its constant in a module of peers/.
+
+    Peer            compare.py, neighbours.py: a model that fits, prefill and decode apart
+    StreamingPeer   streaming_compare.py: a model larger than the memory that there is, token by token
+
+A module of peers/ is imported to learn the names in it, also in an environment that has neither graphcore nor the other
+engines: what an engine needs is imported where it is loaded.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import peers
+
+OnToken = Callable[[], None]
+Kind = TypeVar("Kind", "Peer", "StreamingPeer")
+
+
+class PeerEngine(ABC):
+    """One loaded engine with an empty cache."""
+
+    @abstractmethod
+    def weight_nbytes(self) -> int:
+        """Return the bytes of weights that a decode step reads: of an embedding table that is no head's nothing."""
+
+    @abstractmethod
+    def prefill(self, token_ids: list[int]) -> int:
+        """Empty the cache, run the tokens, return the likeliest next token."""
+
+    @abstractmethod
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        """Return that many tokens, each the likeliest after the one before; the first run is of `token_id`."""
+
+
+@dataclass(frozen=True)
+class StreamedRun:
+    """One run of a model that may be larger than memory.
+
+    Attributes:
+        source: the model's folder; for llama.cpp its GGUF file.
+        budget: bytes that the engine may keep weights in, where it can be told.
+        scratch: a folder of the engine's own.
+        overrides: settings of graphcore.
+    """
+
+    source: str
+    threads: int
+    prompt_tokens: int
+    new_tokens: int
+    budget: int | None
+    scratch: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def context(self) -> int:
+        return self.prompt_tokens + self.new_tokens + 32
+
+
+class StreamingEngine(ABC):
+    """A loaded model that may be larger than memory.
+
+    Attributes:
+        packages: whose versions a report names.
+        prepares: whether the first load writes something that later ones find.
+    """
+
+    packages: tuple[str, ...]
+    prepares: bool = False
+
+    @abstractmethod
+    def __init__(self, run: StreamedRun) -> None:
+        """Load the model."""
+
+    @abstractmethod
+    def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
+        """Return that many tokens, each the likeliest; `on_token` is called as each is there."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine for a model that fits in memory.
+
+    Attributes:
+        name: as in --engines; graphcore's begin with "graphcore".
+        load: it, with a model's file or folder (for graphcore a JSON list of settings), threads and tokens of context.
+    """
+
+    name: str
+    load: Callable[[str, int, int], PeerEngine]
+
+
+@dataclass(frozen=True)
+class StreamingPeer:
+    """An engine for a model that may be larger than memory; the name is as `Peer` has it."""
+
+    name: str
+    engine: type[StreamingEngine]
+
+
+def find_peers(kind: type[Kind]) -> dict[str, Kind]:
+    """Return the peers of a kind by name, in the order of their modules."""
+    found: dict[str, Kind] = {}
+    for module in sorted(pkgutil.iter_modules(peers.__path__), key=lambda module: module.name):
+        values = vars(importlib.import_module(f"peers.{module.name}")).values()
+        found |= {value.name: value for value in values if isinstance(value, kind)}
+    return found
+
+
+def prompt_ids(num_tokens: int) -> list[int]:
+    """Return the prompt that every engine runs."""
+    return [(7 * index) % 1000 + 100 for index in range(num_tokens)]

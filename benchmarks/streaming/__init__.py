@@ -1,0 +1,1 @@
+"""What streaming_compare.py is made of: the model, a peer's process and who watches it, the report."""

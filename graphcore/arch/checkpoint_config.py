@@ -1,0 +1,51 @@
+"""The config of a checkpoint in any container, and the views of its weights that depend on the config."""
+
+from graphcore.arch.config.model_config import ModelConfig
+from graphcore.arch.config_from_gguf import config_from_gguf
+from graphcore.arch.config_from_json import load_model_config
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
+from graphcore.errors import CheckpointError
+from graphcore.quant.registry import has_tensor_scale
+
+ROPE_FREQS = "rope_freqs.weight"  # name of GGUF's tensor of divisors of the rotary frequencies
+
+
+def read_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Read the config that is stored with the checkpoint: GGUF metadata, or config.json in its folder."""
+    if isinstance(checkpoint, GGUFCheckpoint):
+        freqs = _rope_freqs(checkpoint) if ROPE_FREQS in checkpoint.tensors else None
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        has_ternary = any(has_tensor_scale(info.encoding) for info in checkpoint.tensors.values())
+        return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary)
+    assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no config of its own"
+    return load_model_config(checkpoint.folder)
+
+
+def _rope_freqs(checkpoint: GGUFCheckpoint) -> list[float]:
+    info = checkpoint.tensors[ROPE_FREQS]
+    freqs = checkpoint.read(ROPE_FREQS)
+    if len(info.shape) != 1 or not freqs.is_floating_point():
+        raise CheckpointError(
+            f"{checkpoint.source}: tensor '{ROPE_FREQS}' is {info.encoding} of shape {list(info.shape)}, where a "
+            "vector of f32 is expected; fetch the file again"
+        )
+    return [float(value) for value in freqs.float()]
+
+
+def with_ternary_weights(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
+    """Return the checkpoint, with Hugging Face's forms of ternary weights presented as GGUF's i2_s tensors."""
+    if config.ternary is None or checkpoint.layout != "hf":
+        return checkpoint
+    return TernaryCheckpoint(checkpoint, config.ternary)
+
+
+def stored_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str | None:
+    """Return the dtype of the stored matrices if all have the same dense one; else the config's."""
+    names = {"f64": "float32", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+    encodings = {info.encoding for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    if not encodings:
+        raise CheckpointError(f"{checkpoint.source}: holds no matrix, so it is no language model")
+    return names.get(encodings.pop(), config.dtype) if len(encodings) == 1 else config.dtype

@@ -1,0 +1,77 @@
+"""The defaults of settings that a config.json omits. Each model type's values are in its family's file.
+
+Files on the Hub omit settings that equal the defaults of the transformers class that wrote them; nested text configs
+omit even the sizes. So these defaults are part of the checkpoint. Source: transformers 5.23,
+models/*/configuration_*.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from graphcore.arch.config.model_config import ExpertsConfig
+
+LAYER_TYPES = ("sliding_attention", "full_attention")
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class ClassDefaults:
+    """The defaults and rules of one model type; fields that are not listed are described in `ModelConfig`.
+
+    Attributes:
+        num_key_value_heads: number of kv heads; None for as many as query heads, as an explicit null also means.
+        intermediate_size: hidden width of the MLP; None for four times hidden_size.
+        sliding_window: default window in tokens.
+        window_rule: rule for the sliding layers if layer_types is absent: none; every layer; with "opt_in" those from
+            max_window_layers on, if use_sliding_window is set; or all except each sliding_window_pattern-th.
+        max_window_layers: default index of the first sliding layer, for "opt_in".
+        bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
+            attention_bias alone; always on q, k and v; or always everywhere.
+        norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
+        has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
+        sliding_window_pattern: default distance between full-attention layers, for "pattern".
+        attention_bias: default of the flag attention_bias.
+        rope_scaling: default scaling; None for none.
+        yarn_truncate: default of YaRN's truncate, which rounds the ramp to whole pairs.
+        quant_methods: supported values of quantization_config.quant_method.
+        own_names: names of a field in this type's files, tried before the usual name.
+        required: fields that a flat config.json must have.
+    """
+
+    model_type: str
+    window_rule: Literal["none", "every", "opt_in", "pattern"]
+    bias_rule: Literal["none", "flags", "attention_flag", "qkv", "everywhere"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int | None
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    max_position_embeddings: int
+    head_dim: int | None = None
+    norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    has_rope: bool = True
+    rope_theta: float = 10_000.0
+    rope_local_base_freq: float | None = None
+    sliding_window: int | None = None
+    max_window_layers: int = 0
+    query_pre_attn_scalar: float | None = None
+    sliding_window_pattern: int = 6
+    attention_bias: bool = False
+    rope_scaling: Mapping[str, str | float] | None = None
+    yarn_truncate: bool = True
+    experts: ExpertsConfig | None = None
+    quant_methods: tuple[str, ...] = ()
+    own_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    required: tuple[str, ...] = SIZES
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Return the default of "bos_token_id" or "eos_token_id" as a tuple."""
+        if name == "eos_token_id":
+            return self.eos_token_ids
+        return () if self.bos_token_id is None else (self.bos_token_id,)

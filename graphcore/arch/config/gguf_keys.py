@@ -1,0 +1,60 @@
+"""Access to the metadata of a GGUF file under its architecture's prefix; sizes may be arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.errors import CheckpointError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class GGUFKeys:
+    """The metadata of one GGUF file, read under its architecture's prefix.
+
+    Attributes:
+        fields: all metadata of the file.
+        architecture: value of general.architecture, the prefix of the model's own keys.
+        defaults: defaults of the corresponding Hugging Face model type.
+    """
+
+    fields: Fields
+    architecture: str
+    defaults: ClassDefaults
+
+    def name(self, key: str) -> str:
+        """Return the full name of a key of the architecture."""
+        return f"{self.architecture}.{key}"
+
+    def size(self, key: str) -> int | None:
+        """Return a size; of an array with one value per layer, the value that all layers share. None if absent.
+
+        Raises:
+            CheckpointError: the value is not a positive integer.
+            UnsupportedError: the value differs by layer.
+        """
+        name = self.name(key)
+        value = self.fields.raw.get(name)
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
+            return self.fields.size(name)
+        if any(member != value[0] for member in value):
+            raise UnsupportedError(f"{self.fields.source}: {name} differs by layer, which is not supported")
+        return Fields({name: value[0]}, self.fields.source).size(name)
+
+    def required_size(self, key: str) -> int:
+        """Return a size, as `size` does, whose presence `check_required` has checked."""
+        value = self.size(key)
+        assert value is not None, f"{key} was not checked to be there"
+        return value
+
+    def check_required(self, keys: Sequence[str]) -> None:
+        """Check that all keys are present.
+
+        Raises:
+            CheckpointError: some are missing; the message names all of them.
+        """
+        missing = [self.name(key) for key in keys if self.fields.raw.get(self.name(key)) is None]
+        if missing:
+            raise CheckpointError(
+                f"{self.fields.source}: lacks {', '.join(missing)}; fetch the file again or convert it anew"
+            )

@@ -1,0 +1,105 @@
+"""The attention type of each layer, sliding or full: from explicit layer_types, or by the rule of the model type.
+
+    gemma3, pattern 6:   s s s s s F s s s s s F ...      (every 6th is full, the rest slide)
+    gpt-oss, pattern 2:  s F s F ...
+    qwen, opt-in:        F F ... F s s s                  (from max_window_layers on, if use_sliding_window)
+    mistral:             s s s ...                        (all, unless sliding_window is null)
+
+Source: transformers 5.23, the `__post_init__` of each configuration and MistralModel.forward.
+"""
+
+from graphcore.arch.config.class_defaults import LAYER_TYPES, ClassDefaults
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+
+MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
+
+
+def read_window(fields: Fields, defaults: ClassDefaults) -> int | None:
+    """Return the window of sliding layers in tokens; None if the model type has none or does not use it.
+
+    Raises:
+        CheckpointError: the window is not a positive integer, or use_sliding_window is not a boolean.
+    """
+    if defaults.window_rule == "none" or fields.is_null("sliding_window"):
+        return None
+    if defaults.window_rule == "opt_in" and not fields.flag("use_sliding_window"):
+        return None
+    return fields.size("sliding_window") or defaults.sliding_window
+
+
+def read_pattern(fields: Fields, defaults: ClassDefaults) -> int | None:
+    """Return the distance between full-attention layers; None if the model type has no such rule.
+
+    Raises:
+        CheckpointError: the value is not a positive integer.
+    """
+    if defaults.window_rule != "pattern":
+        return None
+    return fields.size("sliding_window_pattern") or defaults.sliding_window_pattern
+
+
+def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -> tuple[str, ...] | None:
+    """Return "sliding_attention" or "full_attention" for each layer; None if all layers have full attention.
+
+    Raises:
+        CheckpointError: the list has the wrong length, or has sliding layers without a window.
+        UnsupportedError: a name is unknown, or the model type does not support a choice by layer.
+    """
+    window = read_window(fields, defaults)
+    explicit = fields.texts("layer_types")
+    layer_types = explicit if explicit is not None else _by_rule(fields, defaults, num_layers, window)
+    if layer_types is None:
+        return None
+    _check_names(fields, layer_types, num_layers)
+    if window is None and "sliding_attention" in layer_types and defaults.window_rule != "none":
+        raise CheckpointError(
+            f"{fields.source}: layer_types has sliding_attention, but there is no sliding_window; give one"
+        )
+    if defaults.window_rule in ("none", "every") and layer_types != _uniform(num_layers, window):
+        raise UnsupportedError(
+            f"{fields.source}: layer_types differs from what {defaults.model_type} computes "
+            f"({_uniform(num_layers, window)[0]} in every layer); remove it or use a model type that has it"
+        )
+    return layer_types
+
+
+def layer_types_of_pattern(num_layers: int, pattern: int) -> tuple[str, ...]:
+    """Return layer types with full attention in every `pattern`-th layer, counted from one, and sliding elsewhere."""
+    return tuple("sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))
+
+
+def _uniform(num_layers: int, window: int | None) -> tuple[str, ...]:
+    return num_layers * ("full_attention" if window is None else "sliding_attention",)
+
+
+def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: int | None) -> tuple[str, ...] | None:
+    pattern = read_pattern(fields, defaults)
+    if pattern is not None:
+        return layer_types_of_pattern(num_layers, pattern)
+    if window is None:
+        return None
+    if defaults.window_rule == "every":
+        return _uniform(num_layers, window)
+    first_sliding = _max_window_layers(fields, defaults)
+    return tuple("sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(num_layers))
+
+
+def _max_window_layers(fields: Fields, defaults: ClassDefaults) -> int:
+    if fields.raw.get("max_window_layers") == 0:  # every layer slides
+        return 0
+    return fields.size("max_window_layers") or defaults.max_window_layers
+
+
+def _check_names(fields: Fields, layer_types: tuple[str, ...], num_layers: int) -> None:
+    unknown = sorted(set(layer_types) - set(LAYER_TYPES))
+    if unknown:
+        raise UnsupportedError(
+            f"{fields.source}: layer_types has {quoted(unknown[0])}, which is not supported; "
+            f"known: {', '.join(LAYER_TYPES)}"
+        )
+    if len(layer_types) != num_layers:
+        raise CheckpointError(
+            f"{fields.source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}; "
+            "correct one of them"
+        )

@@ -1,0 +1,161 @@
+"""`ModelConfig`: the typed settings of a model, in one form for every kind of checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
+from graphcore.errors import CheckpointError, ConfigError
+
+RopeScaling = Mapping[str, str | float]
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The attention settings of a model, with the names of Hugging Face's config.json.
+
+    Attributes:
+        head_dim: width of one head.
+        qkv_bias: True if q, k and v have biases.
+        output_bias: True if the output projection has a bias.
+        query_pre_attn_scalar: number whose square root divides attention scores; None for head_dim.
+        sliding_window: number of tokens that a sliding layer attends to, including the query.
+        sliding_window_pattern: distance between full-attention layers; layer_types already reflects it.
+        layer_types: "sliding_attention" or "full_attention" for each layer; None if there is no choice by layer.
+    """
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    query_pre_attn_scalar: float | None = None
+    sliding_window: int | None = None
+    sliding_window_pattern: int | None = None
+    layer_types: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RopeParameters:
+    """The parameters of a model's rotary tables.
+
+    Attributes:
+        theta: base of the frequencies; only of full-attention layers if there is a local_theta.
+        scaling: None, or {"rope_type": "linear" | "llama3" | "yarn", ...} with exactly the keys of that type in
+            `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow, attention_factor and truncate.
+        local_theta: base for sliding layers, which is never scaled (Gemma 3); None if all layers share one base.
+        freq_divisors: [head_dim / 2] divisors of the frequencies, instead of a scaling (GGUF's rope_freqs).
+    """
+
+    theta: float
+    scaling: RopeScaling | None = None
+    local_theta: float | None = None
+    freq_divisors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of each layer: their number, the number per token, and the parameters of their activation."""
+
+    num_local_experts: int
+    num_experts_per_tok: int
+    swiglu_limit: float
+    swiglu_alpha: float
+
+    def check(self, source: str) -> "ExpertsConfig":
+        """Return self after a check for consistency.
+
+        Raises:
+            CheckpointError: there are fewer experts than a token is routed to.
+        """
+        if self.num_experts_per_tok > self.num_local_experts:
+            raise CheckpointError(
+                f"{source}: num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts "
+                f"{self.num_local_experts}; correct one of them"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The normalised settings of a checkpoint's model, with the names of Hugging Face's config.json.
+
+    Attributes:
+        model_type: key of `ARCHITECTURES`.
+        intermediate_size: hidden width of the MLP, or of one expert.
+        max_position_embeddings: longest context in tokens.
+        rope: rotary parameters; None if positions are learned.
+        experts: settings of the experts; None if each layer has one MLP.
+        norm_eps: epsilon of the model type's norm, RMSNorm or LayerNorm.
+        hidden_act: activation, one of `ACTIVATIONS`.
+        mlp_bias: True if the MLP's projections have biases.
+        tie_word_embeddings: True if the embedding serves as the head when no head is stored.
+        bos_token_id: id of the token that begins a text; None if there is none.
+        eos_token_ids: ids that end generation, from the generation config first, then from the config.
+        dtype: dtype that the weights were saved in, such as "bfloat16"; None if unknown.
+        ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
+            Projections with ternary weights take int8 activations.
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    attention: AttentionConfig
+    rope: RopeParameters | None = None
+    experts: ExpertsConfig | None = None
+    norm_eps: float = 1e-5
+    hidden_act: str = "silu"
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None
+    ternary: TernaryScaling | None = None
+
+    def cut(self, num_layers: int | None, source: str) -> "ModelConfig":
+        """Return the config of a model that is cut to its first `num_layers` layers; unchanged for None.
+
+        Raises:
+            ConfigError: the model has fewer layers.
+        """
+        if num_layers is None:
+            return self
+        if num_layers > self.num_hidden_layers:
+            raise ConfigError(
+                f"model.num_hidden_layers={num_layers}, but {source} has {self.num_hidden_layers} layers; ask for fewer"
+            )
+        layer_types = self.attention.layer_types[:num_layers] if self.attention.layer_types else None
+        return replace(self, num_hidden_layers=num_layers, attention=replace(self.attention, layer_types=layer_types))
+
+
+def read_head_dim(
+    stated: int | None, hidden_size: int, num_heads: tuple[int, int], is_rotated: bool, source: str
+) -> int:
+    """Return the width of one head: the stated one, else hidden_size divided by the number of heads.
+
+    Args:
+        stated: width that the file states, or None.
+        num_heads: number of query heads, and of kv heads.
+        is_rotated: True if heads are rotated, which needs an even width.
+        source: name of the file, for messages.
+
+    Raises:
+        CheckpointError: heads is no multiple of kv heads, hidden_size no multiple of heads, or a rotated width odd.
+    """
+    heads, kv_heads = num_heads
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{source}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; "
+            "correct one of them"
+        )
+    if stated is None and hidden_size % heads:
+        raise CheckpointError(
+            f"{source}: hidden_size {hidden_size} is not a multiple of num_attention_heads {heads} "
+            "and there is no head_dim; give one"
+        )
+    head_dim = stated or hidden_size // heads
+    if is_rotated and head_dim % 2:
+        raise CheckpointError(f"{source}: head_dim {head_dim} is odd and cannot be rotated in pairs; correct it")
+    return head_dim

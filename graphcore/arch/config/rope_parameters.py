@@ -1,0 +1,146 @@
+"""The rotary settings of a config.json, in one form for all versions of transformers.
+
+    transformers 5   "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32, ...}
+                     "rope_parameters": {"full_attention": {...}, "sliding_attention": {...}}
+    before           "rope_theta": 5e5, "rope_scaling": {"type" or "rope_type": ..., ...}, "rope_local_base_freq": 1e4
+
+become a theta, a scaling or None, and a second theta for sliding layers. Source: transformers 5.23,
+modeling_rope_utils.py (`convert_rope_params_to_dict`), and its override in Gemma3TextConfig.
+"""
+
+import math
+from collections.abc import Mapping
+
+from graphcore.arch.config.class_defaults import LAYER_TYPES, ClassDefaults
+from graphcore.arch.config.model_config import RopeParameters, RopeScaling
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+
+YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
+
+SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
+
+def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
+    """Return the rotary parameters of a config.json.
+
+    Raises:
+        CheckpointError: a key is missing, or of the wrong type or sign.
+        UnsupportedError: the scaling is not one of `SCALING_KEYS`, it differs by layer type in a model type with one
+            table, sliding layers are scaled, or only part of the head is rotated.
+    """
+    full = _of_layers(fields, "full_attention")
+    theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
+    scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults)
+    if defaults.rope_local_base_freq is None:
+        _refuse_layer_types(fields, defaults)
+        return RopeParameters(theta, scaling)
+    local = _of_layers(fields, "sliding_attention")
+    if read_scaling(local, defaults) is not None:
+        raise UnsupportedError(
+            f"{local.source}: sliding layers have a rope_type other than 'default', which no reader of "
+            f"{defaults.model_type} knows; correct the file or use a checkpoint without it"
+        )
+    local_theta = local.positive("rope_theta") or fields.positive("rope_local_base_freq")
+    return RopeParameters(theta, scaling, local_theta or defaults.rope_local_base_freq)
+
+
+def _names_a_type(rope: Fields) -> bool:
+    return any(rope.raw.get(name) is not None for name in ("rope_type", "type"))
+
+
+def _completed(rope: Fields, defaults: ClassDefaults) -> Fields:
+    """Return the settings of a file that names no rope type, completed by the model type's defaults."""
+    return Fields({**(defaults.rope_scaling or {}), **rope.raw}, rope.source)
+
+
+def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
+    """Return the scaling that a flat object describes; None for unscaled frequencies.
+
+    Raises:
+        CheckpointError: a key that the rope type needs is missing, or of the wrong type or sign.
+        UnsupportedError: the rope type is unknown, or only part of the head is rotated.
+    """
+    rope_type = rope.text("rope_type", "type") or "default"
+    if rope_type not in SCALING_KEYS:
+        raise UnsupportedError(
+            f"{rope.source}: rope_type {quoted(rope_type)} is not supported; known: {', '.join(sorted(SCALING_KEYS))}"
+        )
+    if rope.number("partial_rotary_factor") not in (None, 1.0):
+        raise UnsupportedError(f"{rope.source}: partial_rotary_factor other than 1 is not supported")
+    missing = [key for key in SCALING_KEYS[rope_type] if rope.raw.get(key) is None]
+    if missing:
+        raise CheckpointError(f"{rope.source}: rope_type '{rope_type}' needs {', '.join(missing)}; add what is missing")
+    scaling: dict[str, str | float] = {"rope_type": rope_type}
+    scaling.update((key, _scaling_value(rope, key)) for key in SCALING_KEYS[rope_type])
+    _check_bands(rope, scaling)
+    if rope_type == "yarn":
+        return _with_yarn(scaling, rope, defaults)
+    return scaling if len(scaling) > 1 else None
+
+
+def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> RopeScaling:
+    """Add optional keys of YaRN or their defaults; mscale counts only with mscale_all_dim, as in transformers."""
+    factor = float(scaling["factor"])
+    given = rope.positive("attention_factor")
+    mscale, of_all = rope.positive("mscale"), rope.positive("mscale_all_dim")
+    ratio = yarn_attention_factor(factor, mscale or 1.0) / yarn_attention_factor(factor, of_all or 1.0)
+    inferred = ratio if mscale and of_all else yarn_attention_factor(factor)
+    truncate = rope.flag("truncate")
+    added = {
+        "beta_fast": rope.positive("beta_fast") or YARN_BETA_FAST,
+        "beta_slow": rope.positive("beta_slow") or YARN_BETA_SLOW,
+        "attention_factor": given or inferred,
+        "truncate": defaults.yarn_truncate if truncate is None else truncate,
+    }
+    if added["beta_fast"] < added["beta_slow"]:
+        raise rope.wrong("beta_fast", added["beta_fast"], "at least beta_slow")
+    return {**scaling, **added}
+
+
+def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
+    """Return YaRN's factor of cosines and sines. Source: Peng et al. 2023, equation 22."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _scaling_value(rope: Fields, key: str) -> float:
+    value = rope.size(key) if key == "original_max_position_embeddings" else rope.positive(key)
+    assert value is not None, f"{key} was checked to be there"
+    return value
+
+
+def _check_bands(rope: Fields, scaling: RopeScaling) -> None:
+    """Refuse a Llama 3 scaling whose bands overlap, because the blend divides by the distance between them."""
+    if scaling["rope_type"] == "llama3" and float(scaling["high_freq_factor"]) <= float(scaling["low_freq_factor"]):
+        raise rope.wrong("high_freq_factor", scaling["high_freq_factor"], "above low_freq_factor")
+
+
+def _of_layers(fields: Fields, layer_type: str) -> Fields:
+    """Return the settings of one layer type: its own object, or the flat one for full attention; old keys win."""
+    merged: dict[str, object] = {}
+    found = [name for name in ("rope_parameters", "rope_scaling") if fields.raw.get(name) is not None]
+    for name in found:
+        rope = fields.section(name)
+        if _is_per_layer_type(rope):
+            merged.update(rope.section(layer_type).raw)
+        elif layer_type == "full_attention":
+            merged.update(rope.raw)
+    return Fields(merged, f"{fields.source}: {' and '.join(found) or 'rope_parameters'}")
+
+
+def _refuse_layer_types(fields: Fields, defaults: ClassDefaults) -> None:
+    for name in ("rope_parameters", "rope_scaling"):
+        if _is_per_layer_type(fields.section(name)):
+            raise UnsupportedError(
+                f"{fields.source}: {name} differs by layer type, but {defaults.model_type} has one rotary table; "
+                "give one flat object"
+            )
+
+
+def _is_per_layer_type(rope: Fields) -> bool:
+    return any(layer_type in rope.raw for layer_type in LAYER_TYPES)

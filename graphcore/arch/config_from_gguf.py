@@ -1,0 +1,236 @@
+"""The reader of GGUF metadata: `ModelConfig` from its keys, the architecture's defaults, and the tensors' shapes.
+
+    general.architecture = a,  a.block_count, a.embedding_length, ...  ->  num_hidden_layers, hidden_size, ...
+    not stored as keys: the activation, Gemma's query scalar, tying, biases; rope_freqs.weight is a tensor
+
+Source: llama.cpp, gguf-py/gguf/constants.py (keys) and src/llama-model.cpp (defaults when a key is missing).
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
+
+from graphcore.arch.architecture import Architecture
+from graphcore.arch.config.gguf_keys import GGUFKeys
+from graphcore.arch.config.layer_types import MOST_LAYERS, layer_types_of_pattern
+from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
+from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
+from graphcore.arch.config.rope_parameters import read_scaling
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.arch.registry import GGUF_ARCHITECTURES
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+
+REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+END_TOKENS = ("eos", "eot", "eom")  # end of sequence, of turn, of message: each of them ends generation
+
+
+def config_from_gguf(
+    metadata: Mapping[str, object],
+    tensor_shapes: Mapping[str, tuple[int, ...]],
+    rope_freqs: Sequence[float] | None,
+    source: str,
+    has_ternary: bool = False,
+) -> ModelConfig:
+    """Return the typed configuration of a GGUF file.
+
+    Args:
+        metadata: values of the file's metadata by key, arrays as sequences; not changed.
+        tensor_shapes: shape of each tensor by name, in torch order (rows first).
+        rope_freqs: [head_dim / 2] values of rope_freqs.weight; None if the file does not have it.
+        source: name of the file, for messages.
+        has_ternary: True if the file holds i2_s tensors, which always belong to models with int8 activations.
+
+    Raises:
+        CheckpointError: a key is missing, of the wrong type, out of range, or contradicts another or a shape.
+        UnsupportedError: the architecture, or a key that changes the mathematics, is not supported.
+    """
+    architecture, keys = _architecture(Fields(metadata, source))
+    refuse_unknown_gguf_mathematics(keys)
+    keys.check_required((*REQUIRED, _eps_key(keys)))
+    hidden_size, num_layers = keys.required_size("embedding_length"), keys.required_size("block_count")
+    if num_layers > MOST_LAYERS:
+        raise keys.fields.wrong(keys.name("block_count"), num_layers, f"at most {MOST_LAYERS}")
+    attention = _attention(keys, tensor_shapes, hidden_size, num_layers)
+    eps = keys.fields.positive(keys.name(_eps_key(keys)))
+    assert eps is not None, "the epsilon was checked to be there"
+    bos = keys.fields.token_ids("tokenizer.ggml.bos_token_id")
+    ends = (token for end in END_TOKENS for token in keys.fields.token_ids(f"tokenizer.ggml.{end}_token_id"))
+    config = ModelConfig(
+        model_type=keys.defaults.model_type,
+        hidden_size=hidden_size,
+        intermediate_size=keys.required_size("feed_forward_length"),
+        num_hidden_layers=num_layers,
+        vocab_size=_vocab_size(keys, tensor_shapes),
+        max_position_embeddings=keys.required_size("context_length"),
+        attention=attention,
+        rope=_rope(keys, attention.head_dim, rope_freqs) if keys.defaults.has_rope else None,
+        norm_eps=eps,
+        hidden_act=keys.defaults.hidden_act,
+        mlp_bias=keys.defaults.bias_rule == "everywhere" or "blk.0.ffn_gate.bias" in tensor_shapes,
+        tie_word_embeddings="output.weight" not in tensor_shapes,
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        ternary="divided" if has_ternary else None,  # Llama3-8B-1.58 and Falcon3 are "bitlinear" models
+    )
+    return architecture.complete_gguf(_with_experts(config, keys), keys)
+
+
+def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
+    name = fields.text("general.architecture")
+    if name is None:
+        raise CheckpointError(f"{fields.source}: lacks general.architecture; fetch the file again or convert it anew")
+    if name not in GGUF_ARCHITECTURES:
+        raise UnsupportedError(
+            f"{fields.source}: architecture {quoted(name)} is not supported; "
+            f"known: {', '.join(sorted(GGUF_ARCHITECTURES))}; "
+            "choose a checkpoint of one of these"
+        )
+    architecture = GGUF_ARCHITECTURES[name]
+    return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
+
+
+def _eps_key(keys: GGUFKeys) -> str:
+    return "attention.layer_norm_rms_epsilon" if keys.defaults.has_rope else "attention.layer_norm_epsilon"
+
+
+def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the number of the embedding's rows; without an embedding, the key's value or the number of tokens."""
+    embedding = shapes.get("token_embd.weight")
+    if embedding:  # a damaged file may have a tensor without dimensions
+        return embedding[0]
+    tokens = keys.fields.raw.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
+    vocab_size = keys.size("vocab_size") or num_tokens
+    if vocab_size:
+        return vocab_size
+    raise CheckpointError(
+        f"{keys.fields.source}: Missing required tensor: token_embd.weight; the file has no {keys.name('vocab_size')} "
+        "or tokenizer.ggml.tokens either, so its vocabulary is unknown; fetch it again or convert it anew"
+    )
+
+
+def _attention(
+    keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]], hidden_size: int, num_layers: int
+) -> AttentionConfig:
+    """Read heads and windows from the keys, and biases from the tensors' names."""
+    heads, has_rope = keys.required_size("attention.head_count"), keys.defaults.has_rope
+    kv_heads = keys.size("attention.head_count_kv") or heads
+    stated = (keys.size("attention.key_length") or keys.size("rope.dimension_count")) if has_rope else None
+    head_dim = read_head_dim(stated, hidden_size, (heads, kv_heads), has_rope, keys.fields.source)
+    _check_heads(keys, heads, head_dim, shapes)
+    has_output_bias = keys.defaults.bias_rule == "everywhere" or "blk.0.attn_output.bias" in shapes
+    window, pattern = _window(keys)
+    return AttentionConfig(
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        qkv_bias=has_output_bias or keys.defaults.bias_rule == "qkv" or "blk.0.attn_q.bias" in shapes,
+        output_bias=has_output_bias,
+        sliding_window=window,
+        sliding_window_pattern=pattern,
+        layer_types=None if pattern is None else layer_types_of_pattern(num_layers, pattern),
+    )
+
+
+def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse heads that are partly rotated, have values of another width, or do not match the query weight's shape."""
+    source = keys.fields.source
+    for key in ("rope.dimension_count", "attention.value_length"):
+        width = keys.size(key)
+        if width is not None and width != head_dim:
+            raise UnsupportedError(
+                f"{source}: {keys.name(key)} is {width}, the head dim is {head_dim}; only equal ones are supported"
+            )
+    query = shapes.get("blk.0.attn_q.weight")
+    # Without a rotation (GPT-2) there is no such tensor, and the family's own check refuses it by its name.
+    if keys.defaults.has_rope and query is not None and query[0] != heads * head_dim:
+        raise CheckpointError(
+            f"{source}: blk.0.attn_q.weight has {query[0]} rows, {heads} heads of {head_dim} "
+            f"need {heads * head_dim}; metadata and weights are of different models, or heads are rotated in part, "
+            "which is not supported"
+        )
+
+
+def _rope(keys: GGUFKeys, head_dim: int, rope_freqs: Sequence[float] | None) -> RopeParameters:
+    local = keys.fields.positive(keys.name("rope.freq_base_swa")) or keys.defaults.rope_local_base_freq
+    return RopeParameters(
+        theta=keys.fields.positive(keys.name("rope.freq_base")) or keys.defaults.rope_theta,
+        scaling=_rope_scaling(keys),
+        local_theta=local if keys.defaults.rope_local_base_freq else None,
+        freq_divisors=None if rope_freqs is None else _divisors(rope_freqs, head_dim, keys.fields.source),
+    )
+
+
+def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
+    """Return linear or YaRN scaling, or None. A factor without a type is linear; a linear factor of 0 or 1 is none."""
+    rope_type = keys.fields.text(keys.name("rope.scaling.type")) or "linear"
+    if rope_type not in ("none", "linear", "yarn"):
+        raise UnsupportedError(
+            f"{keys.fields.source}: {keys.name('rope.scaling.type')} {quoted(rope_type)} is not supported; "
+            "known: none, linear, yarn"
+        )
+    if rope_type == "yarn":
+        return _yarn(keys)
+    names = (keys.name("rope.scaling.factor"), keys.name("rope.scale_linear"))
+    factor = keys.fields.number(*names) or 1.0
+    if factor < 0:
+        raise keys.fields.wrong(names[0], factor, "above zero")
+    return None if rope_type == "none" or factor == 1.0 else {"rope_type": "linear", "factor": factor}
+
+
+def _yarn(keys: GGUFKeys) -> RopeScaling | None:
+    """Return YaRN scaling, read as from a config.json; `truncate` is not stored, so the default counts."""
+    keys.check_required(("rope.scaling.factor", "rope.scaling.original_context_length"))
+    names = {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    }
+    found = {name: keys.fields.raw.get(keys.name(f"rope.scaling.{key}")) for key, name in names.items()}
+    where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
+    return read_scaling(Fields({"rope_type": "yarn", **found}, where), keys.defaults)
+
+
+def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[float, ...]:
+    divisors = tuple(float(divisor) for divisor in rope_freqs)
+    if len(divisors) != head_dim // 2:
+        raise CheckpointError(
+            f"{source}: rope_freqs.weight has {len(divisors)} values, heads of {head_dim} need "
+            f"{head_dim // 2}; fetch the file again"
+        )
+    if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
+        raise CheckpointError(f"{source}: rope_freqs.weight has values that are not above zero; fetch the file again")
+    return divisors
+
+
+def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
+    """Return the window of sliding layers in tokens, and the distance between full-attention layers; or None twice."""
+    name = keys.name("attention.sliding_window")
+    if keys.defaults.window_rule != "pattern":
+        if keys.fields.raw.get(name) not in (None, 0):
+            raise UnsupportedError(
+                f"{keys.fields.source}: {name} is {quoted(keys.fields.raw[name])}, but the file does not say which "
+                "layers slide; use the safetensors checkpoint"
+            )
+        return None, None
+    keys.check_required(("attention.sliding_window",))
+    pattern = keys.size("attention.sliding_window_pattern") or keys.defaults.sliding_window_pattern
+    return keys.required_size("attention.sliding_window"), pattern
+
+
+def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    """Add the experts' number and width; the parameters of their activation are not stored, so defaults are used."""
+    if keys.defaults.experts is None:
+        return config
+    keys.check_required(("expert_count", "expert_used_count"))
+    experts = replace(
+        keys.defaults.experts,
+        num_local_experts=keys.required_size("expert_count"),
+        num_experts_per_tok=keys.required_size("expert_used_count"),
+    )
+    return replace(
+        config,
+        intermediate_size=keys.size("expert_feed_forward_length") or config.intermediate_size,
+        experts=experts.check(keys.fields.source),
+    )

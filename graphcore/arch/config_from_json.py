@@ -1,0 +1,234 @@
+"""The reader of config.json: one `ModelConfig` for all names, nestings and versions of transformers.
+
+    config.json, generation_config.json -> Fields (typed reads), the model type's ClassDefaults -> ModelConfig
+
+Unsupported settings that change the mathematics are refused by name; other unknown settings are ignored. This module
+knows no tensors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, read_pattern, read_window
+from graphcore.arch.config.model_config import AttentionConfig, ExpertsConfig, ModelConfig, read_head_dim
+from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
+from graphcore.arch.config.rope_parameters import read_rope
+from graphcore.arch.config.ternary_scaling import BITNET_METHOD, read_ternary_scaling
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
+from graphcore.checkpoint.json_object import read_json_object
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+
+OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
+OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+
+
+def load_model_config(path: str | Path) -> ModelConfig:
+    """Read the typed configuration of a model folder, or of a config.json file.
+
+    A generation_config.json in the same folder adds its bos and eos token ids.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointError: a file is not a JSON object, or a setting is missing or wrong.
+        UnsupportedError: the model type, or a setting that changes the mathematics, is not supported.
+    """
+    file = Path(path).expanduser()
+    file = file / "config.json" if file.is_dir() else file
+    generation_file = file.with_name("generation_config.json")
+    generation = read_json_object(generation_file) if generation_file.is_file() else None
+    return parse_model_config(read_json_object(file), str(file), generation)
+
+
+def parse_model_config(
+    raw: Mapping[str, object], source: str, generation: Mapping[str, object] | None = None
+) -> ModelConfig:
+    """Return the typed configuration of a parsed config.json.
+
+    Args:
+        raw: parsed config.json; not changed.
+        source: name of the file, for messages.
+        generation: parsed generation_config.json, or None.
+
+    Raises:
+        CheckpointError: a setting is missing, of the wrong type, out of range, or contradicts another.
+        UnsupportedError: the model type, or a setting that changes the mathematics, is not supported.
+    """
+    fields, defaults = _language_model(Fields(raw, source))
+    refuse_unknown_mathematics(fields, defaults)
+    _refuse_quantization(fields, defaults)
+    hidden_size = fields.size("hidden_size") or defaults.hidden_size
+    num_layers = _num_layers(fields, defaults)
+    settings = Fields(generation or {}, f"generation_config.json beside {source}")
+    starts, ends = (_token_ids(name, fields, settings, defaults) for name in ("bos_token_id", "eos_token_id"))
+    tie, dtype = fields.flag("tie_word_embeddings"), fields.text("dtype", "torch_dtype")
+    eps = fields.positive("rms_norm_eps" if defaults.has_rope else "layer_norm_epsilon")
+    return ModelConfig(
+        model_type=defaults.model_type,
+        hidden_size=hidden_size,
+        intermediate_size=fields.size("intermediate_size") or defaults.intermediate_size or 4 * hidden_size,
+        num_hidden_layers=num_layers,
+        vocab_size=fields.size("vocab_size") or defaults.vocab_size,
+        max_position_embeddings=fields.size("max_position_embeddings") or defaults.max_position_embeddings,
+        attention=_attention(fields, defaults, hidden_size, num_layers, source),
+        rope=read_rope(fields, defaults) if defaults.has_rope else None,
+        experts=_experts(fields, defaults, source),
+        norm_eps=eps or defaults.norm_eps,
+        hidden_act=known_activation(fields.text("hidden_act") or defaults.hidden_act, fields.source),
+        mlp_bias=_has_mlp_bias(fields, defaults),
+        tie_word_embeddings=defaults.tie_word_embeddings if tie is None else tie,
+        bos_token_id=starts[0] if starts else None,
+        eos_token_ids=ends,
+        dtype=dtype.removeprefix("torch.") if dtype else None,
+        ternary=read_ternary_scaling(fields),
+    )
+
+
+def _language_model(fields: Fields) -> tuple[Fields, ClassDefaults]:
+    """Return the settings of the language model, and the defaults of its model type.
+
+    A text-only file is flat. A multimodal one nests the language model under text_config, omits settings there that
+    equal the defaults, and has some (tying, token ids, dtype) in the outer object.
+
+    Raises:
+        CheckpointError: model_type or a required setting is missing.
+        UnsupportedError: the model type is not supported.
+    """
+    if fields.raw.get("text_config") is not None:
+        return _nested(fields)
+    model_type = fields.text("model_type")
+    if model_type is None:
+        raise CheckpointError(
+            f"{fields.source}: has no model_type; is this the config.json of a model? known: {_known()}"
+        )
+    if model_type in NESTED_TYPES:
+        raise CheckpointError(f"{fields.source}: model_type '{model_type}' needs a text_config; fetch the file again")
+    defaults = _defaults_of(model_type, fields.source)
+    fields = replace(fields, own_names=defaults.own_names)
+    _check_required(fields, defaults)
+    return fields, defaults
+
+
+def _nested(outer: Fields) -> tuple[Fields, ClassDefaults]:
+    """Return text_config, completed by settings of the outer object."""
+    text = outer.section("text_config")
+    outer_type = outer.text("model_type")
+    expected = NESTED_TYPES.get(outer_type, outer_type) if outer_type is not None else None
+    model_type = text.text("model_type") or expected
+    if model_type is None:
+        raise CheckpointError(f"{text.source}: has no model_type, here or outside; known: {_known()}")
+    if expected is not None and expected not in NESTED_TYPES.values():
+        raise _unsupported(str(outer_type), outer.source)
+    if model_type not in NESTED_TYPES.values():
+        raise _unsupported(model_type, text.source)
+    merged = dict(text.raw)
+    merged.update((name, outer.raw[name]) for name in OUTER_FIRST if outer.raw.get(name) is not None)
+    missing = (name for name in OUTER_LAST if text.raw.get(name) is None and outer.raw.get(name) is not None)
+    merged.update((name, outer.raw[name]) for name in missing)
+    defaults = _defaults_of(model_type, text.source)
+    return Fields(merged, text.source, defaults.own_names), defaults
+
+
+def _defaults_of(model_type: str, source: str) -> ClassDefaults:
+    if model_type not in ARCHITECTURES:
+        raise _unsupported(model_type, source)
+    return ARCHITECTURES[model_type].defaults
+
+
+def _unsupported(model_type: str, source: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{source}: model_type {quoted(model_type)} is not supported; "
+        f"known: {_known()}; choose a checkpoint of one of these, or run it through transformers with "
+        "model.fallback=transformers"
+    )
+
+
+def _known() -> str:
+    return ", ".join(sorted({*ARCHITECTURES, *NESTED_TYPES}))
+
+
+def _check_required(fields: Fields, defaults: ClassDefaults) -> None:
+    names = {name: fields.names_of(name) for name in defaults.required}
+    missing = [alias[0] for alias in names.values() if all(fields.raw.get(name) is None for name in alias)]
+    if missing:
+        raise CheckpointError(
+            f"{fields.source}: model_type '{defaults.model_type}' needs {', '.join(missing)}, found none of them; "
+            "add what is missing or fetch the file again"
+        )
+
+
+def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
+    method = fields.section("quantization_config").text("quant_method")
+    if fields.raw.get("quantization_config") is None or method in defaults.quant_methods:
+        return
+    if method == BITNET_METHOD:
+        known = sorted(name for name, one in ARCHITECTURES.items() if BITNET_METHOD in one.defaults.quant_methods)
+        raise UnsupportedError(
+            f"{fields.source}: quant_method 'bitnet' is not supported for model_type {quoted(defaults.model_type)}; "
+            f"known: {', '.join(known)}"
+        )
+    raise UnsupportedError(
+        f"{fields.source}: quantization_config has quant_method {quoted(method)}, which is not supported; "
+        "use the unquantised checkpoint or a GGUF of it"
+    )
+
+
+def _num_layers(fields: Fields, defaults: ClassDefaults) -> int:
+    num_layers = fields.size("num_hidden_layers") or defaults.num_hidden_layers
+    if num_layers > MOST_LAYERS:
+        raise fields.wrong(fields.names_of("num_hidden_layers")[0], num_layers, f"at most {MOST_LAYERS}")
+    return num_layers
+
+
+def _attention(
+    fields: Fields, defaults: ClassDefaults, hidden_size: int, num_layers: int, source: str
+) -> AttentionConfig:
+    heads = fields.size("num_attention_heads") or defaults.num_attention_heads
+    # An explicit null means as many kv heads as query heads, whatever the default is.
+    kv_default = None if fields.is_null("num_key_value_heads") else defaults.num_key_value_heads
+    kv_heads = (fields.size("num_key_value_heads") if defaults.has_rope else None) or kv_default or heads
+    stated = (fields.size("head_dim") if defaults.has_rope else None) or defaults.head_dim
+    query_scalar = fields.positive("query_pre_attn_scalar") or defaults.query_pre_attn_scalar
+    has_output_bias = _has_attention_bias(fields, defaults)
+    return AttentionConfig(
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=read_head_dim(stated, hidden_size, (heads, kv_heads), defaults.has_rope, source),
+        qkv_bias=has_output_bias or defaults.bias_rule == "qkv",
+        output_bias=has_output_bias,
+        query_pre_attn_scalar=query_scalar if defaults.query_pre_attn_scalar else None,
+        sliding_window=read_window(fields, defaults),
+        sliding_window_pattern=read_pattern(fields, defaults),
+        layer_types=read_layer_types(fields, defaults, num_layers),
+    )
+
+
+def _has_attention_bias(fields: Fields, defaults: ClassDefaults) -> bool:
+    """Return whether attention has an output bias; the flag counts only for model types that read it."""
+    stated = fields.flag("attention_bias")
+    is_asked = defaults.attention_bias if stated is None else stated
+    return defaults.bias_rule == "everywhere" or (is_asked and defaults.bias_rule in ("flags", "attention_flag"))
+
+
+def _has_mlp_bias(fields: Fields, defaults: ClassDefaults) -> bool:
+    return defaults.bias_rule == "everywhere" or (bool(fields.flag("mlp_bias")) and defaults.bias_rule == "flags")
+
+
+def _experts(fields: Fields, defaults: ClassDefaults, source: str) -> ExpertsConfig | None:
+    if defaults.experts is None:
+        return None
+    return ExpertsConfig(
+        num_local_experts=fields.size("num_local_experts", "num_experts") or defaults.experts.num_local_experts,
+        num_experts_per_tok=fields.size("num_experts_per_tok") or defaults.experts.num_experts_per_tok,
+        swiglu_limit=fields.positive("swiglu_limit") or defaults.experts.swiglu_limit,
+        swiglu_alpha=fields.positive("swiglu_alpha") or defaults.experts.swiglu_alpha,
+    ).check(source)
+
+
+def _token_ids(name: str, fields: Fields, generation: Fields, defaults: ClassDefaults) -> tuple[int, ...]:
+    """Return the token ids of both files; the defaults only if neither file has the setting, not even as null."""
+    if not generation.has(name) and not fields.has(name):
+        return defaults.token_ids(name)
+    return tuple(dict.fromkeys(generation.token_ids(name) + fields.token_ids(name)))

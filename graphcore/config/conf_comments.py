@@ -1,0 +1,74 @@
+"""Reads the comments of conf/ about options and keys, for --help: each is stated there alone.
+
+    # Time prefill and decode apart.       the option's sentence
+    repeats: 5 # timed runs                a key, its value, and what it is
+
+Only the file's own lines are read, without composing and without a yaml parser, so that help appears at once.
+"""
+
+import re
+from dataclasses import dataclass
+
+from graphcore.config.conf_folder import conf_dir
+
+KEY_LINE = re.compile(r"(\w+):(?: (?!#)(.*?))?(?: # (.*))?")
+GROUP_LINE = re.compile(r"  - (\w+): (\S+) # (.*)")
+UNSAID = ("name", "published")  # keys that users do not set
+
+
+@dataclass(frozen=True)
+class KeyComment:
+    """One key of a file.
+
+    Attributes:
+        value: str, the default as the file has it; "" for a mapping.
+    """
+
+    key: str
+    value: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class OptionComment:
+    """One file of a group.
+
+    Attributes:
+        sentence: str, the comment at the top of the file.
+    """
+
+    sentence: str
+    keys: tuple[KeyComment, ...]
+
+
+def groups() -> list[KeyComment]:
+    """Return each config group with its default option and its comment, in the order of conf/config.yaml."""
+    found = (GROUP_LINE.fullmatch(line) for line in _lines("config"))
+    return [KeyComment(match[1], match[2].strip('"'), match[3]) for match in found if match]
+
+
+def top_level_keys() -> tuple[KeyComment, ...]:
+    """Return the keys of conf/config.yaml outside the groups."""
+    return _keys(_lines("config"))
+
+
+def option_comment(group: str, option: str) -> OptionComment:
+    """Return the comments of an option's file, which must exist."""
+    lines = _lines(f"{group}/{option}")
+    first = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    said = [line.removeprefix("#").strip() for line in lines[:first] if not line.startswith("# @package")]
+    return OptionComment(" ".join(said), _keys(lines))
+
+
+def _lines(name: str) -> list[str]:
+    return (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+
+
+def _keys(lines: list[str]) -> tuple[KeyComment, ...]:
+    """Return the unindented keys that have a comment; keys inside mappings are left out."""
+    found = (KEY_LINE.fullmatch(line) for line in lines)
+    return tuple(
+        KeyComment(match[1], match[2] or "", match[3])
+        for match in found
+        if match and match[3] and match[1] not in UNSAID
+    )

@@ -1,0 +1,217 @@
+"""Checks of the arguments of an engine's methods: prompts, token ids, hidden states, sampling parameters.
+
+Legend: B batch, T tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import TypeAlias, TypeGuard, cast
+
+import numpy as np
+from torch import Tensor
+
+from graphcore.config.settings import SamplingSettings
+from graphcore.config.validate import check_sampling
+from graphcore.device import dtype_name
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.tokenizer.chat_template import Message
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
+"""A text, token ids (a list, or a tensor [T]), or the messages of a conversation."""
+
+OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_tokens", "sampling")
+OF_COMMANDS = ("task", "outputs", "trace", "progress", "debug", "hydra")
+DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
+
+FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts, given one prompt or a list of prompts.
+
+    Raises:
+        ConfigError: `prompts` is neither, or mixes the two.
+    """
+    given = prompts.tolist() if isinstance(prompts, Tensor | np.ndarray) else prompts
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise ConfigError(f"a prompt cannot be of type {type(given).__name__}; {FORMS}")
+    parts = [isinstance(item, Integral | Mapping) for item in given]  # of one prompt; else each is a prompt
+    if any(parts) and not (all(isinstance(item, Integral) for item in given) or is_conversation(given)):
+        raise ConfigError(f"prompts, token ids and messages stand beside each other in one list; {FORMS}")
+    return cast("list[Prompt]", [given] if any(parts) else list(given))
+
+
+def is_conversation(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def check_messages(messages: object) -> Sequence[Message]:
+    """Return the messages of a conversation.
+
+    Raises:
+        ConfigError: `messages` is no list of messages, or a message has no role or no content.
+    """
+    if not is_conversation(messages):
+        raise ConfigError(f"{messages!r:.40} is no list of messages; give [{{'role': 'user', 'content': '...'}}]")
+    for index, message in enumerate(messages):
+        missing = [key for key in ("role", "content") if key not in message]
+        if missing:
+            raise ConfigError(f"message {index} has no '{missing[0]}'; give {{'role': 'user', 'content': '...'}}")
+        if not isinstance(message["role"], str):
+            raise ConfigError(f"message {index}: role must be a text, found {message['role']!r:.40}")
+        content = message["content"]
+        is_call = content is None and len(message) > len(("role", "content"))  # of a tool, in a field of its own
+        if not isinstance(content, str | list | tuple) and not is_call:
+            raise ConfigError(f"message {index}: content must be a text or a list of parts, found {content!r:.40}")
+    return messages
+
+
+def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], is_random: bool) -> list[str]:
+    """Return the arguments of `Engine.load` as settings of the command line, "key=value" each.
+
+    Args:
+        options: config groups that are arguments of their own, each with its option.
+        overrides: more settings, or one.
+        is_random: True for random weights, whose shape comes from a model group.
+
+    Raises:
+        ConfigError: a setting has no effect on loading, or is given twice with different values.
+    """
+    given = [overrides] if isinstance(overrides, str) else list(overrides)
+    for override in given:
+        if not isinstance(override, str):
+            raise ConfigError(f"overrides must be texts such as 'context_length=1024', found {override!r:.40}")
+        key, _, value = with_dtype_name(override).lstrip("+").partition("=")
+        root = key.partition(".")[0]
+        if root in OF_CALLS:
+            raise ConfigError(f"overrides: {override} has no effect on loading; give it to generate or stream")
+        if root in OF_COMMANDS:
+            raise ConfigError(f"overrides: {override} is for the command line; leave it out")
+        if key == "model.checkpoint" or (key == "model" and not is_random):
+            raise ConfigError(f"overrides: {override} has no effect beside a source that is there; leave it out")
+        if options.get(key, value) not in (value, DEFAULT_OPTIONS.get(key)):
+            raise ConfigError(f"overrides: {override} contradicts {key}={options[key]!r}; leave one of them out")
+    return [*(f"{group}={option}" for group, option in options.items()), *map(with_dtype_name, given)]
+
+
+def with_dtype_name(override: str) -> str:
+    """Return an override with its dtype as conf/ names it: "kv_dtype=torch.bfloat16" becomes "kv_dtype=bf16"."""
+    key, _, value = override.partition("=")
+    return f"{key}={dtype_name(value)}" if key in ("dtype", "kv_dtype") else override
+
+
+def token_row(row: object, vocab: int) -> list[int]:
+    """Return one sequence's token ids as a list.
+
+    Raises:
+        ConfigError: `row` is no sequence, is empty, or holds something else than ids from 0 to `vocab` - 1.
+    """
+    row = row.tolist() if isinstance(row, Tensor | np.ndarray) else row
+    if not isinstance(row, Sequence):
+        raise ConfigError(f"token ids must be a list for each sequence, [[1, 2, 3]], found {type(row).__name__}")
+    if not row:
+        raise ConfigError("the prompt is empty; give at least one token")
+    for token_id in row:
+        if not _is_whole(token_id):
+            raise ConfigError(f"token ids must be whole numbers, found {token_id!r}")
+        if not 0 <= int(token_id) < vocab:
+            raise ConfigError(f"token id {token_id} is not in the vocabulary of {vocab} tokens")
+    return [int(token_id) for token_id in row]
+
+
+def equal_rows(rows: object, vocab: int) -> list[list[int]]:
+    """Return the token ids of sequences of one length.
+
+    Raises:
+        ConfigError: there is no sequence, `token_row` refuses one, or their lengths differ.
+    """
+    rows = rows.tolist() if isinstance(rows, Tensor | np.ndarray) else rows
+    if not isinstance(rows, Sequence) or not rows:
+        raise ConfigError("there is no sequence; give at least one, [[1, 2, 3]]")
+    checked = [token_row(row, vocab) for row in rows]
+    lengths = sorted(set(map(len, checked)))
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"token_ids must be [B, T], found rows of {lengths[0]} and of {lengths[-1]} tokens; call once per length"
+        )
+    return checked
+
+
+def check_hidden(hidden_states: Tensor, dim: int) -> None:
+    """Check that the hidden states are [B, T, dim], with at least one token.
+
+    Raises:
+        ConfigError: the hidden states are of another shape.
+    """
+    if not isinstance(hidden_states, Tensor):
+        raise ConfigError(f"hidden_states must be a torch tensor, found {type(hidden_states).__name__}")
+    if hidden_states.ndim != 3 or hidden_states.shape[-1] != dim or not hidden_states.numel():
+        raise ConfigError(
+            f"hidden_states must be [B, T, {dim}] with at least one token, found {list(hidden_states.shape)}"
+        )
+
+
+def check_new_tokens(count: object) -> None:
+    """Check that `count` is a number of tokens to generate.
+
+    Raises:
+        ConfigError: `count` is not a whole number, or is below 1.
+    """
+    if not _is_whole(count) or count < 1:
+        raise ConfigError(f"max_new_tokens={count!r} must be a whole number of at least 1")
+
+
+def check_stops(stop: object) -> list[str]:
+    """Return the texts that end a generation.
+
+    Args:
+        stop: one text or several.
+
+    Raises:
+        ConfigError: `stop` is neither.
+    """
+    stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else None
+    if stops is None or not all(isinstance(text, str) for text in stops):
+        raise ConfigError(f"stop={stop!r:.40} must be a text or a list of texts")
+    return stops
+
+
+def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
+    """Return checked sampling parameters.
+
+    Raises:
+        ConfigError: a name is unknown or a value out of range.
+    """
+    known = SamplingParams()
+    unknown = values.keys() - vars(known).keys()
+    if unknown:
+        raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
+    for name, value in values.items():
+        _check_number(name, value, is_whole=name in ("top_k", "seed"))
+    merged = {**vars(known), **values}
+    seed = int(merged.pop("seed"))
+    check_sampling(SamplingSettings(**merged))
+    return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer; a bool is not, although it is an int in Python."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_number(name: str, value: object, is_whole: bool) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+        raise ConfigError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
+
+
+def params_from(params: SamplingParams, first: int) -> SamplingParams:
+    """Return the sampling parameters of a batch whose first request is number `first` of its call.
+
+    The seed of a request depends on its number in the call, so that the batch size does not change what it draws.
+    """
+    return replace(params, seed=params.seed + first)

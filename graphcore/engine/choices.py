@@ -1,0 +1,211 @@
+"""The choices that the settings leave to the machine: device, dtype, graph kinds, context, kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from graphcore.config.settings import Settings
+from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
+from graphcore.engine.open_model import Model
+from graphcore.errors import ConfigError, GraphError
+from graphcore.kernels.gpu.registration import register
+from graphcore.kernels.library import can_have_kernels, find_library
+from graphcore.progress import Progress, ignore_progress
+from graphcore.streaming.tier import Tier
+from graphcore.weights.packed_weights import PackingPolicy
+from graphcore.weights.planning.machine import free_device_nbytes
+from graphcore.weights.planning.plan import Plan
+
+FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
+DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
+
+    Attributes:
+        graph: how decode steps run: "captured", "compiled" or "eager"; the CPU captures steps of one sequence only.
+        prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
+        context: tokens of KV cache for each sequence.
+        packing: policy of how packed weights are held and multiplied.
+        notes: lines about choices that graphcore made or that may surprise.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    graph: str
+    prefill: str
+    context: int
+    batch_size: int
+    prefill_chunk: int
+    packing: PackingPolicy
+    notes: tuple[str, ...]
+
+    def within(self, plan: Plan, tier: Tier) -> "Choices":
+        """Return the choices with the plan's context, which may be smaller, and with the plan's notes."""
+        context = self.context if plan.context is None else plan.context
+        notes = (*self.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
+        return replace(self, context=context, prefill_chunk=min(self.prefill_chunk, context), notes=notes)
+
+
+def choices_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> Choices:
+    """Return the choices for a model on this machine, building the C++ kernels where that is still to be done.
+
+    Args:
+        on_progress: callback while kernels are built.
+
+    Raises:
+        ConfigError: the machine or the model cannot do what was asked.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
+    library, library_note = find_kernels(settings.cache_folder, device, on_progress)
+    on_gpu = device.type == "cuda" and register()
+    choices = choices_on(settings, model, device, dtype, library, on_gpu)
+    packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))
+    notes = (*choices.notes, *([library_note] if library_note else []))
+    return replace(choices, packing=packing, notes=notes)
+
+
+def choices_on(
+    settings: Settings, model: Model, device: torch.device, dtype: torch.dtype, library: Path | None, on_gpu: bool
+) -> Choices:
+    """Return the choices for a model on a device, which need not be in this machine.
+
+    Args:
+        dtype: compute dtype.
+        library: the library of C++ kernels; None where there is none.
+        on_gpu: True where Triton kernels multiply packed weights.
+
+    Raises:
+        ConfigError: the device or the model cannot do what was asked.
+    """
+    has_kernels = library is not None or on_gpu
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels, settings.batch_size)
+    context = choose_context(settings, model.spec.context)
+    return Choices(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype if settings.kv_dtype == "auto" else DTYPES[settings.kv_dtype],
+        graph=graph,
+        prefill=prefill,
+        context=context,
+        batch_size=settings.batch_size,
+        prefill_chunk=min(settings.prefill_chunk, context),
+        packing=PackingPolicy(
+            library, choose_rounding(settings.quant.activations, dtype), settings.quant.format, on_gpu=on_gpu
+        ),
+        notes=(graph_note,) if graph_note else (),
+    )
+
+
+def room_for_dense(settings: Settings, device: torch.device) -> int:
+    """Return the bytes that weights unpacked at load may take; 0 on a GPU and where weights are streamed."""
+    if device.type != "cpu" or settings.streaming.policy != "off":
+        return 0
+    return int(FREE_SHARE * free_device_nbytes(device))
+
+
+def choose_context(settings: Settings, longest: int) -> int:
+    """Return the tokens of KV cache for each sequence.
+
+    Args:
+        longest: most tokens that the model was trained for.
+
+    Raises:
+        ConfigError: the settings ask for more tokens than that.
+    """
+    context = settings.context_length or min(longest, DEFAULT_CONTEXT)
+    if context > longest:
+        raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
+    return context
+
+
+def choose_rounding(activations: str, dtype: torch.dtype) -> str:
+    """Return how activations are rounded before packed matrices (kernels/kernel_packing.py); float32 never is."""
+    if dtype is torch.float32:
+        return "float"
+    return {"auto": "wide", "float": "float", "int8": "block"}[activations]
+
+
+def find_kernels(
+    cache_dir: Path, device: torch.device, on_progress: Progress = ignore_progress
+) -> tuple[Path | None, str]:
+    """Return the library of the C++ kernels, built now if need be, and a note if a CPU has to run without it."""
+    if device.type != "cpu":
+        return None, ""
+    try:
+        library = find_library(cache_dir / "kernels", on_progress)
+    except GraphError as error:
+        return None, f"graphcore's kernels are missing: {error}"
+    without = "graphcore's kernels are missing: none were built when it was installed, and no C++ compiler works here"
+    return library, "" if library else without
+
+
+def refuse_graph(settings: Settings) -> None:
+    """Check, before anything is fetched, that the graph kind that the settings name can run here.
+
+    Raises:
+        ConfigError: it cannot run here.
+    """
+    if settings.graph.kind in ("captured", "compiled"):
+        device = resolve_device(settings.device)
+        has_kernels = register() if device.type == "cuda" else can_have_kernels()
+        choose_graph(settings.graph.kind, device, has_kernels, settings.batch_size)
+
+
+def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size: int) -> tuple[str, str, str]:
+    """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
+
+    On the CPU "auto" compiles nothing for one sequence: its decode step is a native program, and a compiled prefill is
+    at most a quarter faster than the same kernels called one by one, while loading the compiler takes seconds.
+
+    Args:
+        has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
+
+    Raises:
+        ConfigError: the settings name a kind that cannot run here.
+    """
+    if device.type == "cuda":
+        return _choose_gpu_graph(kind, has_kernels)
+    if kind == "eager":
+        return "eager", "eager", ""
+    if kind == "captured" and not has_kernels:
+        raise ConfigError(
+            f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "
+            "and none works here; use graph=eager or graph=auto"
+        )
+    if kind == "auto" and has_kernels and batch_size == 1:
+        return "captured", "eager", ""
+    without = f"graph={kind}: no C++ compiler works here, so"
+    if kind in ("auto", "captured") and has_kernels:
+        if find_cpp_compiler() is not None:
+            return "captured", "compiled", ""
+        rest = "prompts" if batch_size == 1 else "prompts and batches"
+        return "captured", "eager", f"{without} {rest} run eager; install g++ for compiled blocks"
+    if find_cpp_compiler() is not None:
+        return "compiled", "compiled", ""
+    if kind == "compiled":
+        raise ConfigError("graph=compiled needs a C++ compiler (g++ or clang++), none works here; use graph=eager")
+    return "eager", "eager", f"{without} blocks run eager; install g++ for compiled blocks"
+
+
+def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str, str]:
+    if has_triton:
+        chosen = "captured" if kind == "auto" else kind
+        return chosen, "eager" if chosen == "eager" else "compiled", ""
+    if kind in ("captured", "compiled"):
+        raise ConfigError(f"graph={kind} on a GPU needs Triton, which is not installed; install triton, or graph=eager")
+    slow = "attention masks the whole cache, and packed weights are unpacked for each use"
+    return "eager", "eager", f"Triton is not installed: blocks run eager, {slow}; install triton"
+
+
+def describe_choices(choices: Choices, settings: Settings) -> Sequence[str]:
+    """Return the choices in short words, for one line of output."""
+    dtype = {value: name for name, value in DTYPES.items()}[choices.dtype]
+    graphs = (f"graph={choices.graph}", *([f"prefill={choices.prefill}"] if choices.prefill != choices.graph else []))
+    return (str(choices.device), dtype, *graphs, f"streaming={settings.streaming.policy}")

@@ -1,0 +1,264 @@
+"""Two ways to decode: the host chooses each token from logits, or the device chooses, a few steps ahead of the host.
+
+    HostDecoding      program, logits, choice, feed; then the token is read, and the next step waits for that
+    DeviceDecoding    captured graphs that choose and feed themselves; tokens are read LAG steps later
+
+    device   step 0 | copy | step 1 | copy | step 2 | copy | ...          copies go to locked memory, a slot for each
+    host     ask 0, 1, 2     read 0, ask 3     read 1, ask 4     ...      reading waits for the mark behind the copy
+
+The device never waits for the host. A stop that only the host sees costs at most LAG steps.
+
+Legend: B requests, V vocab.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.running_request import RunningRequest
+from graphcore.engine.sampler import Sampler, SamplingParams
+from graphcore.errors import GraphError
+from graphcore.graph.program import Program
+from graphcore.graph.token_choice import Choosing
+from graphcore.streaming.policy import Policy
+from graphcore.streaming.scheduler import run_program
+
+LAG = 2  # steps that the host is behind
+
+
+class Picked(NamedTuple):
+    """The tokens that one step chose, one for each row of the batch.
+
+    Attributes:
+        token_ids: chosen tokens; -1 for a row that had already ended.
+        logprobs: natural logarithms of the tokens' probabilities before sampling parameters applied; None if they were
+            not asked for.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float] | None
+
+
+class Decoding(ABC):
+    """The decode steps of one run: `launch` starts a step, `take` returns the tokens of the oldest one.
+
+    Attributes:
+        lag: steps that may be launched ahead of the one whose tokens are taken next.
+    """
+
+    lag: int
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Steps whose tokens were not taken."""
+
+    @abstractmethod
+    def first(self, logits: Tensor) -> None:
+        """Launch the choice of each request's first token, from [B, V] float32 after its prompt."""
+
+    @abstractmethod
+    def launch(self, policy: Policy) -> None:
+        """Launch a step: the tokens chosen last go in, and the next ones are chosen."""
+
+    @abstractmethod
+    def take(self) -> Picked:
+        """Return the tokens of the oldest step that were not taken yet.
+
+        Raises:
+            GraphError: the logits were not finite.
+        """
+
+
+class HostDecoding(Decoding):
+    """Decode steps after which the host chooses tokens from the logits."""
+
+    lag = 0
+    num_waiting = 0
+
+    def __init__(
+        self, runner: ModelRunner, requests: Sequence[RunningRequest], params: SamplingParams, wants_logprobs: bool
+    ) -> None:
+        self.requests, self.wants_logprobs = requests, wants_logprobs
+        self._runner, self._width = runner, runner.width(len(requests))
+        self._is_greedy = params.is_greedy
+        histories = [request.prompt_ids for request in requests]
+        histories += [()] * (self._width - len(requests))
+        self._sampler = Sampler(params, histories, runner.sizes.vocab, runner.device)
+        self._program: Program | None = None
+        self._chosen = self._logits = torch.empty(0)
+
+    def first(self, logits: Tensor) -> None:
+        """Choose each request's first token."""
+        padded = logits.new_zeros(self._width, logits.shape[1])
+        padded[: len(logits)] = logits
+        check_finite(logits)
+        self._chosen, self._logits = self._sampler.choose(padded), padded
+        self.num_waiting += 1
+
+    def launch(self, policy: Policy) -> None:
+        """Run a step and choose its tokens; requests that have ended are fed no token."""
+        if self._program is None:
+            self._program = self._runner.program("decode", self._width, self._is_greedy)
+            begin(self._program, self.requests, self._chosen.tolist())
+        state = self._program.state
+        active = [request.finish_reason is None for request in self.requests]
+        state.span.counts[: len(active)].copy_(torch.tensor(active, dtype=state.span.counts.dtype))
+        run_program(self._program, policy)
+        if self._is_greedy:
+            self._chosen = state.chosen
+        else:
+            check_finite(state.logits)
+            self._chosen = self._sampler.choose(state.logits)
+            state.feed(self._chosen)
+        self._logits = state.logits
+        self.num_waiting += 1
+
+    def take(self) -> Picked:
+        """Return the tokens chosen last, waiting for the device."""
+        self.num_waiting -= 1
+        token_ids = self._chosen.tolist()
+        if not self.wants_logprobs:
+            return Picked(token_ids, None)
+        index = torch.tensor(token_ids, device=self._logits.device)[:, None]
+        return Picked(token_ids, self._logits.log_softmax(dim=-1).gather(1, index)[:, 0].tolist())
+
+
+def begin(program: Program, requests: Sequence[RunningRequest], token_ids: Sequence[int]) -> None:
+    """Make each request's first token, after its prompt, the program's next input."""
+    lengths = [len(request.prompt_ids) for request in requests]
+    program.state.put_rows([[token_id] for token_id in token_ids[: len(requests)]], lengths)
+
+
+class Readback:
+    """A queue of copies of one device tensor to locked host memory, allocated once and read in order.
+
+    Args:
+        source: tensor on the device.
+        most: copies that may be under way at once.
+    """
+
+    def __init__(self, source: Tensor, most: int) -> None:
+        self._source = source
+        is_pinned = source.device.type == "cuda"
+        places = torch.empty(most, *source.shape, dtype=source.dtype, pin_memory=is_pinned)
+        self._places = places.unbind(0)
+        self._values = [place.numpy() for place in self._places]  # the same memory
+        self._marks = [torch.cuda.Event() for _ in range(most)]  # type: ignore[no-untyped-call]
+        self._sent = self._taken = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Copies that have not been read."""
+        return self._sent - self._taken
+
+    def send(self) -> None:
+        """Enqueue a copy of the source as it will be after all work enqueued so far."""
+        assert self.num_waiting < len(self._places), "every place holds a copy that nobody has read"
+        index = self._sent % len(self._places)
+        self._places[index].copy_(self._source, non_blocking=True)
+        self._marks[index].record(torch.cuda.current_stream(self._source.device))
+        self._sent += 1
+
+    def take(self) -> list[list[float]]:
+        """Return the oldest copy that has not been read, waiting for it."""
+        assert self.num_waiting > 0, "nothing was sent"
+        index = self._taken % len(self._places)
+        self._marks[index].synchronize()
+        self._taken += 1
+        values: list[list[float]] = self._values[index].tolist()
+        return values
+
+
+class DeviceDecoding(Decoding):
+    """Captured decode steps in which the device chooses tokens and ends rows at end tokens and length limits.
+
+    The host sees its own stops, such as stop strings, up to LAG steps late; the caches then hold that many tokens more.
+
+    Args:
+        program: a decode program whose last step chooses tokens.
+        most: limit of new tokens for each request.
+        end_ids: tokens that end a request.
+    """
+
+    lag = LAG
+
+    def __init__(
+        self,
+        program: Program,
+        requests: Sequence[RunningRequest],
+        params: SamplingParams,
+        most: Sequence[int],
+        end_ids: Collection[int],
+        wants_logprobs: bool,
+    ) -> None:
+        assert program.choice is not None, "this program leaves choosing to the host"
+        self.wants_logprobs = wants_logprobs
+        self._program, self._choice, self._requests = program, program.choice, requests
+        self._params, self._most, self._end_ids = params, most, end_ids
+        self._readback = Readback(self._choice.choosing.report, LAG + 1)
+
+    @property
+    def num_waiting(self) -> int:
+        """Steps whose tokens were not taken."""
+        return self._readback.num_waiting
+
+    def first(self, logits: Tensor) -> None:
+        """Choose each request's first token on the device, as the input of the first step."""
+        state, num_requests = self._program.state, len(self._requests)
+        begin_choosing(self._choice.choosing, self._params, self._most, self._end_ids, self._requests)
+        state.logits[:num_requests] = logits
+        # The position before the first token: choosing moves on by one.
+        lasts = [len(request.prompt_ids) - 1 for request in self._requests]
+        state.put_rows([[0]] * num_requests, lasts)
+        self._choice.replay()
+        self._readback.send()
+
+    def launch(self, policy: Policy) -> None:
+        """Enqueue a step."""
+        run_program(self._program, policy)
+        self._readback.send()
+
+    def take(self) -> Picked:
+        """Return the tokens of the oldest step that were not taken yet, waiting for it."""
+        rows = self._readback.take()[: len(self._requests)]
+        if any(bad for _, _, bad in rows):
+            raise not_finite()
+        return Picked([int(token) for token, _, _ in rows], [row[1] for row in rows] if self.wants_logprobs else None)
+
+
+def begin_choosing(
+    choosing: Choosing,
+    params: SamplingParams,
+    most: Sequence[int],
+    end_ids: Collection[int],
+    requests: Sequence[RunningRequest],
+) -> None:
+    """Set the sampling parameters, limits and end tokens of a run in the state of a program's choosing step."""
+    choosing.begin(most, end_ids)
+    if choosing.drawing is not None:
+        numbers = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
+        histories = [request.prompt_ids for request in requests] if params.repetition_penalty != 1.0 else []
+        choosing.drawing.begin(numbers, params.seed, histories)
+
+
+def check_finite(logits: Tensor) -> None:
+    """Check that no logit is NaN or infinite.
+
+    Raises:
+        GraphError: a logit is NaN or infinite.
+    """
+    if not bool(logits.isfinite().all()):
+        raise not_finite()
+
+
+def not_finite() -> GraphError:
+    """Return the error for logits that are NaN or infinite."""
+    return GraphError(
+        "the model's logits are not finite (NaN or infinity): its weights are damaged, or the dtype is too narrow "
+        "for it; try dtype=bf16 or dtype=fp32"
+    )

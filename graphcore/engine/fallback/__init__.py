@@ -1,0 +1,1 @@
+"""Models that graphcore has no architecture for, run by transformers' own classes."""

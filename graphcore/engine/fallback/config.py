@@ -1,0 +1,109 @@
+"""The sizes and token ids that graphcore needs of any model, read from a transformers config of any class."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.checkpoint.json_object import parse_json_object
+from graphcore.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+GENERATION = "generation_config.json"
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+UNBOUNDED_CONTEXT = 1 << 20  # tokens, where there is no table of positions and the config states no length (ALiBi)
+
+
+def read_transformers_config(folder: Path) -> "PreTrainedConfig":
+    """Return transformers' own reading of a folder's config.json.
+
+    Raises:
+        UnsupportedError: transformers does not know the model type, or finds the settings contradictory.
+    """
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        raise UnsupportedError(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot run it ({one_line(error)}); "
+            "choose a checkpoint of an architecture that is part of transformers"
+        ) from error
+    assert isinstance(config, transformers.PreTrainedConfig), f"AutoConfig gave {type(config).__name__}"
+    return config
+
+
+def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
+    """Return the sizes and token ids of a model; settings that only its class reads stay in the class's config.
+
+    Raises:
+        UnsupportedError: the config's weights are quantised, or it has no vocabulary, width or number of layers.
+    """
+    values = Fields(config.to_dict(), str(folder / "config.json"))
+    if values.raw.get("quantization_config") is not None:
+        raise UnsupportedError(
+            f"{values.source}: the weights are quantised (quantization_config), and model.fallback=transformers reads "
+            "dense ones only; choose the unquantised checkpoint"
+        )
+    names = config.attribute_map
+    heads = _size(values, names, "num_attention_heads")
+    hidden = _size(values, names, "hidden_size")
+    file = folder / GENERATION
+    generation = Fields(parse_json_object(file.read_bytes(), str(file)) if file.is_file() else {}, str(file))
+    ends = generation.token_ids("eos_token_id") + values.token_ids("eos_token_id")
+    starts = generation.token_ids("bos_token_id") + values.token_ids("bos_token_id")
+    return ModelConfig(
+        model_type=config.model_type,
+        hidden_size=hidden,
+        intermediate_size=values.size(names.get("intermediate_size", "intermediate_size")) or 4 * hidden,
+        num_hidden_layers=_size(values, names, "num_hidden_layers"),
+        vocab_size=_size(values, names, "vocab_size"),
+        max_position_embeddings=values.size(*CONTEXT_NAMES) or UNBOUNDED_CONTEXT,
+        attention=AttentionConfig(
+            num_attention_heads=heads,
+            num_key_value_heads=values.size("num_key_value_heads", "num_kv_heads") or heads,
+            head_dim=values.size("head_dim") or hidden // heads,
+        ),
+        tie_word_embeddings=bool(values.flag("tie_word_embeddings")),
+        bos_token_id=starts[0] if starts else None,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        dtype=values.text("dtype"),
+    )
+
+
+def why_whole(config: "PreTrainedConfig") -> str:
+    """Return why a prompt must run in one pass, in a batch of prompts of its length; empty if it need not.
+
+    Rotary frequencies may depend on a pass's longest row. Recurrent layers may restart with every pass of several
+    tokens, or treat padding as tokens.
+    """
+    stated = config.to_dict().get("rope_parameters") or {}
+    ropes = [stated, *stated.values()]
+    if any(isinstance(rope, Mapping) and rope.get("rope_type") in LENGTH_DEPENDENT for rope in ropes):
+        return "its rotary frequencies depend on a pass's longest row"
+    kinds = set(config.layer_types or ()) if hasattr(config, "layer_types") else set()
+    if kinds - ATTENTION_KINDS:
+        return f"it has layers that are no attention ({', '.join(sorted(kinds - ATTENTION_KINDS))})"
+    return ""
+
+
+def _size(values: Fields, names: Mapping[str, str], name: str) -> int:
+    """Return a size, given the names that the config's class has for it."""
+    found = values.size(names.get(name, name), name)
+    if found is None:
+        raise UnsupportedError(
+            f"{values.source}: has no {name}; model.fallback=transformers needs a language model with attention"
+        )
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return the beginning of an error's text on one line."""
+    text = " ".join(str(error).split())
+    return text[:200]

@@ -1,0 +1,273 @@
+"""The runner of a transformers model: prefill in chunks, decode token by token, over caches that the model makes.
+
+A decode program has one step, which is a whole pass. The pass acquires its weights itself, group by group
+(layer_hooks.py), so the program runs under a policy that moves nothing.
+
+    row 0   [ . . . a b c d ]      rows are padded at the left, as transformers' generate does,
+    row 1   [ u v w x y z ! ]      so that every row's last token is in the last column
+
+Each output of the model whose name its forward also takes (past_key_values, cache_params, state, ...) is passed back in
+the next pass. So the name of an architecture's cache need not be known here.
+
+Legend: B batch, T tokens, D model dim, H heads, V vocab.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphcore.engine.choices import Choices
+from graphcore.engine.fallback.layer_hooks import LayerHooks
+from graphcore.engine.fallback.skeleton import Skeleton
+from graphcore.engine.fallback.weight_groups import SkeletonWeights
+from graphcore.engine.model_runner import ModelRunner, RunnerSizes
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import GreedyStep, Step
+from graphcore.progress import Progress, ignore_progress
+from graphcore.streaming.policy import Policy, Resident
+
+
+@dataclass
+class CachedModel:
+    """A transformers model with its cache; `run` appends columns of tokens.
+
+    Attributes:
+        lengths: number of real tokens that each row's cache holds.
+        held: number of columns that the cache holds, padding included.
+        mask: [B, held], 1 for columns that may be attended to; None where there is no padding.
+        carried: outputs of the last pass that are inputs of the next one, by name.
+    """
+
+    skeleton: Skeleton
+    hooks: LayerHooks
+    device: torch.device
+    lengths: list[int] = field(default_factory=list)
+    held: int = 0
+    mask: Tensor | None = None
+    carried: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.takes = frozenset(inspect.signature(self.skeleton.model.forward).parameters)
+
+    def restart(self, lengths: Sequence[int]) -> None:
+        """Empty the cache for new rows of these lengths, padded to the longest.
+
+        Raises:
+            ConfigError: lengths differ, and the model cannot leave padding out.
+        """
+        self.lengths, self.held, self.mask, self.carried = [0] * len(lengths), 0, None, {}
+        if len(set(lengths)) == 1:
+            return
+        if "attention_mask" not in self.takes:
+            raise ConfigError(
+                f"{type(self.skeleton.model).__name__} takes no attention mask, so rows of different lengths cannot "
+                "run together; use batch_size=1"
+            )
+        longest = max(lengths)
+        columns = torch.arange(longest)[None, :] >= longest - torch.tensor(lengths)[:, None]
+        self.mask = columns.long().to(self.device)
+
+    def run(
+        self, token_ids: Tensor, positions: Tensor | None = None, all_logits: bool = False, attentions: bool = False
+    ) -> Any:
+        """Run one pass over the next columns and return the model's outputs; `logits` is [B, T, V].
+
+        Args:
+            token_ids: [B, T] int64; padding may be any token.
+            positions: [B, T] positions of the tokens in their rows; None numbers the columns from 0, for rows without
+                padding.
+            all_logits: True returns the logits of every column, False those of the last one.
+            attentions: True also returns the attention weights.
+
+        Raises:
+            UnsupportedError: the model keeps no cache, or does not run its layers in order.
+        """
+        self.held += token_ids.shape[1]
+        inputs: dict[str, object] = {"input_ids": token_ids, "use_cache": True, **self.carried}
+        if attentions:
+            inputs["output_attentions"] = True
+        if not all_logits and "logits_to_keep" in self.takes:
+            inputs["logits_to_keep"] = 1
+        if self.mask is not None:
+            grown = self.held - self.mask.shape[1]
+            if grown > 0:
+                self.mask = torch.cat([self.mask, self.mask.new_ones(self.mask.shape[0], grown)], dim=1)
+            inputs["attention_mask"] = self.mask[:, : self.held]
+            if "position_ids" in self.takes:
+                inputs["position_ids"] = positions
+        output = self.skeleton.model(**inputs)
+        self.hooks.check_order()
+        self.carried = {name: value for name, value in output.items() if name in self.takes}
+        if not self.carried:
+            raise UnsupportedError(
+                f"{type(self.skeleton.model).__name__} returns no cache that its forward takes, so it cannot go on "
+                "token by token; model.fallback=transformers needs a model that does"
+            )
+        return output
+
+
+@dataclass
+class PassStep:
+    """A decode step that runs one token of each row through the whole model."""
+
+    group: int
+    state: StepState
+    cached: CachedModel
+
+    def replay(self) -> None:
+        """Fill `logits`; rows that have ended repeat their last position, and their logits are not used."""
+        state, cached = self.state, self.cached
+        if not any(state.span.starts.tolist()):
+            cached.restart([1] * len(state.token_ids))
+        output = cached.run(state.token_ids, state.span.starts[:, None])
+        state.logits = output.logits[:, -1].float()
+
+
+class TransformersRunner(ModelRunner):
+    """Runner of a transformers skeleton whose weights are bound.
+
+    Args:
+        weights: weights that are bound for good, or to slots that `policy` fills.
+        policy: streaming policy that layer groups and the head's slices are acquired from.
+        choices: device and sizes.
+        longest: most tokens that the model was trained for.
+    """
+
+    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: Choices, longest: int) -> None:
+        self.policy = Resident()
+        self.device = choices.device
+        self.skeleton = skeleton = weights.skeleton
+        vocab = weights.weights[skeleton.head_weight].shape[0]
+        self.sizes = RunnerSizes(choices.batch_size, choices.prefill_chunk, vocab, choices.context, longest)
+        layers = skeleton.layer_modules()
+        groups = [[layers[index] for index in group] for group in weights.layer_groups]
+        whole = [skeleton.model.get_submodule(skeleton.head)]
+        heads = whole if skeleton.sliced_head is None else skeleton.sliced_head.slices
+        self.hooks = LayerHooks(skeleton.model, groups, heads, policy)
+        self.cached = CachedModel(skeleton, self.hooks, self.device)
+
+    @property
+    def num_compiled(self) -> int:
+        """Number of compiled graphs: 0, because nothing is compiled."""
+        return 0
+
+    def width(self, num_sequences: int) -> int:
+        """Return the number of rows of a pass for that many sequences: one for each."""
+        most = self.sizes.batch_size
+        assert num_sequences <= most, f"{num_sequences} sequences in a batch of {most}"
+        return num_sequences
+
+    def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
+        """Return a program that decodes one token of each row, the only one that there is."""
+        assert phase == "decode", f"a transformers model has no program for {phase}"
+        state = StepState.empty(width, 1, self.device)
+        steps: list[Step] = [PassStep(0, state, self.cached)]
+        return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
+
+    def release(self) -> None:
+        """Do nothing: nothing was captured."""
+
+    def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
+        """Do nothing: there is nothing to build."""
+
+    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return the length of `cached` if the prompt begins with it and the cache holds exactly that, else 0."""
+        goes_on = len(prompt) > len(cached) and list(prompt[: len(cached)]) == list(cached)
+        return len(cached) if goes_on and self.cached.held == len(cached) and self.cached.mask is None else 0
+
+    @torch.inference_mode()
+    def feed(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
+        """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32."""
+        self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        if not any(starts):
+            self.cached.restart(list(map(len, rows)))
+        assert self.cached.mask is None or not any(starts), "rows of different lengths go on by decoding only"
+        output, done, total = None, 0, max(map(len, rows))
+        for token_ids, positions in self._chunks(rows):
+            output = self.cached.run(token_ids, positions)
+            done += token_ids.shape[1]
+            on_progress("prefill", None, min(done, total), total)
+        assert output is not None, "there is no token to feed"
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+        parts = [self.cached.run(*chunk, all_logits=True).logits.float().cpu() for chunk in self._from_empty(rows)]
+        return torch.cat(parts, dim=1)
+
+    @torch.inference_mode()
+    def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
+        chunks: list[list[Tensor]] = []
+        for chunk in self._from_empty(rows):
+            with self.hooks.recording() as seen:
+                self.cached.run(*chunk)
+            chunks.append([layer.cpu() for layer in seen])
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
+
+    @torch.inference_mode()
+    def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return each layer's attention weights, [B, H, T, T]; the rows run in one pass, however long.
+
+        Raises:
+            ConfigError: model.attention is not eager: other implementations never have the weights.
+            UnsupportedError: the model does not return them.
+        """
+        if self.skeleton.attention != "eager":
+            raise ConfigError(
+                f"model.attention={self.skeleton.attention} never has the attention weights in memory; load the model "
+                "with model.attention=eager to get them"
+            )
+        self._begin(rows)
+        found = self.cached.run(torch.tensor(rows, device=self.device), attentions=True).get("attentions")
+        if not found:
+            raise UnsupportedError(f"{type(self.skeleton.model).__name__} does not return its attention weights")
+        return tuple(layer.cpu() for layer in found)
+
+    @torch.inference_mode()
+    def blocks(self, hidden: Tensor) -> Tensor:
+        """Run hidden states [B, T, D] through all layers, from empty caches; returns [B, T, D]."""
+        num_rows, length = hidden.shape[:2]
+        parts = []
+        done = 0
+        for token_ids, positions in self._from_empty([[0] * length] * num_rows):
+            upto = done + token_ids.shape[1]
+            piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
+            with self.hooks.starting_from(piece), self.hooks.recording() as seen:
+                self.cached.run(token_ids, positions)
+            parts.append(seen[-1])
+            done = upto
+        return torch.cat(parts, dim=1)
+
+    def _begin(self, rows: Sequence[Sequence[int]]) -> None:
+        self.forget()
+        lengths = list(map(len, rows))
+        self.sizes.check_context(max(lengths))
+        self.cached.restart(lengths)
+
+    def _from_empty(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        self._begin(rows)
+        yield from self._chunks(rows)
+
+    def _chunks(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the next columns of the rows, padded at the left: token ids and, if any is padded, positions [B, T]."""
+        longest = max(map(len, rows))
+        padded = [[0] * (longest - len(ids)) + list(ids) for ids in rows]
+        token_ids = torch.tensor(padded, dtype=torch.int64, device=self.device)
+        positions = None
+        if self.cached.mask is not None:
+            positions = (self.cached.mask.cumsum(dim=1) - 1).clamp(min=0)
+        for begin in range(0, longest, self.sizes.prefill_chunk):
+            end = begin + self.sizes.prefill_chunk
+            yield token_ids[:, begin:end], None if positions is None else positions[:, begin:end]

@@ -1,0 +1,114 @@
+"""The groups of a transformers skeleton's weights that move together, and their bytes.
+
+    group       0                          1 .. G                      G + 1 ...
+    holds       the table of embeddings    the matrices of a group     a row slice of the head
+    streamed    its rows are fetched       through slots
+
+Vectors, and all weights outside layers, table and head, always stay on the device. So does a table or a head whose
+class computes more than a row or a product.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from graphcore.engine.fallback.skeleton import Skeleton
+from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding
+from graphcore.weights.groups import Group, GroupWeight, split_layers
+from graphcore.weights.layout import aligned
+from graphcore.weights.loader import Loader
+from graphcore.weights.planning.sizes import WeightSizes
+
+
+@dataclass(frozen=True)
+class SkeletonWeights:
+    """A skeleton's weights, sorted by how they could move.
+
+    Attributes:
+        weights: all weights by name, perhaps on the meta device.
+        shared: names of weights without bytes of their own, each with the name of the weight whose bytes it reads.
+        table: the embedding, if it need not be in memory whole; else None.
+        head: the head, if it can move; else None.
+        layer_groups: layers of each group.
+    """
+
+    skeleton: Skeleton
+    loader: Loader
+    weights: Mapping[str, Tensor]
+    shared: Mapping[str, str]
+    table: TableEmbedding | None
+    head: SlicedHead | None
+    layer_groups: list[range]
+
+    @classmethod
+    def of(cls, skeleton: Skeleton, loader: Loader, layer_group_size: int) -> "SkeletonWeights":
+        """Return the weights, sorted; the loader knows where each is stored."""
+        shared = shared_weights(skeleton, loader)
+        table, head = skeleton.table_module, skeleton.sliced_head
+        is_tied = shared.pop(skeleton.head_weight, None) == skeleton.table_weight
+        others = shared.values()
+        if skeleton.table_weight in others or (is_tied and head is None):
+            table = None
+        if skeleton.head_weight in others or (is_tied and table is None):
+            head = None
+        if is_tied:
+            shared[skeleton.head_weight] = skeleton.table_weight
+        groups = split_layers(skeleton.num_layers, layer_group_size)
+        return cls(skeleton, loader, skeleton.weights(), shared, table, head, groups)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head reads the table's bytes, and both can move."""
+        return self.head is not None and self.skeleton.head_weight in self.shared
+
+    def groups(self) -> list[Group]:
+        """Return every group that can move through slots, in order of use."""
+        groups = [self._layer_group(index, layers) for index, layers in enumerate(self.layer_groups, start=1)]
+        slices = () if self.head is None else self.head.slices
+        for number, part in enumerate(slices, start=1):
+            weight = GroupWeight(self.skeleton.head_weight, part, "weight", None, part.rows)
+            groups.append(Group(len(self.layer_groups) + number, f"head {number} of {len(slices)}", [weight]))
+        return groups
+
+    def _layer_group(self, index: int, layers: range) -> Group:
+        prefixes = tuple(f"{self.skeleton.layers}.{layer}." for layer in layers)
+        label = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+        names = [name for name, weight in self.weights.items() if name.startswith(prefixes) and weight.dim() > 1]
+        return Group(index, label, [self._weight(name) for name in names])
+
+    def _weight(self, name: str) -> GroupWeight:
+        owner, _, leaf = name.rpartition(".")
+        return GroupWeight(name, self.skeleton.model.get_submodule(owner), leaf, None)
+
+    def sizes(self) -> WeightSizes:
+        """Return the bytes of the weights, sorted by how they could move."""
+        moving = {weight.name for group in self.groups() for weight in group.weights}
+        moving |= set() if self.table is None else {self.skeleton.table_weight}
+        embedding = 0 if self.table is None else aligned(self.table.weight.nbytes)
+        own = 0 if self.head is None else aligned(self.head.weight.nbytes)
+        slices = () if self.head is None else self.head.slices
+        always = (weight for name, weight in self.weights.items() if name not in moving and name not in self.shared)
+        return WeightSizes(
+            embedding=embedding,
+            head=embedding if self.is_tied else own,
+            head_slices=tuple(aligned(part.weight.nbytes) for part in slices),
+            is_tied=self.is_tied,
+            groups=tuple(group.layout.nbytes for group in self.groups()[: len(self.layer_groups)]),
+            always=sum(aligned(weight.nbytes) for weight in always),
+        )
+
+
+def shared_weights(skeleton: Skeleton, loader: Loader) -> dict[str, str]:
+    """Return the weights outside the layers that have no bytes of their own, each with the one whose bytes it reads.
+
+    A head that is tied to the table reads the table's bytes.
+    """
+    first: dict[str, str] = {}
+    shared = {}
+    names = [name for name in skeleton.weights() if not name.startswith(f"{skeleton.layers}.")]
+    for name in sorted(names, key=lambda name: (name == skeleton.head_weight, name != skeleton.table_weight)):
+        partner = first.setdefault(loader.sources[name].name, name)
+        if partner != name:
+            shared[name] = partner
+    return shared

@@ -1,0 +1,140 @@
+"""From settings to a loaded model: opened, prepared, planned and built, by graphcore or on transformers' classes."""
+
+import weakref
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphcore.arch.config.model_config import ModelConfig
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.config.settings import Settings
+from graphcore.device import resolve_device, return_freed_memory, use_threads
+from graphcore.engine.building import build_running
+from graphcore.engine.choices import Choices
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.open_model import open_model
+from graphcore.engine.planning import plan_run
+from graphcore.engine.prepare_model import prepare_model
+from graphcore.errors import PlanError
+from graphcore.gpu_memory import FreeMemory
+from graphcore.processors import refuse_forked, spinning_note
+from graphcore.progress import Progress
+from graphcore.streaming.weight_stream import WeightStream
+from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.weights.loader import Loader
+from graphcore.weights.planning.plan import Plan
+
+
+@dataclass
+class LoadedModel:
+    """A model that is ready to run: its resident weights are loaded, the others are left to the weight stream.
+
+    Attributes:
+        settings: everything that was asked for.
+        config: the checkpoint's configuration with graphcore's names and its defaults filled in.
+        tokenizer: the tokenizer; None if the checkpoint has none.
+        choices: the device, dtype, graph kind and context that really run.
+        loader: sources of the weights, and the errors of those that were packed at load.
+        plan: bytes on the device.
+        weight_stream: mover of the streamed weights, with a record of what it moved.
+        runner: runner of the programs; None after `give_back`.
+        free_memory: record of a GPU's free memory since before loading; None on the CPU.
+    """
+
+    settings: Settings
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    choices: Choices
+    loader: Loader
+    plan: Plan
+    weight_stream: WeightStream
+    runner: ModelRunner | None
+    free_memory: FreeMemory | None = None
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation: those of the tokenizer and those of the config."""
+        ends = frozenset(self.config.eos_token_ids)
+        return ends | frozenset(self.tokenizer.eos_token_ids) if self.tokenizer else ends
+
+    def stats_of(self, runner: ModelRunner) -> dict[str, int | str | float]:
+        """Return the entries of `Engine.stats`; those of captured graphs and an expert cache only where they exist."""
+        choices, plan = self.choices, self.plan
+        hit_rate, captures = self.weight_stream.expert_hit_rate, runner.captures
+        return {
+            "graph": choices.graph,
+            "prefill": choices.prefill,
+            "dtype": str(choices.dtype).removeprefix("torch."),
+            "device": str(choices.device),
+            "compiled_graphs": runner.num_compiled,
+            "weight_bytes": plan.weight_nbytes,
+            "kv_bytes": plan.kv_nbytes,
+            **({} if captures is None else captures.stats),
+            **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
+        }
+
+    def give_back(self) -> None:
+        """Free weights and caches; the model cannot run any more."""
+        if self.runner is not None:
+            self.runner.release()
+            self.weight_stream.close()
+        self.runner = None
+
+
+def load_model(settings: Settings, on_progress: Progress) -> LoadedModel:
+    """Load the model that the settings ask for.
+
+    Raises:
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
+    """
+    device = resolve_device(settings.device)
+    free_memory: FreeMemory | None = None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
+        free_memory = FreeMemory.begin(device)
+    use_threads(settings.threads)
+    refuse_forked(torch.get_num_threads())
+    load = load_own if settings.model.fallback is None else load_fallback
+    try:
+        loaded = load(settings, on_progress)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise PlanError(
+            f"the device has less memory than the plan counted on ({reason}); end what else uses it, or set a smaller "
+            "streaming.memory_budget"
+        ) from error
+    # Without this the stream's threads would keep slots and files of an engine that was never closed.
+    weakref.finalize(loaded.runner, loaded.weight_stream.close)
+    return_freed_memory()
+    if free_memory is not None:
+        free_memory.look("loaded")
+    notes = (note for note in (loaded.weight_stream.note, spinning_note()) if note)
+    choices = replace(loaded.choices, notes=(*loaded.choices.notes, *notes))
+    return replace(loaded, choices=choices, free_memory=free_memory)
+
+
+def load_own(settings: Settings, on_progress: Progress) -> LoadedModel:
+    """Load a model of one of graphcore's own architectures."""
+    model = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+    if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
+        model.tokenizer.prepare_chat()
+    parts = prepare_model(settings, model, on_progress=on_progress)
+    with torch.inference_mode():
+        parts, plan, tier = plan_run(settings, model, parts)
+        running = build_running(settings, model, parts, plan, tier, on_progress)
+    if isinstance(model.checkpoint, GGUFCheckpoint):
+        model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
+    return LoadedModel(
+        settings, model.config, model.tokenizer, parts.choices, parts.loader, plan, running.stream, running.runner
+    )
+
+
+def load_fallback(settings: Settings, on_progress: Progress) -> LoadedModel:
+    """Load a model of one of transformers' own classes."""
+    from graphcore.engine.fallback.loading import open_transformers, run_transformers  # optional, a dozen modules
+
+    model, parts, plan, tier = open_transformers(settings, on_progress)
+    running = run_transformers(settings, parts, plan, tier, on_progress)
+    return LoadedModel(
+        settings, model.config, model.tokenizer, parts.choices, parts.loader, plan, running.stream, running.runner
+    )

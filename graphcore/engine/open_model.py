@@ -1,0 +1,96 @@
+"""From a checkpoint source to its config, spec and tokenizer; no weight is read.
+
+source -> local path -> Checkpoint -> ModelConfig -> ModelSpec
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphcore.arch.checkpoint_config import read_config, stored_dtype, with_ternary_weights
+from graphcore.arch.config.model_config import ModelConfig
+from graphcore.arch.config_from_json import parse_model_config
+from graphcore.arch.random_checkpoint import RandomCheckpoint
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.checkpoint.open_checkpoint import open_checkpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.sources.fetch import fetch
+from graphcore.checkpoint.sources.source import RandomSource, parse_source
+from graphcore.config.settings import ModelSettings
+from graphcore.errors import ConfigError
+from graphcore.nn.spec import ModelSpec
+from graphcore.progress import Progress
+from graphcore.tokenizer.gguf_tokenizer import has_vocab
+from graphcore.tokenizer.hf_folder import has_tokenizer
+from graphcore.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint with its config, spec and tokenizer.
+
+    Attributes:
+        path: local file or folder; None for random weights.
+        stored_layers: number of layers in the checkpoint; the config may use only the first of them.
+        dtype: name in torch of the dtype of the stored weights ("bfloat16"); None where they are packed or it is not
+            stated.
+        tokenizer: the tokenizer; None if the checkpoint has none.
+    """
+
+    checkpoint: Checkpoint
+    path: Path | None
+    config: ModelConfig
+    spec: ModelSpec
+    stored_layers: int
+    dtype: str | None
+    tokenizer: Tokenizer | None
+
+
+def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress: Progress) -> Model:
+    """Return the model that the settings name, downloading it if need be.
+
+    Args:
+        settings: model settings: the checkpoint's source, its hash, the number of layers.
+        seed: seed of random weights.
+        cache_dir: folder for downloads and rebuilt tokenizers.
+        on_progress: callback while downloading; see `graphcore.progress`.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is not supported.
+        ConfigError: a setting contradicts the checkpoint.
+    """
+    source = parse_source(settings.checkpoint)
+    if isinstance(source, RandomSource):
+        return _random_model(settings, seed, source.options)
+    path = fetch(source, cache_dir, settings.expected_sha256, on_progress)
+    checkpoint = open_checkpoint(path)
+    stored = read_config(checkpoint)
+    config = stored.cut(settings.num_hidden_layers, checkpoint.source)
+    spec = architecture_of(config).spec(config)
+    weights = with_ternary_weights(checkpoint, config)
+    dtype = stored_dtype(weights, config)
+    tokenizer = read_tokenizer(checkpoint, cache_dir)
+    return Model(weights, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
+
+
+def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model:
+    if not settings.random_config:
+        raise ConfigError(
+            f"model={settings.name} has no model.random_config, the shape that model.checkpoint=random: would make"
+        )
+    where = f"conf/model/{settings.name}.yaml: model.random_config"
+    config = parse_model_config(settings.random_config, where).cut(settings.num_hidden_layers, where)
+    spec = architecture_of(config).spec(config)
+    return Model(
+        RandomCheckpoint(spec, seed, format_name), None, config, spec, config.num_hidden_layers, "bfloat16", None
+    )
+
+
+def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> Tokenizer | None:
+    """Return the checkpoint's tokenizer, or None if it has none."""
+    if isinstance(checkpoint, GGUFCheckpoint):
+        has_one = has_vocab(checkpoint.metadata)
+        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.source, cache_dir) if has_one else None
+    assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no tokenizer of its own"
+    return Tokenizer.from_folder(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None

@@ -1,0 +1,73 @@
+"""From the decoder's weights to GGUF's tensors: the inverse of the architecture's GGUF sources.
+
+    a family says    decoder's q_proj = SplitPairs of blk.0.attn_q        so    blk.0.attn_q = JoinPairs of q_proj
+                     q, k, v_proj     = rows of blk.0.attn_qkv                  blk.0.attn_qkv = q, k, v_proj in a row
+
+A family needs no table of its own here if `unfolded` can undo the folds of its GGUF sources.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from graphcore.arch.architecture import TensorSource
+from graphcore.arch.folds import Fold, PickRows, SplitPairs
+from graphcore.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the decoder's weights in a GGUF tensor, with the folds that turn the stored form into the decoder's."""
+
+    name: str
+    folds: tuple[Fold, ...]
+
+    @property
+    def first_row(self) -> int:
+        """Index of its first row in the GGUF tensor."""
+        return next((fold.start for fold in self.folds if isinstance(fold, PickRows)), 0)
+
+
+def gguf_members(names: Sequence[str], source_of: Callable[[str], TensorSource]) -> dict[str, tuple[Member, ...]]:
+    """Return the decoder's weights in each GGUF tensor, in order of rows; tensors are in order of first use."""
+    found: dict[str, list[Member]] = {}
+    for name in names:
+        source = source_of(name)
+        found.setdefault(source.name, []).append(Member(name, source.folds))
+    return {name: tuple(sorted(members, key=lambda member: member.first_row)) for name, members in found.items()}
+
+
+def gguf_shape(members: Sequence[Member], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of a GGUF tensor, given the shapes of the decoder's weights."""
+    rows = sum(shapes[member.name][0] for member in members)
+    return (rows, *shapes[members[0].name][1:])
+
+
+def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tensor_name: str) -> Tensor:
+    """Return the dense GGUF tensor that holds the members.
+
+    Args:
+        weight_of: function from a decoder name to its dense weight in the decoder's form.
+
+    Raises:
+        UnsupportedError: a fold cannot be undone.
+    """
+    parts = []
+    for member in members:
+        part = weight_of(member.name)
+        for fold in reversed(member.folds):
+            part = _undo(fold, part, tensor_name)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _undo(fold: Fold, tensor: Tensor, tensor_name: str) -> Tensor:
+    match fold:
+        case PickRows():
+            return tensor  # its rows are where the order of the members puts them
+        case SplitPairs(heads):
+            return rearrange(tensor, "(h j i) ... -> (h i j) ...", h=heads, j=2)
+    raise UnsupportedError(f"{tensor_name}: {type(fold).__name__} has no way back into GGUF's form")

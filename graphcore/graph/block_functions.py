@@ -1,0 +1,90 @@
+"""Chooses how blocks and heads run: eager, compiled once for each kind, or on a GPU's decode kernels.
+
+    decode step on a GPU     decode kernels, where nothing prevents it           device_decode.py
+    otherwise                compiled for the kind, or eager                     kinds.py
+    experts are fetched      they are fetched between the block's halves         step.py
+
+Legend: B batch, T tokens, D model dim.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from graphcore.graph.kinds import BlockKind, KindCompiler
+from graphcore.graph.step import (
+    BlockFunction,
+    DecodeKernels,
+    FetchedBlock,
+    FetchedExperts,
+    HeadFunction,
+    RoutedBlock,
+)
+from graphcore.nn.block import Block
+from graphcore.nn.decoder import Head
+from graphcore.nn.moe import MoE
+
+
+@dataclass
+class BlockFunctions:
+    """Gives the functions of blocks and heads, and owns the compiled ones.
+
+    Attributes:
+        compiles: True where functions that no decode kernels run are compiled; otherwise they run eager.
+        fetched: layers whose experts are fetched; None where all experts are resident.
+        decode_kernels: a GPU's decode kernels, used instead of compiled functions; None where there are none.
+        compiled: compiled functions, one for each kind of block or head, batch and phase.
+    """
+
+    kinds: KindCompiler
+    compiles: bool = True
+    fetched: FetchedExperts | None = None
+    decode_kernels: DecodeKernels | None = None
+    compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
+
+    def block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
+        """Return the function of a layer, compiled now if its kind is new; it fetches experts that are not resident.
+
+        Args:
+            phase: "decode" or "prefill".
+        """
+        fetches = self.fetched is not None and self.fetched.fetches(index, phase)
+        run = self._kind_function(index, batch, phase, fetches)
+        if self.fetched is None or not fetches or not isinstance(run, RoutedBlock):
+            return run
+        return FetchedBlock(run, index, self.fetched.fetcher, self.fetched.slots[index])
+
+    def head_function(self, head: Head, batch: int, tokens: int | None, is_usual: bool = True) -> HeadFunction:
+        """Return the function of heads of that many rows, for [B, D], or for [B, T, D] if `tokens` is given.
+
+        Args:
+            is_usual: True if other parts of the head have as many rows.
+        """
+        run = None if tokens is not None else self.device_head(head, batch)
+        if run is not None:
+            return run
+        if not self.compiles:
+            return Head.forward
+        name = "head" if tokens is None else "head_of_all"
+        key = (f"{name}_{head.lm_head.outputs}", batch, "decode")
+        if key not in self.compiled:
+            self.compiled[key] = self.kinds.compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
+        return self.compiled[key]
+
+    def device_head(self, head: Head, batch: int) -> HeadFunction | None:
+        """Return the function that runs the head on decode kernels, for [B, D]; None where they cannot run it."""
+        return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
+
+    def _kind_function(self, index: int, batch: int, phase: str, fetches: bool) -> BlockFunction:
+        block = self.kinds.block(index)
+        if self.decode_kernels is not None and phase == "decode":
+            run = self.decode_kernels.block_function(block, batch, fetches)
+            if run is not None:
+                return run
+        if not self.compiles:
+            return RoutedBlock(Block.route, Block.add_experts) if isinstance(block.mlp, MoE) else Block.forward
+        key = (self.kinds.kind(index), batch, phase)
+        if key not in self.compiled:
+            self.compiled[key] = self.kinds.compile(index, batch, phase)
+        return self.compiled[key]

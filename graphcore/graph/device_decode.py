@@ -1,0 +1,85 @@
+"""Runs a decode step on a GPU's decode kernels, called one after another, for every block without an obstacle.
+
+Legend: B batch (one token of each), D model dim, K kv heads, V vocab.
+
+Nothing here is compiled: nothing is left to fuse between the kernels. A block's operations are lowered once for each
+spec (lowering/targets.py); kernel_entries.py says which kernel an operation calls, and kernel_obstacles.py which blocks
+cannot run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.kernel_entries import DeviceRun
+from graphcore.graph.kernel_obstacles import block_obstacle, head_obstacle
+from graphcore.graph.lowering import operations
+from graphcore.graph.lowering.targets import lower_to_kernels
+from graphcore.graph.lowering.tracing import Traced
+from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
+from graphcore.nn.block import Block, Routed
+from graphcore.nn.decoder import Head
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.span import Span
+from graphcore.nn.spec import BlockSpec
+
+
+@dataclass(frozen=True)
+class DeviceBlocks:
+    """The decode kernels for blocks of any spec that has no obstacle.
+
+    Attributes:
+        arrivals: counters, [B * K or more] int32 zeros, by which the splits of one attention count each other.
+    """
+
+    arrivals: Tensor
+    _operations: dict[BlockSpec, Traced] = field(default_factory=dict)
+
+    @classmethod
+    def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
+        """Return decode kernels for layers with these caches."""
+        most = max(cache.k.shape[0] * cache.k.shape[1] for cache in caches)
+        return cls(torch.zeros(most, dtype=torch.int32, device=device))
+
+    def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
+        """Return the function that runs the block, or None where it has an obstacle."""
+        if block_obstacle(block, batch) is not None:
+            return None
+        return RoutedBlock(self.route, Block.add_experts) if fetches else self.forward
+
+    def head_function(self, head: Head, batch: int) -> HeadFunction | None:
+        """Return the function that runs the head, or None where it has an obstacle."""
+        return run_head if head_obstacle(head, batch) is None else None
+
+    def forward(
+        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place."""
+        stream = x.view(len(x), -1)
+        inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        answer = DeviceRun(dict(block.named_modules()), self.arrivals).run(self._lowered(block), inputs)
+        assert answer is stream, "the stream is changed where it lies"
+        return x
+
+    def route(
+        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+    ) -> Routed:
+        """Run the block up to its experts, as `Block.route` does; changes `x` in place."""
+        inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        run = DeviceRun(dict(block.named_modules()), self.arrivals)
+        _, fed, _, chosen, shares, _ = run.run(self._lowered(block), inputs, until=operations.add_experts)
+        return Routed(x, fed[:, None], chosen[:, None], shares[:, None])
+
+    def _lowered(self, block: Block) -> Traced:
+        """Return the operations of the block's spec, traced once."""
+        if block.spec not in self._operations:
+            self._operations[block.spec] = lower_to_kernels(block)
+        return self._operations[block.spec]
+
+
+def run_head(head: Head, x: Tensor) -> Tensor:
+    """Return logits [B, V] float32 of the residual stream `x` [B, D], as `Head.forward` does."""
+    logits: Tensor = DeviceRun(dict(head.named_modules())).run(lower_to_kernels(head), {"x": x.contiguous()})
+    return logits

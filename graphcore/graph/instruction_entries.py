@@ -1,0 +1,299 @@
+"""Turns a module's operations into instructions of a native program, with one entry for each operation.
+
+    project (q k v) | attend_heads | add_project (o) | gated (gate up) | add_project (down)
+                                                     | project (router) | choose | add_experts
+
+lowering/targets.py says what is fused. The program computes in float32 what the modules compute in the compute dtype. A
+sum changes the stream in place, so nothing may read the old stream after it.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from graphcore.activations import Activation
+from graphcore.graph.lowering import operations
+from graphcore.graph.lowering.operations import Call, NormCall
+from graphcore.graph.lowering.targets import lower_to_instructions, missing_entry
+from graphcore.graph.lowering.tracing import M, Traced
+from graphcore.graph.state import StepState
+from graphcore.kernels import instructions
+from graphcore.kernels import native_program as native
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, ROUNDINGS
+from graphcore.kernels.library import Matrix
+from graphcore.kernels.scoring import Scoring
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule, capped
+from graphcore.nn.moe import Experts, choose_experts, without_padding
+from graphcore.nn.norm import LayerNorm, RMSNorm
+
+NO_NORM = instructions.Norm()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice of experts in a recorded block.
+
+    Attributes:
+        layer: index of the block's layer.
+        chosen: experts, [C] int32, written by the instructions before `begin`.
+        places: places of these experts, [C] int32, read from `begin` on; `chosen` itself where experts are resident.
+        begin: index of the first instruction that runs experts.
+    """
+
+    layer: int
+    chosen: Tensor
+    places: Tensor
+    begin: int
+
+
+def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
+    """Return why a module has no instructions, or None; `changes_x`: whether its answer overwrites x, as a block's."""
+    return missing_entry(lower_to_instructions(module), ENTRIES, "native instruction", changes_x)
+
+
+@dataclass
+class ModuleRecorder:
+    """Appends a module's instructions to a program.
+
+    Attributes:
+        modules: modules by their names in the operations.
+        layer: index of the layer, where the module is one.
+        choices: choices of experts, as they are recorded.
+    """
+
+    program: native.NativeProgram
+    state: StepState
+    modules: Mapping[str, nn.Module]
+    layer: int = -1
+    fetches_experts: bool = False
+    choices: list[Choice] = field(default_factory=list)
+    _values: dict[Call, Any] = field(default_factory=dict)
+    _places: dict[Call, Tensor] = field(default_factory=dict)
+
+    def record(self, traced: Traced, inputs: Mapping[str, object], place: Tensor | None = None) -> Tensor:
+        """Append all instructions; return the tensor that holds the answer.
+
+        Args:
+            traced: `lower_to_instructions` of this module, or of one of the same spec.
+            inputs: inputs of the module's forward, by name; the stream, [D] float32, may be changed in place.
+            place: tensor for the answer, where the answer is a product.
+        """
+        answer = traced.nodes()[-1].args[0]
+        for node in traced.nodes():
+            match node.op:
+                case "placeholder":
+                    self._values[node] = inputs.get(node.target)
+                case "get_attr":
+                    self._values[node] = self._attribute(node.target)
+                case "output":
+                    found: Tensor = self._values[answer]
+                    assert place is None or found is place, "an answer that has a place is a product or a cap"
+                    return found
+                case _:
+                    if place is not None and node is answer:
+                        self._places[node] = place
+                    self._values[node] = ENTRIES[node.target](self, node, *map(self._value, node.args))
+        raise AssertionError("every graph has an output")
+
+    def _value(self, argument: object) -> Any:
+        return self._values[argument] if isinstance(argument, fx.Node) else argument
+
+    def _attribute(self, name: str) -> object:
+        owner, _, attribute = name.rpartition(".")
+        return self.modules[owner].get_buffer(attribute).float()
+
+    def project(
+        self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
+    ) -> Tensor | list[Tensor]:
+        """Append products of one input."""
+        modules = [self._module(name, Linear) for name in linears]
+        outs = [self.out(node, linear.outputs) for linear in modules]
+        matrices = [native_matrix(self.program, linear, out) for linear, out in zip(modules, outs, strict=True)]
+        kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
+        native.append_project(self.program, x, matrices, rounding_of(modules[0]), self._norm(norm), "put", kind)
+        return outs if len(outs) > 1 else outs[0]
+
+    def gated(
+        self, node: Call, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, _wide: bool
+    ) -> Tensor:
+        """Append activation(gate) * up."""
+        modules = [self._module(name, Linear) for name in (gate, up)]
+        out = self.out(node, modules[0].outputs)
+        matrices = [native_matrix(self.program, linear, out) for linear in modules]
+        kind = self._module(activation, ActivationModule).kind
+        native.append_project(self.program, x, matrices, rounding_of(modules[1]), self._norm(norm), "gated", kind)
+        return out
+
+    def add_project(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, linear: str) -> Tensor:
+        """Append stream += linear(norm(x))."""
+        module = self._module(linear, Linear)
+        matrices = [native_matrix(self.program, module, stream)]
+        native.append_project(self.program, x, matrices, rounding_of(module), self._norm(norm), "add")
+        return stream
+
+    def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
+        """Append stream += norm(x)."""
+        program, dim = self.program, stream.numel()
+        program.needs(row_floats=dim)
+        program.add(instructions.AddNorm(program.address(x), self._norm(norm), program.address(stream), dim))
+        return stream
+
+    def add_scaled(self, _node: Call, stream: Tensor, x: Tensor, factor: float) -> Tensor:
+        """Append stream += factor * x."""
+        return self.elementwise("add", stream, x, stream, factor=factor)
+
+    def scaled_sum(self, _node: Call, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Append x + factor * y."""
+        return self.elementwise("add", x, y, self.program.buffer(x.numel()), factor=factor)
+
+    def gate(self, _node: Call, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
+        """Append activation(x) * y."""
+        kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
+        return self.elementwise("gate", x, y, self.program.buffer(y.numel()), kind)
+
+    def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
+        """Append cap * tanh(x / cap)."""
+        return self.elementwise("cap", x, None, self.out(node, x.numel()), factor=cap)
+
+    def parts(self, _node: Call, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
+        """Return views of a buffer's parts; nothing is copied."""
+        return x.chunk(sizes) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes)
+
+    def elementwise(
+        self,
+        elements: str,
+        x: Tensor,
+        y: Tensor | None,
+        out: Tensor,
+        kind: Activation = Activation.NONE,
+        factor: float = 0.0,
+    ) -> Tensor:
+        """Append an elementwise instruction (instructions.Elementwise); return `out`."""
+        number, pointers = instructions.ELEMENTS[elements], (self.program.address(one) for one in (x, y, out))
+        self.program.add(instructions.Elementwise(number, kind, *pointers, out.numel(), factor))
+        return out
+
+    def attend_heads(
+        self,
+        _node: Call,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rope: Tensor | None,
+        q_norm: NormCall | None,
+        k_norm: NormCall | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        _starts: object,
+        _counts: object,
+        *how: Any,
+    ) -> Tensor:
+        """Append norms of heads, rotation, cache write and softmax. Args: how: fields of `Scoring`."""
+        program, scoring, (_, kv_heads, slots, width) = self.program, Scoring(*how), k_cache.shape
+        out = program.buffer(q.numel())
+        arguments = instructions.Attend()
+        arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
+        arguments.q_norm, arguments.k_norm = self._norm(q_norm), self._norm(k_norm)
+        arguments.rope, arguments.sinks = program.address(rope), program.address(scoring.sinks)
+        arguments.position = program.address(self.state.span.starts, torch.int64)
+        arguments.k_cache = program.address(k_cache, k_cache.dtype)
+        arguments.v_cache = program.address(v_cache, v_cache.dtype)
+        arguments.heads, arguments.kv_heads, arguments.head_dim = q.numel() // width, kv_heads, width
+        arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
+        arguments.slots, arguments.cache_format = slots, DTYPE_NUMBERS[k_cache.dtype]
+        arguments.window, arguments.scale, arguments.cap = scoring.window, scoring.scale, scoring.cap
+        program.needs_attention(width, slots)
+        program.add(arguments)
+        return out
+
+    def choose(self, _node: Call, scores: Tensor, top_k: int) -> tuple[Choice, Tensor]:
+        """Append the choice of experts; return it and the shares."""
+        program, shares = self.program, self.program.buffer(top_k)
+        chosen = torch.zeros(top_k, dtype=torch.int32)
+        places = torch.zeros_like(chosen) if self.fetches_experts else chosen
+        choice = Choice(self.layer, chosen, places, len(program.arguments) + 1)
+        self.choices.append(choice)
+        program.needs(row_floats=scores.numel() + 32)
+        picks = program.address(chosen, torch.int32)
+        program.add(instructions.Route(program.address(scores), scores.numel(), top_k, picks, program.address(shares)))
+        return choice, shares
+
+    def add_experts(
+        self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
+    ) -> Tensor:
+        """Append stream += the weighted sum of what the chosen experts make of norm(x)."""
+        program = self.program
+        assert choice.begin == len(program.arguments), "experts come right behind their choice"
+        experts = self._module(name, Experts)
+        parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
+        gate, up, down = (program.matrix(part.weight[0], part.packing) for part in parts)  # the other experts follow
+        biases = [program.address(part.bias.float()) for part in parts]
+        rounding, used = ROUNDINGS[experts.gate_proj.rounding], shares.numel()
+        where = [program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)]
+        hidden = program.address(program.buffer(used * gate.rows))
+        program.needs(columns=gate.columns)
+        program.needs(rows=used, columns=down.columns)
+        given, clamp = (program.address(x), self._norm(norm), rounding), (experts.limit, experts.alpha)
+        program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *clamp))
+        answer = (program.address(shares), program.address(stream), used)
+        program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *answer))
+        return stream
+
+    def _module(self, name: str, kind: type[M]) -> M:
+        module = self.modules[name]
+        assert isinstance(module, kind), f"{name} is a {type(module).__name__}"
+        return module
+
+    def _norm(self, norm: NormCall | None) -> instructions.Norm:
+        return NO_NORM if norm is None else norm_of(self.program, self.modules[norm.name])
+
+    def out(self, node: Call, size: int) -> Tensor:
+        """Return the tensor that a product goes to: its given place, or a buffer of its own."""
+        return self._places[node] if node in self._places else self.program.buffer(size)
+
+
+ENTRIES: Mapping[object, Callable[..., Any]] = {
+    operations.project: ModuleRecorder.project,
+    operations.gated: ModuleRecorder.gated,
+    operations.add_project: ModuleRecorder.add_project,
+    operations.add_normed: ModuleRecorder.add_normed,
+    operations.attend_heads: ModuleRecorder.attend_heads,
+    operations.add_experts: ModuleRecorder.add_experts,
+    operations.add_scaled: ModuleRecorder.add_scaled,
+    operations.scaled_sum: ModuleRecorder.scaled_sum,
+    operations.gate: ModuleRecorder.gate,
+    operations.parts: ModuleRecorder.parts,
+    capped: ModuleRecorder.capped,
+    choose_experts: ModuleRecorder.choose,
+    without_padding: lambda _recorder, _node, choice, _span: choice,  # its one token is real
+    getattr: lambda _recorder, _node, owner, name: getattr(owner, name),
+    operator.getitem: lambda _recorder, _node, values, index: values[index],
+}
+
+
+def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
+    """Return a linear's matrix, its bias in float32 and where its product goes."""
+    bias = None if linear.bias is None else linear.bias.float()
+    matrix = program.matrix(linear.weight, linear.packing)
+    if linear.packing is not None and linear.weight_scale is not None:
+        scale = linear.weight_scale.item()
+        matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
+    return matrix, bias, out
+
+
+def rounding_of(linear: Linear) -> int:
+    """Return the number of the rounding that a linear's input undergoes."""
+    return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
+
+
+def norm_of(program: native.NativeProgram, norm: nn.Module) -> instructions.Norm:
+    """Return a module's normalisation as the kernels take it."""
+    if isinstance(norm, RMSNorm):
+        return native.norm(program, "rms", norm.eps, norm.weight, None)
+    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
+    return native.norm(program, "layer", norm.eps, norm.weight, norm.bias)

@@ -1,0 +1,259 @@
+"""Runs a decode step on a GPU as kernels called one after another, with one entry for each operation.
+
+Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head dim, S cache slots, F hidden features.
+
+    norm | q k v | rotate, write | attend | o, add | norm | gate up | down, add                       8 kernels
+    sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 9
+    experts:   ... | o, add | norm | router | choose | gate up of the chosen | down of the chosen, add     10
+
+The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
+answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
+fetched and their answers are stored first. The modules say what is computed, lowering/targets.py what is fused, and
+kernel_obstacles.py what cannot run.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from graphcore.graph.kernel_obstacles import OPERATIONS
+from graphcore.graph.lowering import operations
+from graphcore.graph.lowering.operations import Call, NormCall
+from graphcore.graph.lowering.tracing import M, Traced
+from graphcore.kernels.gpu.attention.decode import attend_written
+from graphcore.kernels.gpu.attention.rotate_and_write import rotate_and_write
+from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements
+from graphcore.kernels.gpu.experts.launch import add_expert_answers
+from graphcore.kernels.gpu.experts.router import choose_decode_experts
+from graphcore.kernels.gpu.int8_rows import norm_to_codes
+from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
+from graphcore.kernels.gpu.norm import add_rms_normed, residual_norm
+from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
+from graphcore.kernels.scoring import Scoring
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule, capped
+from graphcore.nn.moe import Experts, choose_experts, without_padding
+from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.span import Span
+
+NO_NORM = (None, None, 0.0, True, True)
+Fed = tuple[Tensor, Tensor | None]  # rows, and the scales they were multiplied with where they are int8 codes
+
+
+class Joined(NamedTuple):
+    """Products of one input, side by side, [B, sum of their rows]; it takes the place of each of them."""
+
+    rows: Tensor
+
+
+@dataclass
+class DeviceRun:
+    """Calls a module's kernels in order.
+
+    Attributes:
+        modules: modules by their names in the operations.
+        arrivals: counters, as in `DeviceBlocks`; None where there is no attention.
+    """
+
+    modules: Mapping[str, nn.Module]
+    arrivals: Tensor | None = None
+    _values: dict[Call, Any] = field(default_factory=dict)
+    _counts: Tensor | None = None  # [B] int64, 0 for a row without a token
+
+    def run(self, traced: Traced, inputs: Mapping[str, object], until: Callable[..., object] | None = None) -> Any:
+        """Return the answer, or, at a call of `until`, that call's arguments without making it.
+
+        Args:
+            inputs: inputs of the module's forward, by name; `x` is [B, D], changed if it is the residual stream.
+        """
+        span = inputs.get("span")
+        self._counts = span.counts if isinstance(span, Span) else None
+        for node in traced.nodes():
+            arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
+            match node.op:
+                case "placeholder":
+                    self._values[node] = inputs.get(node.target)
+                case "get_attr":
+                    owner, _, attribute = node.target.rpartition(".")
+                    self._values[node] = getattr(self.modules[owner], attribute)
+                case "call_module":
+                    self._values[node] = self._norm(arguments[0], None, operations.norm_call(node))
+                case "call_function" if node.target is until:
+                    return arguments
+                case "call_function" | "call_method":
+                    self._values[node] = ENTRIES[node.target](self, *arguments)
+        return arguments[0]
+
+    def project(
+        self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
+    ) -> Tensor | Joined:
+        """Return a product, or several products of one input, side by side."""
+        linears = [self._module(name, Linear) for name in names]
+        kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
+        rows, scale = self._fed(x, norm, linears[0])
+        matrices = [device_matrix(linear) for linear in linears]
+        y = product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
+        return y if len(linears) == 1 else Joined(y)
+
+    def gated(self, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
+        """Return activation(gate) * up."""
+        first, second = (self._module(name, Linear) for name in (gate, up))
+        kind = self._module(activation, ActivationModule).kind.kernel_name
+        matrices = device_matrix(first), device_matrix(second)
+        return gated_product(*self._fed(x, norm, second), *matrices, _dtype(second, wide), _divides(second), kind)
+
+    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
+        """Add a product to the stream."""
+        linear = self._module(name, Linear)
+        add_product(stream, *self._fed(x, norm, linear), device_matrix(linear), _divides(linear))
+        return stream
+
+    def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
+        """Add a normalised answer to the stream."""
+        after = self._module(norm.name, RMSNorm)
+        add_rms_normed(stream, x, after.weight, after.eps)
+        return stream
+
+    def add_scaled(self, stream: Tensor, x: Tensor, factor: float) -> Tensor:
+        """Add factor * x to the stream."""
+        add_elements(stream, stream, x, factor)
+        return stream
+
+    def scaled_sum(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Return x + factor * y in float32."""
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        add_elements(out, x, y, factor)
+        return out
+
+    def gate(self, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
+        """Return activation(x) * y."""
+        kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
+        return gate_elements(x, y, kind)
+
+    def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
+        """Return contiguous parts of a row."""
+        cut = x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)
+        return tuple(part.contiguous() for part in cut)  # a no-op for one sequence; kernels find rows by shape alone
+
+    def add_normed_and_norm(
+        self, stream: Tensor, x: Tensor, norm: NormCall, norm_of_sum: NormCall
+    ) -> tuple[Tensor, Tensor]:
+        """Add a normalised answer to the stream; return the stream, and its norm."""
+        return stream, self._norm(stream, None, norm_of_sum, x, self._module(norm.name, RMSNorm).weight)
+
+    def attend_heads(
+        self,
+        q: Tensor | Joined,
+        k: Tensor | Joined,
+        v: Tensor | Joined,
+        rope: Tensor | None,
+        q_norm: NormCall | None,
+        k_norm: NormCall | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        *how: Any,
+    ) -> Tensor:
+        """Write the new key and value; return the heads' answers, side by side. Args: how: fields of `Scoring`."""
+        scoring = Scoring(*how)
+        place = (k_cache, v_cache, starts, counts)
+        apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
+        projected = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
+        if q_norm is None or k_norm is None:
+            query = rotate_and_write(projected, rope, *place)
+        else:
+            first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
+            norms = (first.weight, second.weight, first.eps, first.scale_in_float32)
+            query = rotate_and_write(projected, rope, *place, *norms)
+        return attend_written(
+            query, *place, scoring.window, scoring.scale, scoring.sinks, self.arrivals, scoring.cap
+        ).view(len(query), -1)
+
+    def choose(self, scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Return the experts chosen for each token (-1 for padding), and their shares."""
+        return choose_decode_experts(scores, self._counts, top_k)
+
+    def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
+        """Add the chosen experts' answers to the stream."""
+        experts = self._module(name, Experts)
+        parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
+        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+        formats = [DENSE if part.packing is None else part.packing.format for part in parts]
+        add_expert_answers(stream, x, chosen, shares, weights, biases, None, (experts.limit, experts.alpha), formats)
+        return stream
+
+    def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:
+        """Return `x` [B, I], normalised where there is a norm, as the projection reads it: codes if int8."""
+        if linear.int8_order is None:
+            return (x if norm is None else self._norm(x, linear.dtype, norm)), None
+        if norm is None:
+            return norm_to_codes(x, *NO_NORM, linear.dtype)
+        return norm_to_codes(x, *_weights(self.modules[norm.name]), norm.dtype or linear.dtype)
+
+    def _norm(
+        self,
+        x: Tensor,
+        dtype: torch.dtype | None,
+        norm: NormCall,
+        added: Tensor | None = None,
+        weight_after: Tensor | None = None,
+    ) -> Tensor:
+        """Return `x` normalised, in `dtype` or else the norm's; `added` is added first, as in kernels/gpu/norm.py."""
+        weight, bias, eps, is_rms, wide = _weights(self.modules[norm.name])
+        kept = norm.dtype or dtype or x.dtype
+        return residual_norm(x, added, weight, bias, eps, is_rms, kept, wide, weight_after)
+
+    def _module(self, name: str, kind: type[M]) -> M:
+        module = self.modules[name]
+        assert isinstance(module, kind), f"{name} is a {type(module).__name__}"
+        return module
+
+
+ENTRIES: Mapping[object, Callable[..., Any]] = {
+    operations.project: DeviceRun.project,
+    operations.gated: DeviceRun.gated,
+    operations.add_project: DeviceRun.add_project,
+    operations.add_normed: DeviceRun.add_normed,
+    operations.add_normed_and_norm: DeviceRun.add_normed_and_norm,
+    operations.attend_heads: DeviceRun.attend_heads,
+    operations.add_experts: DeviceRun.add_experts,
+    operations.add_scaled: DeviceRun.add_scaled,
+    operations.scaled_sum: DeviceRun.scaled_sum,
+    operations.gate: DeviceRun.gate,
+    operations.parts: DeviceRun.parts,
+    "float": lambda _run, x: x.float(),
+    "to": lambda _run, x, dtype: x.to(dtype),
+    capped: lambda _run, x, limit: cap_elements(x, limit),
+    choose_experts: DeviceRun.choose,
+    without_padding: lambda _run, chosen, _span: chosen,  # `choose` has already done it
+    getattr: lambda _run, owner, name: getattr(owner, name),
+    operator.getitem: lambda _run, values, index: values if isinstance(values, Joined) else values[index],
+}
+assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/kernel_obstacles.py says what has an entry here"
+
+
+def device_matrix(linear: Linear) -> DeviceMatrix:
+    """Return a projection as the product kernels take it."""
+    name = DENSE if linear.packing is None else linear.packing.format
+    return DeviceMatrix(linear.weight, linear.bias, linear.weight_scale, name, linear.outputs)
+
+
+def _weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, bool, bool]:
+    """Return weight, bias, eps, whether it is an RMSNorm, and whether it multiplies before it rounds."""
+    if isinstance(norm, RMSNorm):
+        return norm.weight, None, norm.eps, True, norm.scale_in_float32
+    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
+    return norm.weight, norm.bias, norm.eps, False, True
+
+
+def _dtype(linear: Linear, wide: bool) -> torch.dtype:
+    return torch.float32 if wide else linear.dtype
+
+
+def _divides(linear: Linear) -> bool:
+    return linear.int8_order == "divided"

@@ -1,0 +1,86 @@
+"""The operations of a decode step; each stands for several operations of a module.
+
+The functions are never called. Rules (rules.py) put them into a traced graph (tracing.py), where they name the
+operations that the targets of a decode step have entries for: the native program (instruction_entries.py) and a GPU's
+kernels (kernel_entries.py). Modules are named as in the graph.
+"""
+
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+Call = Any  # an fx.Node; torch's types for its arguments are too wide to be of use
+
+
+class NormCall(NamedTuple):
+    """A call of a normalisation.
+
+    Attributes:
+        name: the module's name.
+        dtype: dtype of the answer; None for the dtype of the input.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+
+
+def norm_call(node: Call) -> NormCall:
+    """Return the normalisation that a node calls."""
+    return NormCall(node.target, node.args[1] if len(node.args) > 1 else None)
+
+
+def project(x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
+    """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: the answers stay float32."""
+    raise NotImplementedError
+
+
+def gated(x: Call, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> NoReturn:
+    """Stand for activation(gate(norm(x))) * up(norm(x)); `wide`: the answer stays float32."""
+    raise NotImplementedError
+
+
+def add_project(stream: Call, x: Call, norm: NormCall | None, linear: str) -> NoReturn:
+    """Stand for stream + linear(norm(x))."""
+    raise NotImplementedError
+
+
+def add_normed(stream: Call, x: Call, norm: NormCall) -> NoReturn:
+    """Stand for stream + norm(x)."""
+    raise NotImplementedError
+
+
+def add_normed_and_norm(stream: Call, x: Call, norm: NormCall, norm_of_sum: NormCall) -> NoReturn:
+    """Stand for s = stream + norm(x), and norm_of_sum(s)."""
+    raise NotImplementedError
+
+
+def add_experts(stream: Call, x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
+    """Stand for stream + the weighted sum of the chosen experts' answers to norm(x)."""
+    raise NotImplementedError
+
+
+def add_scaled(stream: Call, x: Call, factor: float) -> NoReturn:
+    """Stand for stream + factor * x."""
+    raise NotImplementedError
+
+
+def scaled_sum(x: Call, y: Call, factor: float) -> NoReturn:
+    """Stand for x + factor * y, where x must stay as it is."""
+    raise NotImplementedError
+
+
+def gate(x: Call, activation: str | None, y: Call) -> NoReturn:
+    """Stand for activation(x) * y."""
+    raise NotImplementedError
+
+
+def parts(x: Call, how: str, sizes: int | list[int]) -> NoReturn:
+    """Stand for x.split(sizes, -1) or x.chunk(sizes, -1): `how` is the method's name."""
+    raise NotImplementedError
+
+
+def attend_heads(
+    q: Call, k: Call, v: Call, rope: Call | None, q_norm: NormCall | None, k_norm: NormCall | None, *rest: Any
+) -> NoReturn:
+    """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v, *rest), which writes the cache."""
+    raise NotImplementedError

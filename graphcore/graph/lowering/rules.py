@@ -1,0 +1,291 @@
+"""The rules by which several operations of a traced module become one (operations.py).
+
+A rule looks for one pattern in a graph (tracing.py), and puts one operation in its place. targets.py says which rules a
+target wants, and in which order.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from graphcore.graph.lowering.operations import (
+    Call,
+    add_experts,
+    add_normed,
+    add_normed_and_norm,
+    add_project,
+    add_scaled,
+    attend_heads,
+    gate,
+    gated,
+    norm_call,
+    parts,
+    project,
+    scaled_sum,
+)
+from graphcore.graph.lowering.shapes import CASTS
+from graphcore.graph.lowering.tracing import Traced, is_call, is_effect, is_read_once
+from graphcore.kernels.attend import attend
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule
+from graphcore.nn.moe import Experts, choose_experts, weighted_sum
+from graphcore.nn.norm import RMSNorm
+from graphcore.nn.rope import rotate
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def without_casts(traced: Traced) -> None:
+    """Turn x.float() and x.to(a float dtype) into x, for targets that compute in float32."""
+    for node in traced.nodes():
+        is_narrow = node.op == "call_method" and node.args[1:] and node.args[1] in NARROW
+        if is_cast(node) or is_narrow:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+
+
+def gate_and_up(traced: Traced) -> None:
+    """Turn activation(gate(x)) * up(x) into `gated`."""
+    for node in traced.nodes(operator.mul):
+        activation, up = node.args
+        if traced.leaf(activation, ActivationModule) is None:
+            continue
+        gate = activation.args[0]
+        wide, gate, up = is_cast(gate) or is_cast(up), uncast(gate), uncast(up)
+        if traced.can_join(gate, up):
+            traced.replace(node, gated, *gate.args, None, gate.target, up.target, activation.target, wide)
+
+
+def product_and_activation(traced: Traced) -> None:
+    """Turn activation(linear(x)) into `project`."""
+    for node in traced.nodes():
+        if traced.leaf(node, ActivationModule) is None:
+            continue
+        product = uncast(node.args[0])
+        if traced.leaf(product, Linear) and is_read_once(product):
+            x = product.args[0]
+            traced.replace(node, project, x, None, (product.target,), node.target, is_cast(node.args[0]))
+
+
+def gates(traced: Traced) -> None:
+    """Turn any other activation(x) * y, and x * y, into `gate`."""
+    for node in traced.nodes(operator.mul):
+        x, y = node.args
+        if not isinstance(x, fx.Node) or not isinstance(y, fx.Node):
+            continue
+        if traced.leaf(x, ActivationModule) is None:
+            x, y = y, x
+        activation = traced.leaf(x, ActivationModule) and is_read_once(x)
+        traced.replace(node, gate, x.args[0] if activation else x, x.target if activation else None, y)
+
+
+def heads(traced: Traced) -> None:
+    """Turn norms of heads, their rotation, and attention (which writes the cache) into `attend_heads`."""
+    for node in traced.nodes(attend):
+        (q, k, v), rest = node.args[:3], node.args[3:]
+        ropes = [one.args[1] for one in (q, k) if one.target is rotate]
+        if len(set(ropes)) > 1 or len(ropes) == 1:
+            continue
+        if ropes:
+            q, k = q.args[0], k.args[0]
+        norms = [norm_call(one) if traced.is_norm(one) and one.meta["is_heads"] else None for one in (q, k)]
+        q, k = (one if norm is None else one.args[0] for one, norm in zip((q, k), norms, strict=True))
+        traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, *rest)
+
+
+def queries_keys_values(traced: Traced) -> None:
+    """Turn the three products of one input that one attention reads into one `project`."""
+    for node in traced.nodes(attend_heads):
+        products = node.args[:3]
+        if not traced.can_join(*products):
+            continue
+        first = min(products, key=traced.order().__getitem__)
+        with traced.graph.inserting_before(first):
+            names = tuple(one.target for one in products)
+            joined = traced.graph.call_function(project, (first.args[0], None, names, None, False))
+            parts = [traced.graph.call_function(operator.getitem, (joined, index)) for index in range(3)]
+        for product, part in zip(products, parts, strict=True):
+            product.replace_all_uses_with(part)
+            traced.graph.erase_node(product)
+
+
+def products(traced: Traced) -> None:
+    """Turn any other linear(x) into `project`."""
+    for node in traced.nodes():
+        if traced.leaf(node, Linear) is not None:
+            traced.replace(node, project, *node.args, None, (node.target,), None, False)
+
+
+def wide_products(traced: Traced) -> None:
+    """Keep a product in float32 where a cast to float32 is its only reader."""
+    for node in traced.nodes(project):
+        if is_read_once(node) and is_cast(next(iter(node.users))):
+            cast = next(iter(node.users))
+            node.args = (*node.args[:4], True)
+            cast.replace_all_uses_with(node)
+            traced.graph.erase_node(cast)
+
+
+def product_and_sum(traced: Traced) -> None:
+    """Turn stream + linear(x) into `add_project`."""
+    for node, stream, product in sums_in_place(traced):
+        if is_call(product, project) and is_read_once(product) and product.args[3] is None:
+            if source_of(traced, product.args[0]) is stream:
+                continue  # the sum's rows would be written while other rows are still computed from the stream
+            x, norm, (linear,), *_ = product.args
+            traced.replace(node, add_project, stream, x, norm, linear)
+
+
+def norm_and_sum(traced: Traced) -> None:
+    """Turn stream + norm(x) into `add_normed`; the input of the norm stays float32."""
+    for node, stream, normed in sums_in_place(traced):
+        if traced.is_norm(normed) and is_read_once(normed):
+            x = normed.args[0]
+            call = traced.replace(node, add_normed, stream, x, norm_call(normed))
+            if is_call(x, project) and is_read_once(x):
+                x.args = (*x.args[:4], True)
+            assert call.args[1] is x, "the answer that is normalised"
+
+
+def experts_and_sum(traced: Traced) -> None:
+    """Turn stream + the weighted sum of experts' answers into `add_experts`."""
+    for node, stream, answer in sums_in_place(traced):
+        if not is_call(answer, weighted_sum) or not is_read_once(answer):
+            continue
+        experts, shares = answer.args
+        choice = shares.args[0]
+        if traced.leaf(experts, Experts) and is_read_once(experts) and is_call(choice, choose_experts):
+            x, chosen, *_ = experts.args
+            call = traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
+            for one in (choice, *choice.users, chosen):
+                call.prepend(one)  # the experts directly follow their choice
+
+
+def scaled_sums(traced: Traced) -> None:
+    """Turn other stream + x, or stream + x * number, into `add_scaled`; `scaled_sum` where the stream must stay."""
+    in_place = {node: stream is node.args[1] for node, stream, _ in sums_in_place(traced)}
+    for node in traced.nodes(operator.add):
+        stream, x = reversed(node.args) if in_place.get(node) else node.args
+        factor: object = 1.0
+        if not isinstance(stream, fx.Node) or not isinstance(x, fx.Node):
+            continue
+        if is_call(x, operator.mul) and is_read_once(x):
+            x, factor = x.args if isinstance(x.args[0], fx.Node) else x.args[::-1]
+        traced.replace(node, add_scaled if node in in_place else scaled_sum, stream, x, factor)
+
+
+def sums_when_read(traced: Traced) -> None:
+    """Move each sum to just before its first reader, so that the stream may be changed in place."""
+    for node in reversed(traced.nodes(operator.add)):
+        order = traced.order()
+        if node.users:
+            min(node.users, key=order.__getitem__).prepend(node)
+
+
+def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
+    """Yield each sum stream + x with its operands, where nothing reads the old stream after it."""
+    for node in traced.nodes(operator.add):
+        stream, x = node.args
+        if not is_stream(stream):
+            stream, x = x, stream
+        if is_stream(stream) and dict(last_readers(traced.graph))[stream] is node:
+            yield node, stream, x
+
+
+def source_of(traced: Traced, node: Call) -> Call:
+    """Return the value that a node's norms and casts start from, or the node itself if it is neither."""
+    while traced.is_norm(node) or (isinstance(node, fx.Node) and node.op == "call_method" and node.target in CASTS):
+        node = node.args[0]
+    return node
+
+
+def is_stream(node: object) -> bool:
+    """Return whether a node is the residual stream: the module's input, or a sum with the stream."""
+    if not isinstance(node, fx.Node):
+        return False
+    is_part = is_call(node, operator.getitem) and is_call(node.args[0], add_normed_and_norm) and node.args[1] == 0
+    return bool(node.op == "placeholder" or is_part) or node.target in (operator.add, *SUMS)
+
+
+def norm_and_products(traced: Traced) -> None:
+    """Make each product that reads norm(x) read x and normalise it itself, however many there are."""
+    for node in traced.nodes():
+        place = NORM_PLACES.get(node.target)
+        if place is not None and traced.is_norm(node.args[place]) and node.args[place + 1] is None:
+            _fold_norm(traced, node, place)
+    traced.graph.eliminate_dead_code(is_impure_node=is_effect)
+
+
+def norm_and_product(traced: Traced) -> None:
+    """Make the only product that reads norm(x) read x and normalise it itself."""
+    for node in traced.nodes():
+        place = NORM_PLACES.get(node.target)
+        if place is None or node.target is add_experts or not traced.is_norm(node.args[place]):
+            continue
+        if is_read_once(node.args[place]) and node.args[place + 1] is None:
+            _fold_norm(traced, node, place)
+    traced.graph.eliminate_dead_code(is_impure_node=is_effect)
+
+
+def norm_of_sum(traced: Traced) -> None:
+    """Turn a normalised answer, its sum with the stream and that sum's norm into `add_normed_and_norm`."""
+    for node in traced.nodes(add_normed):
+        after = traced.modules[node.args[2].name]
+        norms = [user for user in node.users if traced.is_norm(user)]
+        if len(norms) != 1 or not isinstance(after, RMSNorm) or traced.modules[norms[0].target].eps != after.eps:
+            continue
+        with traced.graph.inserting_before(node):
+            both = traced.graph.call_function(add_normed_and_norm, (*node.args, norm_call(norms[0])))
+            total, normed = (traced.graph.call_function(operator.getitem, (both, index)) for index in range(2))
+        for old, new in ((norms[0], normed), (node, total)):
+            old.replace_all_uses_with(new)
+            traced.graph.erase_node(old)
+
+
+SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled)  # their first argument is the stream
+NORM_PLACES: Mapping[object, int] = {
+    project: 0,
+    gated: 0,
+    add_project: 1,
+    add_experts: 1,
+}  # the argument x; the norm follows it
+
+
+def _fold_norm(traced: Traced, node: Call, place: int) -> None:
+    """Make a product normalise its input, if that input still exists: a sum may have changed the stream before."""
+    arguments, order = list(node.args), traced.order()
+    norm = arguments[place]
+    if any(user.target in SUMS and order[user] < order[node] for user in norm.args[0].users if user is not node):
+        return
+    arguments[place : place + 2] = [norm.args[0], norm_call(norm)]
+    node.args = tuple(arguments)
+
+
+def is_cast(node: object) -> bool:
+    """Return whether a node is x.float()."""
+    return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "float"
+
+
+def uncast(node: Any) -> Any:
+    """Return the input of a node that is a cast, or the node itself."""
+    return node.args[0] if is_cast(node) else node
+
+
+def last_readers(graph: fx.Graph) -> Iterator[tuple[Call, Call]]:
+    """Yield each node that is read, with the last node that reads it."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.users:
+            yield node, max(readers(node), key=order.__getitem__)
+
+
+def readers(node: Call) -> Iterator[Call]:
+    """Yield the nodes that read a node, or a part or cast of it, which may share its memory."""
+    for user in node.users:
+        yield user
+        is_view = user.target in (parts, operator.getitem) or (user.op == "call_method" and user.target in CASTS)
+        if is_view and user.target not in SUMS:
+            yield from readers(user)

@@ -1,0 +1,136 @@
+"""The shapes of a token's values at each operation of a trace, as far as they follow from the modules.
+
+Legend: D model dim, H heads, E head dim, C experts chosen for a token.
+
+A decode step's targets know vectors, and heads on their way to attention. So a trace is accepted only if every size is
+known and fits its readers, and if only norms of heads, rotation and attention read heads as heads.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from torch import fx, nn
+
+from graphcore.kernels.attend import attend
+from graphcore.nn.int8_rows import quantize_rows
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule, capped
+from graphcore.nn.moe import Experts, choose_experts, weighted_sum, without_padding
+from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.rope import rotate
+
+VIEWS = ("flatten", "unflatten")  # for a decode step's single token they move nothing
+CASTS = ("float", "to")
+PARTS = ("split", "chunk")
+INPUT = "x"
+LIKE_FIRST = (rotate, attend, capped, without_padding)  # their answer has the shape of their first argument
+FUNCTIONS = (*LIKE_FIRST, choose_experts, weighted_sum)  # functions of nn/ and kernels/; each is one operation
+READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
+    "unflatten": (RMSNorm, LayerNorm, rotate, attend),
+    RMSNorm: (rotate, attend),
+    LayerNorm: (rotate, attend),
+    rotate: (attend,),
+    attend: ("flatten",),
+    Experts: (weighted_sum,),
+}
+Node = Any  # an fx.Node; torch's types for its arguments are too wide to be of use
+Shape = Any  # sizes after [B, T], such as (D,) or (H, E); a list where there are several answers; None if not known
+
+
+def misfit(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Node | None:
+    """Return the first operation whose sizes are unknown or do not fit, or that must not read heads; None if all fit.
+
+    Nodes get "is_heads" in their meta: True if their answers are heads side by side.
+    """
+    shapes: dict[Node, Shape] = {}
+    kinds = {node: type(modules[str(node.target)]) if node.op == "call_module" else node.target for node in graph.nodes}
+    for node in list(graph.nodes):
+        if node.op == "output" or node.target is getattr:
+            continue
+        shapes[node] = _shape_of(node, modules, shapes)
+        node.meta["is_heads"] = isinstance(shapes[node], tuple) and len(shapes[node]) > 1
+        if node.op.startswith("call") and shapes[node] is None:
+            return node
+    for node in shapes:
+        if node.meta["is_heads"]:
+            for user in node.users:
+                is_value = kinds[user] is attend and user.args[2] is node and kinds[node] != "unflatten"
+                if kinds[user] not in READ_BY.get(kinds[node], ()) or is_value:
+                    return user
+    return None
+
+
+def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node, Shape]) -> Shape:
+    given = [shapes.get(one) for one in node.args if isinstance(one, fx.Node)]
+    first = given[0] if given else None
+    match node.op:
+        case "placeholder":
+            return _input_shape(node, modules) if node.target == INPUT else None
+        case "call_module":
+            return _shape_after(modules[str(node.target)], given)
+        case "call_method":
+            return _shape_of_view(node, first)
+        case "call_function" if node.target in (*LIKE_FIRST, quantize_rows):
+            return first
+        case "call_function" if node.target is weighted_sum:
+            return first[1:] if first else None
+        case "call_function" if node.target is choose_experts:
+            return [(node.args[1],), (node.args[1],)]
+        case "call_function" if node.target is operator.getitem and isinstance(first, list):
+            return first[node.args[1]] if isinstance(node.args[1], int) else None
+        case "call_function" if node.target in (operator.add, operator.mul):
+            return first if all(shape == first for shape in given) else None
+    return None
+
+
+def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
+    """Return the shape of a building block's answer."""
+    first = given[0] if given else None
+    match module:
+        case Linear():
+            return (module.outputs,) if first == (module.inputs,) else None
+        case RMSNorm() | LayerNorm():
+            is_computed = len(given) > 1  # the dtype comes from another tensor
+            return first if first and first[-1] == module.weight.numel() and not is_computed else None
+        case Experts():
+            return (*given[1], *first) if first and given[1] else None
+        case ActivationModule():
+            return first
+    return None
+
+
+def _shape_of_view(node: Node, shape: Shape) -> Shape:
+    """Return the shape after a method that moves or rounds values."""
+    if not isinstance(shape, tuple):
+        return None
+    size = node.args[1] if len(node.args) > 1 else None
+    match node.target:
+        case "float" | "to" if not node.kwargs:
+            return shape
+        case "flatten" if size == -2:
+            return (prod(shape),)
+        case "unflatten" if size == -1 and len(shape) == 1:
+            heads, width = node.args[2]
+            return (shape[0] // width, width) if heads in (-1, shape[0] // width) else None
+        case "split" if node.kwargs.get("dim") == -1 and isinstance(size, list | tuple) and len(shape) == 1:
+            return [(part,) for part in size] if sum(size) == shape[0] else None
+        case "chunk" if node.kwargs.get("dim") == -1 and isinstance(size, int) and len(shape) == 1:
+            return [(shape[0] // size,)] * size if shape[0] % size == 0 else None
+    return None
+
+
+def _input_shape(node: Node, modules: Mapping[str, nn.Module]) -> Shape:
+    """Return the shape of the module's input, as its reader (or the reader of its activation) expects it."""
+    widths, read = set(), [node]
+    for value in read:
+        for user in value.users:
+            module = modules[str(user.target)] if user.op == "call_module" else None
+            if isinstance(module, Linear):
+                widths.add(module.inputs)
+            elif isinstance(module, RMSNorm | LayerNorm):
+                widths.add(module.weight.numel())
+            elif (user.target in CASTS or isinstance(module, ActivationModule)) and user not in read:
+                read.append(user)
+    return (widths.pop(),) if len(widths) == 1 else None

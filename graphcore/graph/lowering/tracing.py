@@ -1,0 +1,164 @@
+"""Traces a module: what it computes, as a graph of operations.
+
+    module --trace--> linear, norm, rotate, attend, activation, +, ...   --rules--> what a target has an entry for
+
+`trace` follows a module's own forward with torch.fx; the building blocks of nn/ are its leaves. Modules stand in the
+graph by their names, so that layers of one spec share one graph.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
+
+from graphcore.graph.lowering.operations import Call, attend_heads, parts
+from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
+from graphcore.kernels.attend import attend
+from graphcore.nn.int8_rows import quantize_rows
+from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule
+from graphcore.nn.moe import Experts
+from graphcore.nn.norm import LayerNorm, RMSNorm
+
+LEAVES = (Linear, RMSNorm, LayerNorm, ActivationModule, Experts)
+Rule = Callable[["Traced"], None]
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's operations.
+
+    Attributes:
+        modules: modules inside the traced one, by their names in the graph.
+        misfit: operation that can have no entry, in words: its sizes do not fit, or the trace could not follow it;
+            None if there is none.
+    """
+
+    graph: fx.Graph
+    modules: Mapping[str, nn.Module]
+    misfit: str | None = None
+
+    def nodes(self, target: Callable[..., object] | None = None) -> list[Call]:
+        """Return the operations, or the calls of `target`, in order."""
+        return [node for node in self.graph.nodes if target is None or is_call(node, target)]
+
+    def leaf(self, node: Call, *kinds: type[M]) -> M | None:
+        """Return the module that a node calls, if it calls one of those kinds."""
+        if not isinstance(node, fx.Node) or node.op != "call_module":
+            return None
+        module = self.modules[str(node.target)]
+        return module if isinstance(module, kinds) else None
+
+    def is_norm(self, node: Call) -> bool:
+        """Return whether a node calls a normalisation."""
+        return self.leaf(node, RMSNorm, LayerNorm) is not None
+
+    def can_join(self, *nodes: Call) -> bool:
+        """Return whether the nodes are products of one input, each read once, with the same rounding and dtype."""
+        linears = [self.leaf(node, Linear) for node in nodes]
+        if not all(linears) or len(set(nodes)) < len(nodes) or not all(map(is_read_once, nodes)):
+            return False
+        alike = {(linear.int8_order, linear.dtype) for linear in linears if linear is not None}
+        return len(alike) == 1 and len({node.args for node in nodes}) == 1
+
+    def replace(self, node: Call, target: Callable[..., object], *arguments: Any) -> Call:
+        """Replace a node by a call of a function; nodes that only it read are removed."""
+        with self.graph.inserting_before(node):
+            call = self.graph.call_function(target, arguments)
+        node.replace_all_uses_with(call)
+        self.graph.erase_node(node)
+        self.graph.eliminate_dead_code(is_impure_node=is_effect)
+        return call
+
+    def order(self) -> dict[Call, int]:
+        """Return the position of each node."""
+        return {node: place for place, node in enumerate(self.graph.nodes)}
+
+
+def is_effect(node: Call) -> bool:
+    """Return whether a node stays even if nothing reads it: inputs, the output, attention (it writes the cache)."""
+    return node.op in ("placeholder", "output") or node.target in (attend, attend_heads)
+
+
+class LeafTracer(fx.Tracer):
+    """Follows a forward down to the building blocks of nn/."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=FUNCTIONS)
+
+    def is_leaf_module(self, module: nn.Module, _name: str) -> bool:
+        """Return whether a call of the module is one operation; a subclass is not, since it may compute anything."""
+        return type(module) in LEAVES
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument in the form that the graph stores.
+
+        Raises:
+            TraceError: the argument is a tensor computed from weights, and layers would share the first one's.
+        """
+        if isinstance(a, Tensor) and all(a is not one for one in (*self.root.buffers(), *self.root.parameters())):
+            raise TraceError("a tensor that the forward computes from weights")
+        return super().create_arg(a)
+
+
+def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
+    """Return what the module's forward computes for one token of a sequence, rewritten by the rules in their order.
+
+    A forward that cannot be followed (one that reads values, say) gives no operations, and a misfit that says why.
+    """
+    modules = dict(module.named_modules())
+    try:
+        graph = LeafTracer().trace(module)
+        with_positional_arguments(graph, modules)
+    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return Traced(fx.Graph(), modules, str(error).partition("\n")[0])
+    node = misfit(graph, modules)
+    traced = Traced(graph, modules, None if node is None else operation_name(node, modules))
+    if node is None:
+        for rule in (without_views, *rules):
+            rule(traced)
+    return traced
+
+
+def with_positional_arguments(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
+    """Pass all arguments of building blocks by position."""
+    node: Call
+    for node in graph.nodes:
+        function = modules[node.target].forward if node.op == "call_module" else node.target
+        if node.op == "call_module" or node.target in (*FUNCTIONS, quantize_rows):
+            given = inspect.signature(function).bind(*node.args, **node.kwargs)
+            given.apply_defaults()
+            node.args, node.kwargs = given.args, {}
+
+
+def without_views(traced: Traced) -> None:
+    """Turn x.flatten(), x.unflatten(), and int8 codes (which a linear makes itself) into x; cuts into `parts`."""
+    for node in traced.nodes():
+        if node.op == "call_method" and node.target in PARTS:
+            traced.replace(node, parts, node.args[0], node.target, node.args[1])
+            continue
+        is_view = node.op == "call_method" and node.target in VIEWS
+        if is_view or node.target is quantize_rows:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+
+
+def is_call(node: object, target: Callable[..., object]) -> bool:
+    """Return whether a node calls a function."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is target
+
+
+def is_read_once(node: Call) -> bool:
+    """Return whether exactly one node reads a node."""
+    return len(node.users) == 1
+
+
+def operation_name(node: Call, modules: Mapping[str, nn.Module]) -> str:
+    """Return the name of a node for messages: a function, a method, or a module by its class and name."""
+    if node.op == "call_module":
+        return f"{type(modules[node.target]).__name__} {node.target}"
+    return node.target if isinstance(node.target, str) else str(node.target.__name__)

@@ -1,0 +1,209 @@
+"""Records a whole decode step on the CPU as one native program, the CPU's counterpart of a captured CUDA graph.
+
+    embed -> (norm q k v | attend | o, add | norm gate up | down, add) for each block -> norm head -> choose
+
+The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
+It computes in float32 what the blocks compute in the compute dtype. A module that is not known here is refused, so that
+nothing is left out silently. It runs one sequence; wider batches run compiled.
+"""
+
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.graph.instruction_entries import Choice, ModuleRecorder, obstacle_of_operations
+from graphcore.graph.lowering.targets import lower_to_instructions
+from graphcore.graph.lowering.tracing import Traced
+from graphcore.graph.state import StepState
+from graphcore.graph.step import ExpertFetcher, Step
+from graphcore.kernels import instructions
+from graphcore.kernels import native_program as native
+from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.nn.decoder import Decoder, Embedding, Head
+from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.linear import Linear
+from graphcore.nn.moe import ExpertLinear
+from graphcore.nn.spec import BlockSpec
+
+EXPERT_INSTRUCTIONS = 2  # the up and the down instruction of a layer's experts
+
+
+@dataclass
+class NativeStep:
+    """Consecutive instructions of a program, run as one step.
+
+    Attributes:
+        begin: index of the first instruction.
+        count: number of instructions.
+        choices: choices of experts among them, whose places the fetcher gives; none where experts are resident.
+    """
+
+    group: int
+    program: native.NativeProgram
+    begin: int
+    count: int
+    choices: Sequence[Choice] = ()
+    fetcher: ExpertFetcher | None = None
+
+    def replay(self) -> None:
+        """Run the instructions once."""
+        done = self.begin
+        for choice in self.choices:
+            self.program.run(done, choice.begin - done)
+            done = choice.begin + EXPERT_INSTRUCTIONS
+            self._run_experts(choice)
+        self.program.run(done, self.begin + self.count - done)
+
+    def _run_experts(self, choice: Choice) -> None:
+        """Run the chosen experts from the places that they are fetched to."""
+        chosen = choice.chosen.tolist()
+        assert self.fetcher is not None, "choices come with who fetches them"
+        with closing(self.fetcher.waves(choice.layer, chosen)) as waves:
+            places = next(waves)  # all experts of a token come in one wave
+            choice.places.copy_(torch.tensor([places[expert] for expert in chosen]))
+            self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
+
+
+def native_obstacle(decoder: Decoder) -> str | None:
+    """Return why the decoder cannot be recorded, or None if it can."""
+    for name, module in decoder.named_modules():
+        if not isinstance(module, Linear | ExpertLinear | Embedding):
+            continue
+        if module.packing is not None and not isinstance(module.packing, KernelPacking):
+            return f"no kernel multiplies {module.packing.format}, the format of {name}"
+        if isinstance(module, Linear) and module.int8_order is not None and module.rounding != "token":
+            return "float32 keeps to the reference's order of operations where activations are int8"
+    obstacles = (obstacle_of_operations(block, changes_x=True) for block in kinds_of(decoder).values())
+    return next(filter(None, obstacles), None) or obstacle_of_operations(decoder.head, changes_x=False)
+
+
+def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
+    """Return one layer of each spec: layers of one spec compute the same."""
+    return dict(zip(reversed(decoder.spec.blocks), reversed(decoder.layers), strict=True))
+
+
+@dataclass
+class GatherStep:
+    """Puts the token's embedding row into a native program's residual stream, from wherever the embedding gets it."""
+
+    group: int
+    state: StepState
+    embedding: Embedding
+    x: Tensor
+
+    def replay(self) -> None:
+        """Fill `x`."""
+        self.x.copy_(self.embedding(self.state.token_ids, self.state.span).view(-1))
+
+
+@dataclass
+class Recorder:
+    """Records decode programs of one decoder.
+
+    Attributes:
+        groups: layers of each layer group; group 0 is the embedding, those after the last one are parts of the head.
+        heads: parts of the head, each with its rows of the vocabulary.
+        caches: one cache per layer, [1, K, S, E].
+        tables: rope tables, [P, 2, E/2].
+        streamed: groups whose weights move. The other groups between two of them become one step.
+        fetcher: source of the experts that are not resident; None where all are.
+    """
+
+    decoder: Decoder
+    groups: Sequence[range]
+    heads: Sequence[tuple[range, Head]]
+    caches: Sequence[LayerCache]
+    tables: Sequence[Tensor]
+    library: str
+    streamed: Collection[int] = ()
+    fetcher: ExpertFetcher | None = None
+
+    _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
+
+    def record(self, state: StepState, is_greedy: bool) -> list[Step]:
+        """Return the steps of a whole decode step on the state; they fill `logits`, and if greedy also `chosen`."""
+        program = native.NativeProgram(self.library, torch.get_num_threads())
+        x = program.buffer(self.decoder.spec.dim)
+        ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
+        choices: list[Choice] = []
+        if not self.decoder.embed_tokens.is_gathered:
+            self._embed(program, state, x)
+            ends.append((0, len(program.arguments)))
+        for group, layers in enumerate(self.groups, start=1):
+            for index in layers:
+                choices += self._block(program, state, x, index)
+            ends.append((group, len(program.arguments)))
+        state.logits = program.buffer(self.decoder.spec.vocab).view(1, -1)
+        for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
+            recorder = ModuleRecorder(program, state, dict(head.named_modules()))
+            recorder.record(self._lowered(None, head), {"x": x}, state.logits[0, rows.start : rows.stop])
+            ends.append((group, len(program.arguments)))
+        if is_greedy:
+            self._choose(program, state)
+            ends.append((0, len(program.arguments)))
+        steps = self._steps(program, ends, choices if self.fetcher is not None else ())
+        gather = GatherStep(0, state, self.decoder.embed_tokens, x)
+        return [gather, *steps] if self.decoder.embed_tokens.is_gathered else steps
+
+    def _heads(self) -> Sequence[tuple[range, Head]]:
+        """Return the head's parts, or the whole head where no part moves: its rows are computed independently."""
+        first = len(self.groups) + 1
+        if any(group >= first for group in self.streamed):
+            return self.heads
+        return [(range(self.decoder.spec.vocab), self.decoder.head)]
+
+    def _steps(
+        self, program: native.NativeProgram, ends: Sequence[tuple[int, int]], choices: Sequence[Choice]
+    ) -> list[Step]:
+        """Return one step for each streamed group, and one for all groups between two of them."""
+        steps: list[Step] = []
+        begin = 0
+        for index, (group, end) in enumerate(ends):
+            is_last = index + 1 == len(ends)
+            if is_last or group in self.streamed or ends[index + 1][0] in self.streamed:
+                inside = [choice for choice in choices if begin <= choice.begin < end]
+                steps.append(NativeStep(group, program, begin, end - begin, inside, self.fetcher))
+                begin = end
+        return steps
+
+    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Choice]:
+        """Append a block; return its choice of experts, if it has any."""
+        block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
+        rope = None if rope_index is None else self.tables[rope_index]
+        cache = self.caches[index]
+        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
+        modules = dict(block.named_modules())
+        recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
+        answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)
+        assert answer is x, "the stream is changed where it lies"
+        return recorder.choices
+
+    def _lowered(self, kind: BlockSpec | None, module: nn.Module) -> Traced:
+        """Return the operations of a kind of module, traced once."""
+        if kind not in self._operations:
+            self._operations[kind] = lower_to_instructions(module)
+        return self._operations[kind]
+
+    def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
+        embedding = self.decoder.embed_tokens
+        arguments = instructions.Embed()
+        arguments.table = program.matrix(embedding.weight, embedding.packing)
+        if embedding.positions is not None:
+            arguments.positions = program.matrix(embedding.positions, None)
+        arguments.token_id = program.address(state.token_ids, torch.int64)
+        arguments.position = program.address(state.span.starts, torch.int64)
+        arguments.x, arguments.scale = program.address(x), embedding.scale
+        program.needs(row_floats=self.decoder.spec.dim + 32)
+        program.add(arguments)
+
+    def _choose(self, program: native.NativeProgram, state: StepState) -> None:
+        """Append the choice of the likeliest token, which becomes the next input."""
+        best = program.buffer(instructions.CHOICE_PARTS)
+        best_index = torch.zeros(instructions.CHOICE_PARTS, dtype=torch.int64)
+        pointers = program.address(best), program.address(best_index, torch.int64)
+        program.add(instructions.Choose(program.address(state.logits), self.decoder.spec.vocab, *pointers))
+        inputs = (state.chosen, state.token_ids, state.span.starts)
+        program.add(instructions.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))

@@ -1,0 +1,247 @@
+"""One new token's attention over a cache that already holds its key and value: split-KV decode, as one kernel.
+
+Legend: B batch, H heads, K kv heads, E head dim, S cache slots, P splits,
+R rows of a tile (the H / K heads of one kv head, padded).
+
+    program (split, kv head, sequence): reads starts and counts, walks its share of the visible keys
+    the last split of a kv head to arrive adds up the results of all, in their order: the bits do not depend on which
+    split is last
+
+Results of a split: parts [B, K, P, H / K, E], weighted sums of values; states [B, K, P, H / K, 2], highest score (in
+base 2) and sum of weights; float32.
+
+The H / K heads of a kv head are rows of one tile, so that a key is read once. A split's share is a share of the live
+length, in whole tiles: the cost follows the context, and splits without keys exit at once.
+Source: split-KV as in Flash-Decoding (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
+
+TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
+RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
+REGISTERS = 43008  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
+MERGED = 1 << 13  # float32 of other splits' sums that the last one holds at once: 64 registers of 128 threads
+ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
+
+
+@triton.jit
+def _visible_keys(starts, counts, sequence, slots, window, WINDOWED: tl.constexpr):
+    """Return the first visible position and the number of visible ones, both int32."""
+    start = tl.load(starts + sequence).to(tl.int32)
+    visible = tl.minimum(start + 1, slots)
+    if WINDOWED:
+        visible = tl.minimum(visible, window)
+    visible = tl.where(tl.load(counts + sequence) > 0, visible, 0)
+    return start + 1 - visible, visible
+
+
+@triton.jit
+def _merge(parts, states, used, GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+           WIDTH: tl.constexpr, MERGED_SPLITS: tl.constexpr):  # fmt: skip
+    """Return total [HEADS] and sums [HEADS, E] over all splits that had keys.
+
+    Other multiprocessors wrote them while this one ran, so `.cg` reads the shared cache and not this one's own.
+    """
+    head, column = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    best, total, sums = empty_state(HEADS, WIDTH)
+    for at in range(0, used, MERGED_SPLITS):
+        split = at + tl.arange(0, MERGED_SPLITS)
+        row = split[:, None] * GROUP + head[None, :]
+        is_row = (split < used)[:, None] & (head < GROUP)[None, :]
+        bests = tl.load(states + row * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(states + row * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        is_part = is_row[:, :, None] & (column < HEAD_DIM)[None, None, :]
+        part = row[:, :, None] * HEAD_DIM + column[None, None, :]
+        partial = tl.load(parts + part, mask=is_part, other=0.0, cache_modifier=".cg")
+        highest = tl.maximum(best, tl.max(bests, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        kept, weights = tl.exp2(best - shift), tl.exp2(bests - shift[None, :])
+        total = total * kept + tl.sum(totals * weights, 0)
+        sums = sums * kept[:, None] + tl.sum(partial * weights[:, :, None], 0)
+        best = highest
+    return total, sums
+
+
+@triton.jit
+def _store_heads(out, answers, ROWS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_real = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    at = row[:, None] * HEAD_DIM + column[None, :]
+    tl.store(out + at, answers.to(out.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _leave(part, state, best, total, sums, ROWS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+           WIDTH: tl.constexpr):  # fmt: skip
+    """Write a split's row state for the last split to read."""
+    row = tl.arange(0, ROWS)
+    tl.store(state + row * 2, best, mask=row < GROUP)
+    tl.store(state + row * 2 + 1, total, mask=row < GROUP)
+    _store_heads(part, sums, ROWS, GROUP, HEAD_DIM, WIDTH)
+
+
+@triton.jit
+def attend_splits(
+    query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals,
+    q_batch, q_head, k_batch, k_head, k_slot, v_batch, v_head, v_slot, slots, window, scale, cap,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MERGED_SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
+    split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    splits, place = tl.num_programs(0), sequence * tl.num_programs(1) + kv_head
+    first, visible = _visible_keys(starts, counts, sequence, slots, window, WINDOWED)
+    share = tl.maximum(tl.cdiv(tl.cdiv(visible, splits), TILE), 1) * TILE
+    used = tl.maximum(tl.cdiv(visible, share), 1)  # a row without a token: one split writes its zeros
+    if split >= used:
+        return
+    row = tl.arange(0, ROWS)
+    is_head = row < GROUP
+    q = load_rows(query + sequence * q_batch + kv_head * GROUP * q_head, row, q_head, is_head, HEAD_DIM, WIDTH)
+    best, total, sums = empty_state(ROWS, WIDTH)
+    if sinks is not None:  # the first split counts the sink, as a key that it has seen and whose value is zero
+        sink = tl.load(sinks + kv_head * GROUP + row, mask=is_head, other=0.0) * LOG2_E
+        best = tl.where(split == 0, sink, best)
+        total = tl.where(split == 0, 1.0, total)
+    k_rows, v_rows = k_cache + sequence * k_batch + kv_head * k_head, v_cache + sequence * v_batch + kv_head * v_head
+    begin, end = split * share, tl.minimum(split * share + share, visible)
+    best, total, sums = walk(
+        q, k_rows, v_rows, first % slots, begin, end, 0, best, total, sums, k_slot, v_slot, slots, window, scale, cap,
+        WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    )  # fmt: skip
+    answer = out + place * GROUP * HEAD_DIM
+    if used == 1:
+        _store_heads(answer, divided(sums, total), ROWS, GROUP, HEAD_DIM, WIDTH)
+    elif arrivals is not None:
+        left = place * splits * GROUP
+        _leave(parts + (left + split * GROUP) * HEAD_DIM, states + (left + split * GROUP) * 2, best, total, sums,
+               ROWS, GROUP, HEAD_DIM, WIDTH)  # fmt: skip
+        tl.debug_barrier()  # one thread counts the arrival after all have written
+        arrived = tl.atomic_add(arrivals + place, 1, sem="acq_rel", scope="gpu")
+        if arrived == used - 1:
+            tl.store(arrivals + place, 0)
+            all_total, all_sums = _merge(parts + left * HEAD_DIM, states + left * 2, used,
+                                         GROUP, HEADS, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
+            _store_heads(answer, divided(all_sums, all_total), HEADS, GROUP, HEAD_DIM, WIDTH)
+
+
+torch.library.define(
+    "graphcore::attend_written",
+    "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor starts, Tensor counts, int window, float scale,"
+    " Tensor? sinks=None, Tensor(a!)? arrivals=None, float cap=0.0) -> Tensor",
+)
+
+
+def attend_written(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    cap: float = 0.0,
+) -> Tensor:
+    """Attend one new token of each sequence, whose key and value are already in the cache.
+
+    Args:
+        query: [B, 1, H, E] compute dtype; the last stride is 1.
+        k_cache, v_cache: [B, K, S, E] cache dtype; position p in slot p mod S, filled for positions 0 .. starts.
+        starts: [B] int64, the new token's position.
+        counts: [B] int64, 1, or 0 for a row without a token, whose answer is zeros.
+        window: number of visible keys, the new one included; 0 for all.
+        scale: factor of q . k.
+        sinks: [H] float32, as in `attend`.
+        arrivals: [B * K or more] int32 zeros, zeros again afterwards; all layers of a stream may share one. If it is
+            None, each call makes its own, which is one more fill on the stream.
+        cap: bound of the scores, as in `attend`.
+
+    Returns:
+        [B, 1, H, E] compute dtype, contiguous.
+    """
+    op = torch.ops.graphcore.attend_written.default
+    return op(query, k_cache, v_cache, starts, counts, window, scale, sinks, arrivals, cap)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::attend_written")
+def _fake(query: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
+    """Return the number of programs that share the keys of one kv head.
+
+    Args:
+        batch, kv_heads: numbers of sequences and kv heads, each pair with programs of its own.
+        visible: keys that a query may ever see: the buffer's slots, or the window.
+        tile: keys of a tile; a split has at least one tile.
+        processors: multiprocessors of the device; each runs RESIDENT programs, and one more would wait for the others.
+    """
+    return max(1, min(RESIDENT * processors // (batch * kv_heads), -(-visible // tile)))
+
+
+def keys_of_tile(width: int, dtype: torch.dtype) -> int:
+    """Return the number of keys of a tile, for vectors padded to `width` elements in the product's dtype."""
+    return max(16, min(128, TILE_NBYTES // (width * dtype.itemsize)))
+
+
+def processors_of(device: torch.device) -> int:
+    """Return how many streaming multiprocessors a device has."""
+    if device.type != "cuda":
+        return ABSENT_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launch_attend_written(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    cap: float = 0.0,
+    tile: int = 0,
+) -> Tensor:
+    """Implement `attend_written`; tile: keys of a tile, 0 for the size that suits the head dim."""
+    batch, tokens, heads, head_dim = query.shape
+    kv_heads, slots = k_cache.shape[1:3]
+    assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
+    assert query.stride(3) == k_cache.stride(3) == v_cache.stride(3) == 1, "vectors lie in one run"
+    assert slots * max(k_cache.stride(2), v_cache.stride(2)) < 1 << 31, f"{slots} slots do not fit 32-bit offsets"
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    tile = tile or keys_of_tile(width, query.dtype)
+    splits = split_count(batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    parts = states = None
+    if splits > 1:
+        parts = torch.empty(batch, kv_heads, splits, group, head_dim, dtype=torch.float32, device=query.device)
+        states = torch.empty(batch, kv_heads, splits, group, 2, dtype=torch.float32, device=query.device)
+        if arrivals is None:
+            arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
+        assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
+    heads_width = triton.next_power_of_2(group)
+    warps = 8 if query.dtype == torch.float32 else 4
+    attend_splits[(splits, kv_heads, batch)](
+        query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
+        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale, cap,
+        WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
+        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
+        PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps),
+    )  # fmt: skip
+    return out
+
+
+# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+torch.library.impl("graphcore::attend_written", "CompositeExplicitAutograd", launch_attend_written)

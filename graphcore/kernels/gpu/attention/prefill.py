@@ -1,0 +1,111 @@
+"""A chunk's attention over the cached past and over itself: flash attention with two sources, as one kernel.
+
+Legend: B batch, T tokens, H heads, K kv heads, G = H / K, E head dim, S cache slots, R rows of a program.
+
+    rows of a program    R of the T G (token, head) pairs of one kv head, in order, tokens before heads
+    keys that it reads   past:  first visible .. start, in slots p mod S; the chunk is written afterwards
+                         chunk: first visible .. last token of the rows, from the projections
+
+A key is read once for R / G tokens and all their heads; with a window that is window + R / G keys. Keys that no row
+sees are never read. The last rows see the most keys, so they start first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
+from graphcore.kernels.scoring import Scoring
+
+
+@triton.jit
+def _attend_chunk(
+    query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    old_k_batch, old_k_head, old_k_slot, old_v_batch, old_v_head, old_v_slot, slots, window, scale, cap,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
+    token, head = row // GROUP, kv_head * GROUP + row % GROUP
+    first_token = (tl.num_programs(1) - 1 - part) * ROWS // GROUP
+    start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
+    end = tl.minimum(((tl.num_programs(1) - part) * ROWS - 1) // GROUP + 1, count)
+    is_padding = first_token >= count  # no row is real: no key is read, and the answer is zeros
+    best, total, sums = empty_state(ROWS, WIDTH)
+    if sinks is not None:  # a key that every row sees and whose value is zero
+        best = tl.load(sinks + head) * LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
+    q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, token < count, HEAD_DIM, WIDTH)
+    first, new_first = 0, 0
+    if WINDOWED:
+        first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
+        new_first = tl.maximum(first_token - window + 1, 0)
+    past, since = tl.where(is_padding, 0, start - first), start - first + token
+    old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head
+    old_values = v_cache + sequence * old_v_batch + kv_head * old_v_head
+    keys, values = key + sequence * k_batch + kv_head * k_head, value + sequence * v_batch + kv_head * v_head
+    rest = 0
+    if not WINDOWED:  # whole tiles of the past, visible to all rows
+        rest = past // TILE * TILE
+        best, total, sums = walk(
+            q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
+            slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        )  # fmt: skip
+    best, total, sums = walk(
+        q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
+        slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    )  # fmt: skip
+    best, total, sums = walk(
+        q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token,
+        slots, window, scale, cap, False, True, True, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+    )  # fmt: skip
+    column = tl.arange(0, WIDTH)
+    answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
+    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
+    answers = out + answer[:, None] + column[None, :]
+    tl.store(answers, divided(sums, total).to(out.dtype.element_ty), mask=is_answer)
+
+
+def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return a tile's rows and keys, and a program's warps: as large as registers allow, on sm_80 and on sm_90.
+
+    Args:
+        rows: number of rows in all.  width: padded elements of a vector.  dtype: dtype of the products; float32 has no
+            tensor cores.
+    """
+    if dtype == torch.float32:
+        return 16, 16, 4
+    most = 128 if width <= 128 else 64
+    tile = 64 if width <= 128 else 32
+    return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
+
+
+def launch_attend_chunk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    scoring: Scoring,
+) -> Tensor:
+    """Return the result of `attend`, before the cache is written."""
+    window, scale, sinks, _, cap = scoring
+    batch, tokens, heads, head_dim = query.shape
+    kv_heads, slots = k_cache.shape[1:3]
+    for operand in (query, key, value, k_cache, v_cache):
+        assert operand.stride(3) == 1, "vectors lie in one run"
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
+    rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
+        query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        slots, window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim, WIDTH=width,
+        ROWS=rows, TILE=tile, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=2, enable_fp_fusion=True,
+    )  # fmt: skip
+    return out

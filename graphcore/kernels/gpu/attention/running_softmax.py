@@ -1,0 +1,98 @@
+"""The running softmax over tiles of keys and values that decode and prefill attention share.
+
+Legend: R rows (queries of one kv head), N keys of a tile, E head dim, padded to a power of two.
+
+The softmax is that of FlashAttention-2 (Dao 2023, arXiv 2307.08691, algorithm 1), in powers of two, for which a GPU has
+an instruction. A row's state is its highest score, the sum of its weights, and the weighted sum of values:
+
+    best' = max(best, scores)    kept = 2^(best - best')    total' = kept total + sum(2^(scores - best'))
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)  # factor of the scores, because e^x = 2^(x log2 e)
+
+
+@triton.jit
+def load_rows(rows, at, stride, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the vectors at indices `at`, [N, E]; zeros where none is valid, since memory there may hold NaN."""
+    column = tl.arange(0, WIDTH)
+    seen = is_there[:, None]
+    if WIDTH != HEAD_DIM:
+        seen = seen & (column < HEAD_DIM)[None, :]
+    return tl.load(rows + at[:, None] * stride + column[None, :], mask=seen, other=0.0)
+
+
+@triton.jit
+def capped_scores(scores, cap):
+    """Return cap tanh(scores / cap) as 1 - 2 / (1 + e^(2 z)), which is 1 if the power overflows."""
+    return cap - 2 * cap / (1 + tl.exp2(scores * (2 * LOG2_E / cap)))
+
+
+@triton.jit
+def take_in(scores, values, best, total, sums, PRECISION: tl.constexpr):
+    """Return the row state after one more tile.
+
+    Scores are [R, N] in powers of two, -inf where hidden; values [N, E]; best, total [R]; sums [R, E] float32.
+    """
+    highest = tl.maximum(best, tl.max(scores, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # for a row that has seen no key, -inf - -inf is NaN
+    weights = tl.exp2(scores - shift[:, None])
+    kept = tl.exp2(best - shift)
+    total = total * kept + tl.sum(weights, 1)
+    sums = tl.dot(weights.to(values.dtype), values, acc=sums * kept[:, None], input_precision=PRECISION)
+    return highest, total, sums
+
+
+@triton.jit
+def empty_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the state of rows that have seen no key: best, total and sums."""
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    return best, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+
+
+@triton.jit
+def walk(
+    q, keys, values, first_slot, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale, cap,
+    RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the row state after keys begin .. end; key 0 is in `first_slot`.
+
+    RING: slots wrap.  ENDS: the last tile may hold fewer keys.  HIDES: rows see only some of the keys, by distance [R],
+    each row's position counted from key 0: none later than the row and, if WINDOWED, only the last `window`.
+    CAPPED: scores are bounded by `cap`.
+    """
+    for at in range(begin, end, TILE):
+        key = at + tl.arange(0, TILE)
+        is_there = key < end
+        slot = first_slot + key
+        if RING:
+            slot = tl.where(slot >= slots, slot - slots, slot)
+        k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = capped_scores(scores * scale, cap) * LOG2_E if CAPPED else scores * (scale * LOG2_E)
+        if HIDES:
+            ago = distance[:, None] - key[None, :]
+            is_seen = (ago >= 0) & is_there[None, :]
+            if WINDOWED:
+                is_seen = is_seen & (ago < window)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        elif ENDS:
+            scores = tl.where(is_there[None, :], scores, float("-inf"))
+        best, total, sums = take_in(scores, v, best, total, sums, PRECISION)
+    return best, total, sums
+
+
+@triton.jit
+def divided(sums, total):
+    """Return the answers [R, E]; zeros for a row that saw no key."""
+    return sums / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """Return the precision of `tl.dot`: float32 without rounding to tf32; narrower types have no choice."""
+    return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,0 +1,111 @@
+"""The mixture of experts on a GPU: the implementations of its ops, and the op of a captured decode step.
+
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choices of a token, S places.
+
+    experts               [N, D] -> answers [N, C, D]     up to FEW tokens: each choice alone; more: grouped
+    add_expert_answers    adds the answers' weighted sum to the stream, best first, in the same two launches
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed
+from graphcore.kernels.gpu.experts.grouped import launch_many
+from graphcore.kernels.gpu.experts.operands import mixture_of
+from graphcore.kernels.gpu.matrix import DENSE
+
+FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
+
+torch.library.define(
+    "graphcore::gpu_add_experts",
+    "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
+    " float limit, float alpha, str[] formats) -> ()",
+)
+
+
+def add_expert_answers(
+    stream: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Tensor | None,
+    clamp: tuple[float, float],
+    formats: Sequence[str],
+) -> None:
+    """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
+
+    Args:
+        stream: [N, D] float32, contiguous.
+        x: [N, D] compute dtype, contiguous; N up to 8.
+        chosen: [N, C] int64; -1 for no expert.
+        shares: [N, C] any float dtype.
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device
+            (kernels/device_layout.py); on the device, or page-locked in RAM.
+        biases: gate [X, F], up [X, F] and down [X, D].
+        places: [X] integers on the device, the experts' places; None if expert i is at place i.
+        clamp: limit and alpha of the activation.
+        formats: formats of gate, up and down: "dense", or the stored format's name.
+    """
+    op = torch.ops.graphcore.gpu_add_experts.default
+    op(stream, x, chosen, shares, weights, biases, places, *clamp, formats)
+
+
+@torch.library.register_fake("graphcore::gpu_add_experts")
+def _fake(_stream: Tensor, *_: object) -> None:
+    return
+
+
+def launch_add_experts(
+    stream: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Tensor | None,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> None:
+    """Implement `add_expert_answers`."""
+    launch_few_summed(stream, x, chosen, shares, mixture_of(weights, biases, places, limit, alpha, formats))
+
+
+def launch_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    limit: float,
+    alpha: float,
+    places: Sequence[int] | None = None,
+    formats: Sequence[str] = (DENSE,) * 3,
+) -> Tensor:
+    """Implement `experts` (kernels/experts.py)."""
+    launch = launch_few if len(x) <= FEW else launch_many
+    mixture = mixture_of(weights, biases, places, limit, alpha, formats)
+    return launch(x.contiguous(), chosen.contiguous(), mixture)
+
+
+def launch_packed_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Sequence[int] | None,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> Tensor:
+    """Implement `device_experts` (kernels/packed_experts.py)."""
+    return launch_experts(x, chosen, weights, biases, limit, alpha, places, formats)
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
+torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)
+torch.library.impl("graphcore::device_experts", "CompositeExplicitAutograd", launch_packed_experts)
+torch.library.impl("graphcore::experts", "CUDA", launch_experts)

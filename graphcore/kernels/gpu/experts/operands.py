@@ -1,0 +1,113 @@
+"""The parts that the kernels of a mixture of experts share: an expert's place, its activation, its matrices' forms.
+
+Legend: X experts, S places, I input features, O rows of a matrix.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
+from graphcore.kernels.gpu.matrix import DENSE
+from graphcore.kernels.gpu.packed.multiply_add import dot_rows
+from graphcore.kernels.gpu.packed.planes import tensor_scale
+
+BLOCK = tl.constexpr(512)  # columns that a program multiplies at once
+
+
+class MixtureOperands(NamedTuple):
+    """A layer's experts in the form that the kernels take.
+
+    Attributes:
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device; each matrix
+            is one run of bytes, on the device or page-locked.
+        biases: gate [X, F], up [X, F], down [X, D], contiguous.
+        places: [X] int32 or int64 on the device, places of the experts, -1 for missing ones; None if i is at place i.
+        limit, alpha: constants of the activation.
+        forms: layouts of the three matrices; None for a dense one.
+    """
+
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    places: Tensor | None
+    limit: float
+    alpha: float
+    forms: Sequence[DeviceLayout | None]
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts, X."""
+        return self.biases[0].shape[0]
+
+    @property
+    def features(self) -> int:
+        """The number of hidden features of an expert, F."""
+        return self.biases[0].shape[1]
+
+
+def mixture_of(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Tensor | Sequence[int] | None,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str] = (DENSE,) * 3,
+) -> MixtureOperands:
+    """Return the operands; places given as a list are copied to the device, which a captured graph must not do."""
+    if places is not None and not isinstance(places, Tensor):
+        places = torch.tensor(places, dtype=torch.int32, device=biases[0].device)
+    # A view of a larger tensor would be read wrongly; weights bound to slots are never such views.
+    weights = [weight if weight[:1].is_contiguous() else weight.contiguous() for weight in weights]
+    forms = [None if name == DENSE else DEVICE_LAYOUTS[name] for name in formats]
+    return MixtureOperands(weights, biases, places, limit, alpha, forms)
+
+
+@triton.jit
+def place_of(expert, places):
+    """Return an expert's place, int64; negative if there is no expert, or it is missing."""
+    place = expert.to(tl.int64)
+    if places is not None:
+        place = tl.load(places + place, mask=place >= 0, other=-1).to(tl.int64)
+    return place
+
+
+@triton.jit
+def swiglu(gate, up, limit, alpha):
+    """Return (up + 1) * gate * sigmoid(alpha * gate) of the clamped float32 arguments."""
+    gate = tl.minimum(gate, limit)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    return (up + 1.0) * (gate / (1.0 + tl.exp(-alpha * gate)))
+
+
+@triton.jit
+def row_sums(x, matrix, first, num_rows, columns, L: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """Return the products of rows first .. first + ROWS - 1 of a matrix [O, I] with a vector [I]: [ROWS] float32.
+
+    Args:
+        L: DeviceLayout of a packed matrix; None for a dense one.
+        UNITS: units that are read at once, as G in `packed.multiply_add.dot_rows`.
+    """
+    if L is None:
+        sums = _dense_sums(x, matrix, first, num_rows, columns, ROWS)
+    else:
+        sums = tl.reshape(dot_rows(x, columns, 1, matrix, first, num_rows, columns, L, 1, ROWS, UNITS), [ROWS])
+        sums *= tensor_scale(matrix, num_rows, columns, L)
+    return sums
+
+
+@triton.jit
+def _dense_sums(x, matrix, first, num_rows, columns, ROWS: tl.constexpr):
+    rows = first + tl.arange(0, ROWS)
+    starts = rows.to(tl.int64) * columns
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        is_there = at < columns
+        fed = tl.load(x + at, mask=is_there, other=0.0).to(tl.float32)
+        mask = (rows < num_rows)[:, None] & is_there[None, :]
+        total += tl.load(matrix + starts[:, None] + at[None, :], mask=mask, other=0.0).to(tl.float32) * fed[None, :]
+    return tl.sum(total, axis=1)

@@ -1,0 +1,79 @@
+"""Rounds rows of activations to int8 codes with one scale per token, optionally after a norm, in one kernel.
+
+Legend: N tokens, I columns.
+
+    scale = 127 / max(|x|, 1e-5)      codes = clip(round(x * scale), -128, 127), halves to even      (nn/int8_rows.py)
+
+Codes stay in the compute dtype, where they are exact: they enter products like any x, and are divided by the scale.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.norm import block_of, normed
+
+SMALLEST_PEAK = tl.constexpr(1e-5)  # a row of zeros keeps a finite scale
+WHOLE = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 numbers of this size have no fraction, so adding it rounds
+
+torch.library.define(
+    "graphcore::norm_to_codes",
+    "(Tensor x, Tensor? weight, Tensor? bias, float eps, bool is_rms, bool scale_in_float32, ScalarType dtype)"
+    " -> (Tensor, Tensor)",
+)
+
+
+def norm_to_codes(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_rms: bool, wide: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return `x`, normalised if there is a weight, rounded to codes.
+
+    Args:
+        x: [N, I] any float dtype, contiguous.
+        weight, bias, eps, is_rms, dtype: parameters of the norm, as in gpu/norm.py; the norm's result has dtype.
+        wide: scale_in_float32 of the norm.
+
+    Returns:
+        [N, I] dtype, integers from -128 to 127, and [N] float32, the scales that x was multiplied with.
+    """
+    return torch.ops.graphcore.norm_to_codes.default(x, weight, bias, eps, is_rms, wide, dtype)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::norm_to_codes")
+def _fake(
+    x: Tensor, _weight: Tensor | None, _bias: Tensor | None, _eps: float, _rms: bool, _wide: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
+
+
+@triton.jit
+def _norm_to_codes(
+    x, weight, bias, codes, scales, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * columns
+    at = tl.arange(0, BLOCK)
+    is_there = at < columns
+    values = tl.load(x + row + at, mask=is_there, other=0.0).to(tl.float32)
+    if weight is not None:
+        values = normed(values, weight, bias, at, columns, eps, IS_RMS, WIDE, codes.dtype.element_ty).to(tl.float32)
+    scale = tl.div_rn(1.0, tl.maximum(tl.max(tl.abs(values)), SMALLEST_PEAK)) * 127.0  # as torch divides 127 by it
+    rounded = (values * scale + WHOLE) - WHOLE
+    rounded = tl.minimum(tl.maximum(rounded, -128.0), 127.0)
+    tl.store(codes + row + at, rounded.to(codes.dtype.element_ty), mask=is_there)
+    tl.store(scales + tl.program_id(0), scale)
+
+
+def launch_norm_to_codes(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_rms: bool, wide: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Implement `norm_to_codes`; nothing is fused, because x * scale is rounded before it becomes an integer."""
+    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    shape = block_of(x) | {"enable_fp_fusion": False}
+    _norm_to_codes[(len(x),)](x, weight, bias, codes, scales, x.shape[1], eps, IS_RMS=is_rms, WIDE=wide, **shape)
+    return codes, scales
+
+
+# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+torch.library.impl("graphcore::norm_to_codes", "CompositeExplicitAutograd", launch_norm_to_codes)

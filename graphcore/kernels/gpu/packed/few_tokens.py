@@ -1,0 +1,156 @@
+"""Packed matrices times a few tokens, at memory speed: codes are unpacked in registers (multiply_add.py).
+
+Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G units of a row.
+
+A program computes R rows for some of the tokens. Its threads read one row after another, side by side, so that the sums
+of R rows share the preparation of x; sums over threads are added once, at the end. From three tokens in 16 bits on,
+tensor cores multiply all tokens in one program (tensor_cores.py).
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
+from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
+from graphcore.kernels.gpu.packed.multiply_add import dot_rows
+from graphcore.kernels.gpu.packed.planes import tensor_scale
+from graphcore.kernels.gpu.packed.program_tiles import constants_of, tile_for
+from graphcore.kernels.gpu.packed.tensor_cores import dotted_rows
+
+
+@triton.jit
+def _products(
+    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+    DIVIDES: tl.constexpr, L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Return products of tokens from `first` with rows from `start` of a matrix, scaled, with bias: [N, R] float32."""
+    if DOTS:
+        sums = dotted_rows(x, x_stride, tokens, weight, start, rows, columns, L, N, R, G)
+    else:
+        sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
+    if L.scale == "whole":
+        sums *= tensor_scale(weight, rows, columns, L)
+    token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
+    row = start + tl.arange(0, R)[None, :]
+    return scaled_and_biased(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
+
+
+@triton.jit
+def _packed_product(
+    x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
+    tokens, columns, rows, rows1, rows2, x_stride, out_stride,
+    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
+    L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(1)
+    first = tl.program_id(0) * N  # programs of the same rows run side by side, so memory is read once for all
+    if weight1 is not None:
+        is_first = program < tl.cdiv(rows, R)
+        program = tl.where(is_first, program, program - tl.cdiv(rows, R))
+        out = tl.where(is_first, out, out + rows)
+        weight = tl.where(is_first, weight, weight1)
+        if bias is not None:
+            bias = tl.where(is_first, bias, bias1)
+        if scale is not None:
+            scale = tl.where(is_first, scale, scale1)
+        rows = tl.where(is_first, rows, rows1)
+    if weight2 is not None:
+        is_before = program < tl.cdiv(rows, R)
+        program = tl.where(is_before, program, program - tl.cdiv(rows, R))
+        out = tl.where(is_before, out, out + rows)
+        weight = tl.where(is_before, weight, weight2)
+        if bias is not None:
+            bias = tl.where(is_before, bias, bias2)
+        if scale is not None:
+            scale = tl.where(is_before, scale, scale2)
+        rows = tl.where(is_before, rows, rows2)
+    start = program * R
+    values = _products(
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
+    )
+    store_products(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
+
+
+@triton.jit
+def _packed_gated(
+    x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
+    tokens, columns, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
+    L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(1) * R
+    first = tl.program_id(0) * N
+    gates = _products(
+        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
+        DIVIDES, L, DOTS, N, R, G,
+    )  # fmt: skip
+    ups = _products(
+        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
+    )
+    store_products(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
+
+
+def launch_packed_product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrices: Sequence[DeviceMatrix],
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    """Store or add the products of up to MOST_MATRICES matrices of one format; other arguments as in `product`.
+
+    Args:
+        x: [N, I] float32, fp16 or bf16, rows contiguous, at multiples of 16 bytes.
+        x_scale: [N] float32, if x holds int8 codes as integers: sums are then exact for ternary weights.
+        matrices: packed as in kernels/device_layout.py, all of one format, with biases for all or none, and scales too.
+        out: [N, sum of rows], the last dimension contiguous; all of it is written.
+    """
+    absent = [None] * (MOST_MATRICES - len(matrices))
+    weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
+    tile = tile_for(matrices[0].format, out.shape[1], x)
+    programs = sum(triton.cdiv(matrix.rows, tile.rows) for matrix in matrices)
+    _packed_product[(triton.cdiv(len(x), tile.tokens), programs)](
+        x,
+        x_scale,
+        *weights,
+        *biases,
+        *scales,
+        out,
+        *x.shape,
+        *(count or 0 for count in rows),
+        x.stride(0),
+        out.stride(0),
+        DIVIDES=divides,
+        ACTIVATION=activation,
+        ADDS=adds,
+        **constants_of(matrices[0].format, tile),
+    )
+
+
+def launch_packed_gated(
+    x: Tensor, x_scale: Tensor | None, gate: DeviceMatrix, up: DeviceMatrix, divides: bool, activation: str, out: Tensor
+) -> None:
+    """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
+    tile = tile_for(gate.format, gate.rows, x)
+    _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
+        x,
+        x_scale,
+        gate.weight,
+        up.weight,
+        gate.bias,
+        up.bias,
+        gate.scale,
+        up.scale,
+        out,
+        *x.shape,
+        gate.rows,
+        x.stride(0),
+        out.stride(0),
+        DIVIDES=divides,
+        ACTIVATION=activation,
+        **constants_of(gate.format, tile),
+    )

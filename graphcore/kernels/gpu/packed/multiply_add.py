@@ -1,0 +1,207 @@
+"""Products of a few tokens with rows of a packed matrix, for use inside other kernels, with few instructions.
+
+Legend: N tokens, O rows, I columns, R rows of a program, G units of a row that are read at once.
+
+A unit is 16 bytes of low codes, one load of a thread: 32 weights of four bits, 64 of two, 16 of eight. A byte has a
+weight in each slice of its bits; the bytes of two words are multiplied with eight x, which are one load, too.
+
+Codes are neither shifted nor converted. The lowest 24 bits of a float whose exponent is 0 or 1 are an integer in units
+of 2^-149, so a code that is masked in place, at bit p of a word, is the float code * 2^(p - 149); x is multiplied by
+2^(96 - p) before, once for all rows. A weight takes a logical operation and a multiply-add:
+
+    sum(code x) = 2^53 sum((word & mask) (2^(96 - p) x))
+
+The zero code and minimums are applied with the sum of x, which all rows share, too. A GPU's multiply-add handles
+denormals at full speed and exactly, unless they are flushed to zero; |x| has to be under 2^31.
+"""
+
+import triton
+import triton.language as tl
+
+from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.packed.units import (
+    first_weight,
+    octet_bits,
+    offset_of,
+    pair_of,
+    part_of,
+    scales_of_unit,
+    two_words,
+    unit_words,
+    weights_of_unit,
+)
+
+X_LIFT = tl.constexpr(float(2**96))
+LIFT = tl.constexpr(float(2**53))  # 149 - 96
+E2M1_SIZES = tl.constexpr(0x01C001C0)
+E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
+LEVELS_LIFT = tl.constexpr(float(2**31))  # factor for e2m1, whose unit is 2^-127 in place
+
+
+@triton.jit
+def in_place(words, mask, byte):
+    """Return the bits `mask` << place of each byte of words as floats; place is 8 byte, and 16 for byte 3.
+
+    Args:
+        words: [R, G, W] int32.  byte: [4].
+
+    Returns:
+        [1, R, G, 4 W] float32, in multiples of 2^(place - 149).
+    """
+    R: tl.constexpr = words.shape[0]
+    G: tl.constexpr = words.shape[1]
+    W: tl.constexpr = words.shape[2]
+    words = words[:, :, :, None]
+    byte = byte[None, None, None, :]
+    bits = tl.where(byte == 3, words >> 8, words) & (mask << (tl.minimum(byte, 2) * 8))
+    return tl.reshape(bits, (1, R, G, 4 * W)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e2m1_in_place(words, SHIFT: tl.constexpr):
+    """Return the E2M1 codes at bits SHIFT .. SHIFT + 3 of each byte, doubled, in multiples of 2^-127.
+
+    Two codes at once become bf16 in the halves of a word, s......e em......, and are then widened.
+
+    Args:
+        words: [R, G, W] int32.
+
+    Returns:
+        [1, R, G, 4 W] float32.
+    """
+    R: tl.constexpr = words.shape[0]
+    G: tl.constexpr = words.shape[1]
+    W: tl.constexpr = words.shape[2]
+    words = tl.reshape(words, (R, G, W, 1, 1))
+    place = tl.arange(0, 2)[None, None, None, None, :] * 8 + SHIFT  # bit of a code in its half
+    sizes = tl.where(place < 6, words << tl.maximum(6 - place, 0), words >> tl.maximum(place - 6, 0))
+    halves = (sizes & E2M1_SIZES) | ((words << (12 - place)) & E2M1_SIGNS)
+    is_upper = tl.arange(0, 2)[None, None, None, :, None] == 1
+    bits = tl.where(is_upper, halves & -0x10000, halves << 16)  # [R, G, W, 2, 2]: byte = 2 * upper + place
+    return tl.reshape(bits, (1, R, G, 4 * W)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def levels_in_place(words, shift, byte, LEVELS: tl.constexpr):
+    """Return the levels of the codes at bits shift .. shift + 3 of each byte."""
+    R: tl.constexpr = words.shape[0]
+    G: tl.constexpr = words.shape[1]
+    W: tl.constexpr = words.shape[2]
+    code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & 15
+    return tl.reshape(level_of(code, LEVELS), (1, R, G, 4 * W))
+
+
+@triton.jit
+def power_of_two(exponent):
+    """Return 2^exponent, float32: int32 -126 .. 127."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+    """Return `total` [N, R, G, 8] plus the products of eight x [N, 1, G, 8] with their codes.
+
+    Args:
+        words: [R, G, 4] int32, low codes.
+        bits: high codes, from `octet_bits`.
+    """
+    exponent: tl.constexpr = 96
+    pair: tl.constexpr = pair_of(OCTET, L)
+    part: tl.constexpr = part_of(OCTET, L)
+    shift: tl.constexpr = 8 - L.low - part * L.low if L.is_descending else part * L.low
+    levels: tl.constexpr = L.levels  # Triton 3.6 takes a string as an argument only as a constant
+    byte, eight = tl.arange(0, 4), tl.arange(0, 8)[None, None, None, :]
+    place = tl.minimum(eight % 4, 2) * 8
+    two = two_words(words, pair)
+    if L.levels == "e2m1":
+        total += e2m1_in_place(two, shift) * (fed * X_LIFT)
+    elif L.levels != "":
+        total += levels_in_place(two, shift, byte, levels) * fed
+    else:
+        total += in_place(two, ((1 << L.low) - 1) << shift, byte) * (fed * power_of_two(exponent - shift - place))
+    if L.high_runs:
+        bit: tl.constexpr = 16 * part + 8 * pair
+        lower: tl.constexpr = 8 if bit == 24 else 0
+        run = (bits >> lower) & (1 << (bit - lower + tl.arange(0, 8)))[None, None, :]
+        factor = power_of_two(exponent + L.low + lower - bit - eight)
+        total += run.to(tl.float32, bitcast=True)[None, :, :, :] * (fed * factor)
+    elif L.high > 0:
+        upper: tl.constexpr = L.step * part // 32 * L.high
+        factor = power_of_two(exponent + L.low - upper - place)
+        total += in_place(bits, ((1 << L.high) - 1) << upper, byte) * (fed * factor)
+    return total
+
+
+@triton.jit
+def products_of_weights(product, all_x, scales, supers, first, L: tl.constexpr):
+    """Return the products of weights, [N, R, G], from those of codes.
+
+    Args:
+        product: [N, R, G], products of codes and x.  all_x: [N, 1, G], the sum of x.
+        scales, supers: [R, 1] pointers to uint8, at the rows of the planes.
+        first: [G] index of a weight that has the scale.
+    """
+    if L.levels == "":
+        product *= LIFT
+    elif L.levels == "e2m1":
+        product *= LEVELS_LIFT
+    if L.scale == "whole":
+        product -= all_x * L.zero
+    else:
+        places = scales + (first // L.group * L.scale_nbytes)[None, :]
+        scale, minimum = scale_and_minimum(places, supers, (first // SUPER_WEIGHTS)[None, :], L)
+        product *= scale[None, :, :]
+        if L.scale == "pair":
+            product += all_x * minimum[None, :, :]
+        elif L.scale == "bytes" or L.scale == "nibbles":
+            product -= all_x * minimum[None, :, :]
+        elif L.zero != 0:
+            product -= all_x * (scale * L.zero)[None, :, :]
+    return product
+
+
+@triton.jit
+def dot_rows(
+    x, x_stride, tokens, matrix, first, rows, columns,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; rows past the end: arbitrary.
+
+    The scale of an i2_s tensor is not applied (planes.tensor_scale).
+
+    Args:
+        x: pointer to any float dtype; token t begins at t * x_stride, at a multiple of 16 bytes.
+        tokens: number of tokens, at most N.
+        matrix: pointer to uint8, at a multiple of 16 bytes.
+        first: first row; R is 1, 2, 4, 8 or 16.
+        rows: O; memory after these rows is not read.
+        columns: I.
+        N: a power of two.
+        G: number of units that are read at once; 32 for each warp of the program keep every sum in its thread.
+    """
+    weights: tl.constexpr = weights_of_unit(L)
+    num_scales: tl.constexpr = scales_of_unit(L)
+    octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
+    row = tl.minimum(first + tl.arange(0, R), rows - 1)
+    token = tl.minimum(tl.arange(0, N), tokens - 1)
+    fed_rows = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
+    scales = plane_rows(matrix, row, columns, 2, L)[:, None]
+    supers = plane_rows(matrix, row, columns, 3, L)[:, None]
+    sums = tl.zeros((N, R, G), tl.float32)
+    for begin in range(0, columns // weights, G):
+        unit = begin + tl.arange(0, G)
+        is_there = unit < columns // weights
+        start = first_weight(unit, L)
+        words, bits = unit_words(matrix, row, columns, unit, is_there, L)
+        for index in tl.static_range(num_scales):
+            total = tl.zeros((N, R, G, 8), tl.float32)
+            all_x = tl.zeros((N, 1, G, 8), tl.float32)
+            for octet in tl.static_range(index * octets, (index + 1) * octets):
+                at = (start + offset_of(octet, L))[None, None, :, None] + tl.arange(0, 8)[None, None, None, :]
+                fed = tl.load(fed_rows + at, mask=is_there[None, None, :, None], other=0.0).to(tl.float32)
+                own = octet_bits(bits, matrix, row, columns, start, is_there, octet, L)
+                total = eight_products(total, fed, words, own, octet, L)
+                all_x += fed
+            known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
+            sums += products_of_weights(tl.sum(total, axis=3), tl.sum(all_x, axis=3), scales, supers, known, L)
+    return tl.sum(sums, axis=2)

@@ -1,0 +1,77 @@
+"""Products of three to eight tokens with rows of a packed matrix on tensor cores, for use inside other kernels.
+
+Legend: N tokens, O rows, I columns, R rows of a program, G units of a row that are read at once.
+
+Codes minus their zero are small integers, exact in 16 bits. They are multiplied unscaled, sixteen columns at a time for
+each unit, and the sums of a scale are scaled in float32. At eight tokens multiply_add.py would take more than twenty
+instructions per weight; here it is about ten, for any number of tokens.
+"""
+
+import triton
+import triton.language as tl
+
+from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.packed.units import (
+    eight_codes,
+    first_weight,
+    octet_bits,
+    offset_of,
+    scales_of_unit,
+    unit_words,
+    weights_of_unit,
+)
+
+
+@triton.jit
+def small_numbers(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+    """Return eight codes minus their zero, or their levels: [R, G, 8] float32, integers."""
+    codes = eight_codes(words, bits, OCTET, L)
+    return level_of(codes, L.levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
+
+
+@triton.jit
+def dotted_rows(
+    x, x_stride, tokens, matrix, first, rows, columns,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Return the same as `multiply_add.dot_rows`, for x in 16 bits: [N, R] float32; N and R are 16 or more."""
+    weights: tl.constexpr = weights_of_unit(L)
+    num_scales: tl.constexpr = scales_of_unit(L)
+    pairs: tl.constexpr = weights // 16 // num_scales  # pairs of octets that share a scale
+    row = tl.minimum(first + tl.arange(0, R), rows - 1)
+    token = tl.arange(0, N)[None, :, None]
+    scales = plane_rows(matrix, row, columns, 2, L)[:, None]
+    supers = plane_rows(matrix, row, columns, 3, L)[:, None]
+    sums = tl.zeros((G, R, N), tl.float32)
+    for begin in range(0, columns // weights, G):
+        unit = begin + tl.arange(0, G)
+        is_there = unit < columns // weights
+        start = first_weight(unit, L)
+        words, bits = unit_words(matrix, row, columns, unit, is_there, L)
+        for index in tl.static_range(num_scales):
+            total = tl.zeros((G, R, N), tl.float32)
+            all_x = tl.zeros((G, N), tl.float32)
+            for pair in tl.static_range(index * pairs, (index + 1) * pairs):
+                at = (start + offset_of(2 * pair, L))[:, None, None] + tl.arange(0, 16)[None, None, :]
+                is_fed = is_there[:, None, None] & (token < tokens)
+                fed = tl.load(x + token.to(tl.int64) * x_stride + at, mask=is_fed, other=0.0)  # [G, N, 16]
+                own = octet_bits(bits, matrix, row, columns, start, is_there, 2 * pair, L)
+                even = small_numbers(words, own, 2 * pair, L)
+                own = octet_bits(bits, matrix, row, columns, start, is_there, 2 * pair + 1, L)
+                odd = small_numbers(words, own, 2 * pair + 1, L)
+                sixteen = tl.permute(tl.join(even.to(fed.dtype), odd.to(fed.dtype)), (1, 0, 3, 2))  # [G, R, 2, 8]
+                total = tl.dot(tl.reshape(sixteen, (G, R, 16)), tl.permute(fed, (0, 2, 1)), total)
+                if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
+                    all_x += tl.sum(fed.to(tl.float32), axis=2)
+            if L.scale == "whole":
+                sums += total
+            else:
+                known = tl.where(is_there, start, 0) + offset_of(index * pairs * 2, L)
+                places = scales + (known // L.group * L.scale_nbytes)[None, :]
+                scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)  # [R, G]
+                sums += total * tl.trans(scale)[:, :, None]
+                if L.scale == "pair":
+                    sums += tl.trans(minimum)[:, :, None] * all_x[:, None, :]
+                elif L.scale == "bytes" or L.scale == "nibbles":
+                    sums -= tl.trans(minimum)[:, :, None] * all_x[:, None, :]
+    return tl.trans(tl.sum(sums, axis=0))

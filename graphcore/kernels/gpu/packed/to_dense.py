@@ -1,0 +1,155 @@
+"""Unpacks packed matrices, or some of their rows, to dense ones that are bit-exact with the format.
+
+Legend: O rows, I columns.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
+from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum, tensor_scale
+from graphcore.kernels.gpu.packed.units import (
+    eight_codes,
+    first_weight,
+    octet_bits,
+    offset_of,
+    scales_of_unit,
+    unit_words,
+    weights_of_unit,
+)
+
+UNITS = 32  # units of a row that a program unpacks: one for each thread of its warp
+ROWS = 4  # rows of a program
+INTERPRETED_ROWS = 128  # Triton's interpreter runs one program after another, so a few large ones are best
+
+
+@triton.jit
+def _unpack(
+    packed, ids, out, begin, count, rows, columns,
+    L: tl.constexpr, IS_SCALED: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Unpack, as program (r, u), units from u G on, of rows from begin + r R on or of those that `ids` has there."""
+    weights: tl.constexpr = weights_of_unit(L)
+    num_scales: tl.constexpr = scales_of_unit(L)
+    octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
+    place = tl.program_id(0) * R + tl.arange(0, R)
+    is_place = place < count
+    row = begin + place if ids is None else tl.load(ids + place, mask=is_place, other=0)
+    is_row = (row >= 0) & (row < rows)
+    row = tl.where(is_row, row, 0)
+    unit = tl.program_id(1) * G + tl.arange(0, G)
+    is_there = unit < columns // weights
+    start = first_weight(unit, L)
+    words, bits = unit_words(packed, row, columns, unit, is_there, L)
+    scales = plane_rows(packed, row, columns, 2, L)[:, None]
+    supers = plane_rows(packed, row, columns, 3, L)[:, None]
+    to = out + (place.to(tl.int64) * columns)[:, None, None] + start[None, :, None] + tl.arange(0, 8)[None, None, :]
+    is_stored = is_place[:, None, None] & is_there[None, :, None]
+    for index in tl.static_range(num_scales):
+        known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
+        scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
+        for octet in tl.static_range(index * octets, (index + 1) * octets):
+            codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, is_there, octet, L), octet, L)
+            values = weights_of(codes, scale, minimum, L)
+            values = tl.where(is_row[:, None, None], values, 0.0)
+            tl.store(to + offset_of(octet, L), values.to(out.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def scale_of(packed, scales, supers, known, rows, columns, IS_SCALED: tl.constexpr, L: tl.constexpr):
+    """Return scales and minimums of units, [R, G, 1] or single numbers, float32."""
+    if L.scale == "whole":
+        scale = tensor_scale(packed, rows, columns, L) if IS_SCALED else 1.0
+        minimum = 0.0
+    else:
+        places = scales + (known // L.group * L.scale_nbytes)[None, :]
+        scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)
+        scale = scale[:, :, None]
+        if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
+            minimum = minimum[:, :, None]
+    return scale, minimum
+
+
+@triton.jit
+def weights_of(codes, scale, minimum, L: tl.constexpr):
+    """Return the float32 weights of int32 codes; products and sums are rounded as in the format."""
+    levels: tl.constexpr = L.levels  # as in multiply_add.py
+    values = level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
+    values *= scale
+    if L.scale == "pair":
+        values += minimum
+    elif L.scale == "bytes" or L.scale == "nibbles":
+        values -= minimum
+    return values
+
+
+def launch_rows(ids: Tensor, packed: Tensor, form: DeviceForm, dtype: torch.dtype) -> Tensor:
+    """Return rows of the matrix: [...] int64 -> [..., I] dtype; zeros for ids out of range."""
+    out = torch.empty((*ids.shape, form.columns), dtype=dtype, device=packed.device)
+    if ids.numel():
+        _launch(packed, ids.contiguous(), out, 0, form, is_scaled=True)
+    return out
+
+
+def launch_unpack(
+    packed: Tensor,
+    form: DeviceForm,
+    dtype: torch.dtype,
+    begin: int = 0,
+    end: int | None = None,
+    *,
+    is_scaled: bool = True,
+) -> Tensor:
+    """Return rows begin .. end - 1 of the matrix: [rows, I] dtype.
+
+    Args:
+        end: end of the rows (exclusive); None for all rows.
+        is_scaled: True to apply the scale of an i2_s tensor.
+    """
+    count = (form.rows if end is None else end) - begin
+    out = torch.empty((count, form.columns), dtype=dtype, device=packed.device)
+    _launch(packed, None, out, begin, form, is_scaled=is_scaled)
+    return out
+
+
+def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
+    """Return the scale of an i2_s tensor, [1] float32 on the matrix's device, not read back; 1 for other formats."""
+    if form.layout.scale != "whole":
+        return 1.0
+    end = form.nbytes - TAIL_NBYTES
+    return packed[end : end + 4].view(torch.float32)
+
+
+def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
+    count = out.numel() // form.columns
+    rows = INTERPRETED_ROWS if out.device.type == "cpu" else ROWS
+    units = form.columns // weights_of_unit(form.layout)
+    _unpack[(triton.cdiv(count, rows), triton.cdiv(units, UNITS))](
+        packed,
+        ids,
+        out,
+        begin,
+        count,
+        form.rows,
+        form.columns,
+        L=form.layout,
+        IS_SCALED=is_scaled,
+        R=rows,
+        G=UNITS,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+
+
+def _rows(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_rows(ids, packed, DeviceForm(name, rows, columns), dtype)
+
+
+def _matrix(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return launch_unpack(packed, DeviceForm(name, rows, columns), dtype)
+
+
+torch.library.impl("graphcore::device_rows", "CUDA", _rows)
+torch.library.impl("graphcore::device_matrix", "CUDA", _matrix)

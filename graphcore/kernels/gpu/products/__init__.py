@@ -1,0 +1,1 @@
+"""Products of a decode step with dense or packed weight matrices."""

@@ -1,0 +1,243 @@
+"""Products of a few tokens with the weight matrices of a decode step: one launch for all matrices of one input.
+
+Legend: N tokens (1 to 8), I input features, O output features, F hidden features.
+
+    product   y = [x @ q.T, x @ k.T, x @ v.T]          gated_product   h = act(x @ gate.T) * (x @ up.T)
+    add_product   stream += x @ o.T
+
+Sums are float32. Dense matrices run dense.py, packed ones packed/few_tokens.py. Matrices of one input may have several
+formats; then there is one launch for each run of equal formats. If x holds int8 codes (integers in the compute dtype),
+`x_scale` has the scales that x was multiplied with.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphcore.kernels.gpu.epilogue import activated
+from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
+from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
+
+BLOCK = 256  # hidden features of a program that applies the gate
+_OPERANDS = (
+    "Tensor x, Tensor? x_scale, Tensor[] weights, Tensor?[] biases, Tensor?[] scales, str[] formats, int[] rows,"
+    " bool divides, str activation"
+)
+
+torch.library.define("graphcore::gpu_product", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
+torch.library.define("graphcore::gpu_add_product", f"(Tensor(a!) stream, {_OPERANDS}) -> ()")
+torch.library.define("graphcore::gpu_gated", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
+
+
+def product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrices: Sequence[DeviceMatrix],
+    dtype: torch.dtype,
+    divides: bool = False,
+    activation: str = "",
+) -> Tensor:
+    """Return the products with all matrices, side by side.
+
+    Args:
+        x: [N, I] compute dtype, N from 1 to 8.
+        x_scale: [N] float32, if x holds codes.
+        matrices: matrices of I input features each.
+        dtype: dtype of the result.
+        divides: True if the matrices' scales divide.
+        activation: kernel_name of the result's activation (graphcore/activations.py); empty for none.
+
+    Returns:
+        [N, sum of the matrices' rows] dtype.
+    """
+    op = torch.ops.graphcore.gpu_product.default
+    return op(x, x_scale, *_operands(matrices), divides, activation, dtype)  # type: ignore[no-any-return]
+
+
+def add_product(stream: Tensor, x: Tensor, x_scale: Tensor | None, matrix: DeviceMatrix, divides: bool = False) -> None:
+    """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`."""
+    op = torch.ops.graphcore.gpu_add_product.default
+    op(stream, x, x_scale, *_operands([matrix]), divides, "")
+
+
+def gated_product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    gate: DeviceMatrix,
+    up: DeviceMatrix,
+    dtype: torch.dtype,
+    divides: bool,
+    activation: str,
+) -> Tensor:
+    """Return act(x @ gate.T) * (x @ up.T): [N, F] dtype; other arguments as in `product`."""
+    op = torch.ops.graphcore.gpu_gated.default
+    return op(x, x_scale, *_operands([gate, up]), divides, activation, dtype)  # type: ignore[no-any-return]
+
+
+def _operands(matrices: Sequence[DeviceMatrix]) -> tuple[list[object], ...]:
+    return tuple(list(column) for column in zip(*matrices, strict=True))
+
+
+@torch.library.register_fake("graphcore::gpu_product")
+def _fake_product(
+    x: Tensor,
+    _scale: Tensor | None,
+    _weights: list[Tensor],
+    _biases: list[Tensor | None],
+    _scales: list[Tensor | None],
+    _formats: list[str],
+    rows: list[int],
+    _divides: bool,
+    _activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((len(x), sum(rows)), dtype=dtype)
+
+
+@torch.library.register_fake("graphcore::gpu_add_product")
+def _fake_add(_stream: Tensor, *_: object) -> None:
+    return None
+
+
+@torch.library.register_fake("graphcore::gpu_gated")
+def _fake_gated(
+    x: Tensor,
+    _scale: Tensor | None,
+    _weights: list[Tensor],
+    _biases: list[Tensor | None],
+    _scales: list[Tensor | None],
+    _formats: list[str],
+    rows: list[int],
+    _divides: bool,
+    _activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((len(x), rows[0]), dtype=dtype)
+
+
+def launch_product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Implement `product`."""
+    out = torch.empty(len(x), sum(rows), dtype=dtype, device=x.device)
+    matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
+    _launch(x, x_scale, matrices, divides, activation, out, adds=False)
+    return out
+
+
+def launch_add_product(
+    stream: Tensor,
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+) -> None:
+    """Implement `add_product`."""
+    assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
+    _launch(
+        x, x_scale, list(map(DeviceMatrix, weights, biases, scales, formats, rows)), divides, activation, stream, True
+    )
+
+
+def launch_gated(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    scales: list[Tensor | None],
+    formats: list[str],
+    rows: list[int],
+    divides: bool,
+    activation: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Implement `gated_product`; matrices that do not fit into one launch first store their products in float32."""
+    gate, up = map(DeviceMatrix, weights, biases, scales, formats, rows)
+    out = torch.empty(len(x), gate.rows, dtype=dtype, device=x.device)
+    if len(launches([gate, up])) == 1:
+        launch = launch_dense_gated if gate.format == DENSE else launch_packed_gated
+        launch(x, x_scale, gate, up, divides, activation, out)
+        return out
+    both = torch.empty(len(x), 2 * gate.rows, dtype=torch.float32, device=x.device)
+    _launch(x, x_scale, [gate, up], divides, "", both, adds=False)
+    launch_gate(both, activation, out)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrices: Sequence[DeviceMatrix],
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {MOST_TOKENS}"
+    assert x.is_contiguous(), "kernels take x row by row"
+    begin = 0
+    for run in launches(matrices):
+        end = begin + sum(matrix.rows for matrix in run)
+        launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
+        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds)
+        begin = end
+
+
+def launches(matrices: Sequence[DeviceMatrix]) -> list[list[DeviceMatrix]]:
+    """Return the matrices in runs of one launch each: one format, biases for all or none, scales for all or none."""
+
+    def kind(matrix: DeviceMatrix) -> tuple[str, bool, bool]:
+        return matrix.format, matrix.bias is None, matrix.scale is None
+
+    return [list(run) for _, run in groupby(matrices, kind)]
+
+
+@triton.jit
+def _gate(both, out, hidden, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < hidden
+    gate = tl.load(both + token * 2 * hidden + at, mask=is_there)
+    up = tl.load(both + token * 2 * hidden + hidden + at, mask=is_there)
+    values = activated(gate, ACTIVATION) * up
+    tl.store(out + token * hidden + at, values.to(out.dtype.element_ty), mask=is_there)
+
+
+def launch_gate(both: Tensor, activation: str, out: Tensor) -> None:
+    """Store act(gate) * up for gate and up from separate launches, because their matrices do not fit into one.
+
+    Args:
+        both: [N, 2 F] float32, gate before up.
+        activation: kernel_name of the activation, as in epilogue.py.
+        out: [N, F] contiguous.
+    """
+    assert both.dtype is torch.float32, "products that are not rounded yet"
+    tokens, hidden = out.shape
+    _gate[(triton.cdiv(hidden, BLOCK), tokens)](
+        both, out, hidden, ACTIVATION=activation, BLOCK=BLOCK, num_warps=2, enable_fp_fusion=True
+    )
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
+torch.library.impl("graphcore::gpu_product", "CompositeExplicitAutograd", launch_product)
+torch.library.impl("graphcore::gpu_add_product", "CompositeExplicitAutograd", launch_add_product)
+torch.library.impl("graphcore::gpu_gated", "CompositeExplicitAutograd", launch_gated)

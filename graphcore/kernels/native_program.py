@@ -1,0 +1,160 @@
+"""A decode step as a list of native instructions over fixed buffers.
+
+A program keeps alive every tensor that its instructions point to.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphcore.activations import Activation
+from graphcore.kernels.instructions import NORM_KINDS, STORES, Instruction, Norm, Project
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, KernelPacking
+from graphcore.kernels.library import Matrix, open_library
+from graphcore.kernels.packing import Packing
+
+ALIGNMENT = 64
+
+
+@dataclass
+class NativeProgram:
+    """Native instructions in order, with the memory that they use.
+
+    Attributes:
+        kept: objects that the instructions point to.
+        row_floats: length in float32 of the longest row that an instruction needs besides its activations.
+        activations: rows and columns of the largest activations.
+    """
+
+    library: str
+    threads: int
+    kept: list[object] = field(default_factory=list)
+    arguments: list[ctypes.Structure] = field(default_factory=list)
+    row_floats: int = 0
+    activations: tuple[int, int] = (1, 32)
+    _table: ctypes.Array[Instruction] | None = None
+    _scratch: Tensor | None = None
+    _sizes: tuple[int, int] = (0, 0)
+
+    def add(self, arguments: ctypes.Structure, *kept: object) -> None:
+        """Append an instruction, and keep alive the objects it points to."""
+        assert self._table is None, "the program is sealed by its first run"
+        self.arguments.append(arguments)
+        self.kept.extend(kept)
+
+    def address(self, tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+        """Return the address of a tensor of that dtype, and keep it alive; None for None."""
+        if tensor is None:
+            return None
+        assert tensor.dtype is dtype, f"{tensor.dtype}, asked for {dtype}"
+        assert tensor.is_contiguous(), f"strides {tensor.stride()}, the kernels read one run"
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def matrix(self, weight: Tensor, packing: Packing | None) -> Matrix:
+        """Return a weight as a matrix: dense [O, I] without a packing, else the packed bytes."""
+        self.kept.append(weight)
+        if packing is None:
+            assert weight.is_contiguous(), "kernels read whole rows"
+            return Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
+        assert isinstance(packing, KernelPacking), f"no kernel multiplies {packing.format}"
+        return packing.matrix(weight)
+
+    def buffer(self, size: int) -> Tensor:
+        """Return a new float32 buffer that lives as long as the program."""
+        buffer = torch.zeros(size, dtype=torch.float32)
+        self.kept.append(buffer)
+        return buffer
+
+    def needs(self, row_floats: int = 0, rows: int = 1, columns: int = 32) -> None:
+        """Make every thread's scratch at least this large."""
+        self.row_floats = max(self.row_floats, row_floats)
+        nbytes = open_library(self.library).graphcore_activations_nbytes  # it pads columns
+        self.activations = max(self.activations, (rows, columns), key=lambda shape: nbytes(*shape))
+
+    def needs_attention(self, head_dim: int, slots: int) -> None:
+        """Make the scratch large enough for attention over that many cache slots."""
+        self.needs(row_floats=open_library(self.library).graphcore_attend_floats(head_dim, slots))
+
+    def run(self, begin: int = 0, count: int | None = None) -> None:
+        """Run the instructions from `begin` on, by default all of them."""
+        if self._table is None:
+            self._seal()
+        table, scratch = self._table, self._scratch
+        assert table is not None, "sealed above"
+        assert scratch is not None, "sealed above"
+        length = len(self.arguments) - begin if count is None else count
+        self._carry_out(ctypes.byref(table, begin * ctypes.sizeof(Instruction)), length, scratch)
+
+    def run_again(self, index: int, times: int) -> None:
+        """Run one instruction that many times, with a barrier between each two, as in a program."""
+        if self._table is None:
+            self._seal()
+        table, scratch = self._table, self._scratch
+        assert table is not None, "sealed above"
+        assert scratch is not None, "sealed above"
+        self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
+
+    def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
+        open_library(self.library).graphcore_run(self.threads, first, count, scratch.data_ptr(), *self._sizes)
+
+    def _seal(self) -> None:
+        self._table = (Instruction * len(self.arguments))(
+            *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)
+        )
+        row_nbytes = _aligned(4 * self.row_floats)
+        activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
+        thread_nbytes = row_nbytes + _aligned(activations) + ALIGNMENT
+        memory = torch.zeros(self.threads * thread_nbytes + ALIGNMENT, dtype=torch.uint8)
+        start = -memory.data_ptr() % ALIGNMENT
+        self._scratch = memory[start:]
+        self._sizes = (thread_nbytes, row_nbytes)
+
+
+def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor, bias: Tensor | None) -> Norm:
+    """Return a kernels' normalisation with float32 weights."""
+    return Norm(NORM_KINDS[kind], eps, program.address(weight), program.address(bias))
+
+
+def append_project(
+    program: NativeProgram,
+    x: Tensor,
+    matrices: Sequence[tuple[Matrix, Tensor | None, Tensor]],
+    rounding: int,
+    normalise: Norm,
+    store: str = "put",
+    activation: Activation = Activation.NONE,
+) -> None:
+    """Append a Project instruction.
+
+    Args:
+        x: [I] float32, the input before the norm.
+        matrices: matrix, float32 bias or None, and float32 output of each; the second of a gated pair has no output.
+        rounding: number of the rounding of x.
+        normalise: normalisation of x.
+        store: "put", "add" or "gated".
+        activation: activation of the output, or of the gate.
+    """
+    arguments = Project()
+    arguments.x = program.address(x)
+    arguments.norm = normalise
+    arguments.rounding, arguments.num_matrices = rounding, len(matrices)
+    arguments.store, arguments.activation = STORES[store], activation
+    for index, (matrix, bias, out) in enumerate(matrices):
+        arguments.matrices[index] = matrix
+        arguments.biases[index] = program.address(bias)
+        arguments.outs[index] = program.address(out)
+    program.needs(columns=matrices[0][0].columns)
+    program.add(arguments, x)
+
+
+def seconds_late(library: str) -> float:
+    """Return the seconds that this process's programs and kernels have slept, waiting for a late thread."""
+    return float(open_library(library).graphcore_seconds_late(torch.get_num_threads()))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

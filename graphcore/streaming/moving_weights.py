@@ -1,0 +1,103 @@
+"""The weights of a model that move while it runs, the slots that they move through, and the files that hold them."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.streamed_file import ByteSource, StreamedFile
+from graphcore.nn.decoder import Decoder, Head
+from graphcore.weights.experts import expert_linears
+from graphcore.weights.groups import Group, movable_groups, split_layers
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import EMBEDDING
+from graphcore.weights.planning.plan import Plan
+from graphcore.weights.slots import Slot, bind
+
+
+@dataclass(frozen=True)
+class MovingWeights:
+    """The weights of a decoder that move under a plan, decided before anything is allocated.
+
+    Attributes:
+        groups: groups that stream through slots.
+        heads: parts of the head, if they stream; else empty.
+        expert_weights: names of the matrices that are fetched expert by expert.
+        layer_groups: range of layers of each layer group.
+    """
+
+    plan: Plan
+    groups: Sequence[Group] = ()
+    heads: Sequence[Head] = ()
+    expert_weights: Sequence[str] = ()
+    layer_groups: Sequence[range] = ()
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the embedding's table is not on the device, so that its rows are fetched for each token."""
+        return not self.plan.groups.is_embedding_resident
+
+    @property
+    def group_of_layer(self) -> dict[int, int]:
+        """Number of the layer group, by layer."""
+        return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all weights that are not resident on the device."""
+        names = {weight.name for group in self.groups for weight in group.weights}
+        return frozenset({*names, *self.expert_weights} | ({EMBEDDING} if self.is_gathered else set()))
+
+
+def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWeights:
+    """Return the weights that move under a plan; the decoder is on the meta device.
+
+    Args:
+        layer_group_size: number of layers that move together; the last group may have fewer.
+    """
+    layer_groups = split_layers(len(decoder.layers), layer_group_size)
+    parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
+    groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.groups.streamed]
+    experts = () if plan.experts is None else tuple(expert_linears(decoder, plan.experts.num_layers))
+    return MovingWeights(plan, groups, () if plan.groups.is_head_resident else parts, experts, layer_groups)
+
+
+def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Path, ByteSource]:
+    """Open the files that hold the given weights and return them by path.
+
+    Raises:
+        CheckpointError: a file changed, or cannot be read.
+    """
+    checkpoint = loader.checkpoint
+    paths = {span.file for name in weights for span in checkpoint.spans(loader.sources[name].name)}
+    with ExitStack() as opened:  # closes the open files if one cannot be opened
+        files: dict[Path, ByteSource] = {}
+        for path in sorted(paths):
+            files[path] = opened.enter_context(StreamedFile.open(path, checkpoint.files[path], direct))
+        opened.pop_all()
+    return files
+
+
+def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> dict[int, Tensor]:
+    """Allocate the slots and bind the modules of each group to its slot.
+
+    Returns:
+        The memory of each group's slot, [nbytes] uint8, by group.
+    """
+    memory = Slot.allocate(plan.groups.slots_nbytes, device)
+    memory.raw.zero_()  # so that all pages are allocated now, and later growth of memory is not due to the slots
+    bound: dict[int, Tensor] = {}
+    for number, group in enumerate(groups):
+        assert group.layout.nbytes <= plan.groups.slot_nbytes, (
+            f"{group.label} does not fit in a slot of {plan.groups.slot_nbytes} bytes"
+        )
+        start = number % plan.groups.num_slots * plan.groups.slot_nbytes
+        slot = Slot(memory.raw[start : start + group.layout.nbytes])
+        views = slot.views(group.layout)
+        for weight in group.weights:
+            bind(weight.module, weight.leaf, views[weight.name])
+        bound[group.index] = slot.raw
+    return bound

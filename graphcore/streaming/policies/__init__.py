@@ -1,0 +1,1 @@
+"""The streaming policies: one file for each value of `streaming.policy`."""

@@ -1,0 +1,203 @@
+"""Measurements of how fast this machine moves and reads weights, within a second or two, for predictions.
+
+A probe moves at most 256 MB of the weights that will stream into memory laid out as a slot, and reads as much memory at
+the speed of matrix products. To a GPU it copies as many bytes from locked memory, timed by the device. Weights that
+stream from files to a GPU take both ways, and the slower one counts.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.streamed_file import ByteSource
+from graphcore.kernels.bandwidth import measure_read_bandwidth
+from graphcore.memory_limit import affordable_nbytes
+from graphcore.streaming.device.queues import Queues
+from graphcore.streaming.device.stream import DeviceLink
+from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
+from graphcore.streaming.moving_weights import MovingWeights, open_files
+from graphcore.streaming.pinned_memory import private_pages
+from graphcore.streaming.thread_filler import THREADS, ThreadFiller
+from graphcore.streaming.tier import Tier
+from graphcore.streaming.timeline import Timeline
+from graphcore.weights.conversion import conversions_of
+from graphcore.weights.groups import Group
+from graphcore.weights.loader import Loader
+from graphcore.weights.planning.machine import PRODUCT_SHARE, Machine, Speeds
+from graphcore.weights.planning.plan import Plan
+from graphcore.weights.planning.prediction import Rates
+from graphcore.weights.slots import Slot
+
+PROBE_NBYTES = 256 * 10**6  # the most that a probe moves
+COPIES = 3
+LinkTo = Callable[[], DeviceLink] | None
+
+
+def moves_weights(plan: Plan, tier: Tier) -> bool:
+    """Return whether a decode step waits for weights whose rate a probe can measure."""
+    return bool(plan.groups.streamed) or (plan.experts is not None and tier.kind == "host")
+
+
+def measure_rates(
+    loader: Loader,
+    moving: MovingWeights,
+    tier: Tier,
+    machine: Machine,
+    given: Speeds,
+    library: Path | None = None,
+    link_to: LinkTo = None,
+) -> Rates | None:
+    """Return the rates that a plan's decode steps depend on; measure those that are not given.
+
+    Args:
+        moving: weights that move under the plan.
+        machine: description of this machine.
+        given: speeds that are already known.
+        library: path of the C++ kernels, which read memory at the speed of products.
+        link_to: function that opens the link to a device with its own memory (`way_to`); None for the CPU.
+
+    Returns:
+        The rates; None if too little memory is free to measure them.
+
+    Raises:
+        CheckpointError: a file changed, or cannot be read.
+    """
+    read = given.bandwidth
+    if read is None:
+        found = measure_read_bandwidth(machine.device, library, PROBE_NBYTES, repeats=3)
+        if found is None:
+            return None
+        read = found.best
+    link = given.arrival(machine, tier.kind) if moves_weights(moving.plan, tier) else float("inf")
+    if link is None:
+        link = _link(loader, moving, tier, machine.device, link_to)
+    return Rates(link, PRODUCT_SHARE * read)
+
+
+def _link(loader: Loader, moving: MovingWeights, tier: Tier, device: torch.device, link_to: LinkTo) -> float:
+    """Return the bytes/s at which groups arrive in their slots when nothing else runs."""
+    if link_to is None:
+        return _to_ram(loader, moving, tier)
+    copied = device_link(link_to(), device)
+    return copied if tier.kind == "host" else min(copied, _to_ram(loader, moving, tier))
+
+
+@torch.inference_mode()
+def device_link(link: DeviceLink, device: torch.device) -> float:
+    """Return the bytes/s at which a device copies from RAM: the best of a few copies. Close the link.
+
+    The memory is locked if the link has `pins`.
+    """
+    source = private_pages(affordable_nbytes(PROBE_NBYTES))
+    source.zero_()  # pages are allocated when they are first written
+    target = torch.empty_like(source, device=device)
+    try:
+        if link.pins is not None:
+            link.pins.add([source])  # if that fails, the copies go through the driver's buffer
+        rates = [measure_copies(link.queues, [(source, target)]).bytes_per_second for _ in range(COPIES)]
+    finally:
+        link.close()
+    return max(rates)
+
+
+def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
+    """Return the bytes/s at which threads move groups into slots in RAM."""
+    if tier.kind == "host":
+        copies = scratch_copies(affordable_nbytes(PROBE_NBYTES) // 2) * 2
+        return measure_jobs(copies, {}, THREADS).bytes_per_second
+    files = open_files(loader, sorted(moving.names), tier.is_direct)
+    try:
+        with torch.inference_mode():
+            most = affordable_nbytes(PROBE_NBYTES)
+            jobs = scratch_jobs(loader, moving.groups, is_cached=not tier.is_direct, most_nbytes=most)
+            return measure_jobs(jobs, files, THREADS).bytes_per_second
+    finally:
+        for source in files.values():
+            source.close()
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """A measured rate, and the number of bytes that were moved to measure it."""
+
+    bytes_per_second: float
+    nbytes: int
+
+
+def measure_jobs(
+    jobs: Sequence[FillJob], files: Mapping[Path, ByteSource], num_threads: int, most_nbytes: int = PROBE_NBYTES
+) -> LinkRate:
+    """Return how fast threads carry out jobs; only the first jobs are run, up to `most_nbytes`.
+
+    Raises:
+        CheckpointError: a file changed, or cannot be read.
+    """
+    chosen: list[FillJob] = []
+    for job in jobs:
+        if chosen and sum(one.nbytes for one in chosen) + job.nbytes > most_nbytes:
+            break
+        chosen.append(job)
+    room = max(job.room for job in chosen)
+    filler = ThreadFiller(files, num_threads, room, 0, Timeline())
+    try:
+        began = time.perf_counter()
+        filler.wait(filler.begin(0, chosen, None))
+        seconds = time.perf_counter() - began
+    finally:
+        filler.close()
+    nbytes = sum(job.nbytes for job in chosen)
+    return LinkRate(nbytes / seconds, nbytes)
+
+
+@torch.inference_mode()
+def measure_copies(
+    queues: Queues, copies: Sequence[tuple[Tensor, Tensor]], most_nbytes: int = PROBE_NBYTES
+) -> LinkRate:
+    """Return how fast a device copies from RAM; only the first copies are made, up to `most_nbytes`.
+
+    Args:
+        copies: pairs of a source in RAM and a target on the device, [nbytes] uint8.
+    """
+    queues.mark("compute", is_timed=False).hold("copy")  # compute work may still read the targets
+    nbytes = 0
+    began = queues.mark("copy")
+    for source, target in copies:
+        if nbytes and nbytes + source.nbytes > most_nbytes:
+            break
+        queues.copy(source, target)
+        nbytes += source.nbytes
+    ended = queues.mark("copy")
+    ended.wait()
+    return LinkRate(nbytes / (ended.seconds - began.seconds), nbytes)
+
+
+def without_conversions(jobs: Sequence[FillJob]) -> list[FillJob]:
+    """Return the jobs without their conversions: bytes from files are only read. Copies in RAM stay as they are."""
+    return [replace(job, conversions=()) if job.reads else job for job in jobs]
+
+
+def scratch_jobs(
+    loader: Loader, groups: Sequence[Group], is_cached: bool, most_nbytes: int = PROBE_NBYTES
+) -> list[FillJob]:
+    """Return jobs that fill scratch memory with the weights of the first groups, as they would fill slots."""
+    jobs: list[FillJob] = []
+    for group in groups:
+        if sum(job.nbytes for job in jobs) >= most_nbytes:
+            break
+        slot = Slot.allocate(group.layout.nbytes, torch.device("cpu"))
+        slot.raw.zero_()  # allocates the pages before the measurement, as for a real slot
+        views = slot.views(group.layout)
+        for weight in group.weights:
+            conversions = conversions_of(loader, weight.name, weight.packing, views[weight.name], weight.rows)
+            jobs += file_jobs(conversions, is_cached)
+    return jobs
+
+
+def scratch_copies(nbytes: int) -> list[FillJob]:
+    """Return jobs that copy a number of bytes from RAM to RAM."""
+    source, out = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
+    return [FillJob((), ((ByteCopy("probe", source, out), ()),), nbytes, 0)]

@@ -1,0 +1,242 @@
+"""Setup of everything that moves a model's weights while it runs: files, threads, slots, and the policy.
+
+plan -> load the resident weights -> find the groups that stream -> bind slots once -> filler of the slots -> policy
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.streamed_file import ByteSource
+from graphcore.config.settings import StreamingSettings
+from graphcore.nn.decoder import Decoder
+from graphcore.progress import Progress
+from graphcore.streaming.device.copies import DeviceFiller
+from graphcore.streaming.device.queues import CudaQueues
+from graphcore.streaming.device.stream import DeviceLink, host_ring_nbytes, stream_to_device
+from graphcore.streaming.device.timing import DeviceWatch
+from graphcore.streaming.embedding_rows import FileRows, HostRows
+from graphcore.streaming.experts.stream import Below, ExpertStream, open_experts
+from graphcore.streaming.fill_jobs import FillJob, jobs_of
+from graphcore.streaming.host_store import HostStore, fill_store
+from graphcore.streaming.moving_weights import MovingWeights, bind_slots, find_moving, open_files
+from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
+from graphcore.streaming.policy import Policy, Resident, Ring
+from graphcore.streaming.policy_registry import POLICIES
+from graphcore.streaming.rates import measure_copies, measure_jobs, without_conversions
+from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for
+from graphcore.streaming.tier import Tier
+from graphcore.streaming.timeline import Timeline
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.planning.plan import Plan
+from graphcore.weights.resident_weights import load_resident
+from graphcore.weights.slots import Slot
+
+
+@dataclass(frozen=True)
+class WeightStream:
+    """All resources that are open while weights move.
+
+    Attributes:
+        policy: policy that programs run under.
+        moving: weights that move, and the layers that move together.
+        filler: filler of the groups' slots; None if no group moves.
+        files: open files, by path.
+        jobs: jobs that fill a group's slot, or its host slot on the way to a device, by group.
+        host_nbytes: bytes of weights that wait in RAM.
+        experts: stream of experts; None if the model has none, or all of them stay on the device.
+        link: connection to a device with its own memory; None for the CPU, or if nothing moves.
+        copies: source and target of each group's copy to that device.
+        note: message for the user; empty if there is none.
+    """
+
+    policy: Policy
+    timeline: Timeline
+    moving: MovingWeights
+    filler: ThreadFiller | DeviceFiller | None = None
+    files: Mapping[Path, ByteSource] = field(default_factory=dict)
+    jobs: Mapping[int, Sequence[FillJob]] = field(default_factory=dict)
+    host_nbytes: int = 0
+    experts: ExpertStream | None = None
+    link: DeviceLink | None = None
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+    note: str = ""
+
+    @property
+    def expert_hit_rate(self) -> float | None:
+        """Share of the requested experts that were in a slot; None without a cache of experts."""
+        return None if self.experts is None else self.experts.cache.hit_rate
+
+    def raw_link(self, most_nbytes: int) -> float | None:
+        """Return the bytes/s at which the groups' bytes arrive when nothing else runs; None if no group moves.
+
+        The same threads, or copies to an idle device, move the bytes; if groups take both ways, the slower one counts.
+        Groups that were read ahead are discarded first.
+
+        Args:
+            most_nbytes: upper limit of the bytes that are moved to measure.
+        """
+        if not self.jobs and not self.copies:
+            return None
+        self.policy.reset()
+        rates = []
+        if self.link is not None and self.copies:
+            rates.append(measure_copies(self.link.queues, self.copies, most_nbytes).bytes_per_second)
+        if self.jobs:
+            jobs = without_conversions([job for each in self.jobs.values() for job in each])
+            threads = measure_jobs(jobs, self.files, THREADS, most_nbytes).bytes_per_second
+            # If a store is locked in part, only the groups that are not locked go through threads.
+            rates.append(threads * len(self.copies) / len(self.jobs) if self.copies else threads)
+        return min(rates)
+
+    def close(self) -> None:
+        """Stop the threads and copies, unlock memory and close the files, even if one of these fails."""
+        with ExitStack() as closing:  # runs in reverse order
+            for source in self.files.values():
+                closing.callback(source.close)
+            if self.link is not None:
+                closing.callback(self.link.close)
+            for filler in (self.filler, None if self.experts is None else self.experts.cache.filler):
+                if filler is not None:
+                    closing.callback(filler.close)
+
+
+def way_to(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] | None:
+    """Return a function that opens the link to a device with its own memory; None for the CPU.
+
+    Args:
+        pinned: True if the memory that copies start from is to be locked.
+    """
+    if device.type == "cpu":
+        return None
+    return lambda: DeviceLink(CudaQueues(device), Pins(CudaRegistrar(device)) if pinned else None)
+
+
+def stream_weights(
+    loader: Loader,
+    decoder: Decoder,
+    plan: Plan,
+    streaming: StreamingSettings,
+    tier: Tier,
+    device: torch.device,
+    on_progress: Progress,
+) -> WeightStream:
+    """Load the resident weights, bind slots for the others, and return the stream that moves them.
+
+    Weights that wait in RAM are read now; weights that stream from files are not.
+
+    Args:
+        decoder: decoder on the meta device.
+        tier: tier where the streamed weights wait.
+        on_progress: callback as for `load_resident`.
+
+    Raises:
+        CheckpointError: bytes are wrong, or a file changed or cannot be read.
+    """
+    moving = find_moving(decoder, plan, streaming.layer_group_size)
+    load_resident(loader, decoder, device, on_progress, moving.names)
+    store = _store(loader, decoder, moving) if tier.kind == "host" and plan.is_streaming else None
+    files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
+    if moving.is_gathered:
+        decoder.embed_tokens.fetch_rows(_rows(loader, decoder, store, files, device))
+    link_to = way_to(device, streaming.pinned_memory)
+    return open_stream(loader, moving, store, files, device, link_to, decoder)
+
+
+def open_stream(
+    loader: Loader,
+    moving: MovingWeights,
+    store: HostStore | None,
+    files: Mapping[Path, ByteSource],
+    device: torch.device,
+    link_to: Callable[[], DeviceLink] | None,
+    decoder: Decoder | None = None,
+) -> WeightStream:
+    """Bind the slots of groups and experts, and return the stream that moves them. Nothing is read yet.
+
+    Args:
+        store: store of the weights in RAM; None if they are read from files.
+        files: open files, by path; closed with the stream, or if it cannot be opened.
+        link_to: function that opens the link to a device with its own memory; None for the CPU.
+        decoder: decoder that owns the experts; needed only if experts move.
+    """
+    plan, timeline = moving.plan, Timeline()
+    with ExitStack() as undo:  # closes what is open if a later step fails
+        for source in files.values():
+            undo.callback(source.close)
+        link = link_to() if link_to is not None and (moving.groups or plan.experts is not None) else None
+        if link is not None:
+            undo.callback(link.close)  # some memory may already be locked
+        stream = _open_groups(loader, moving, store, files, device, link, timeline)
+        if stream.filler is not None:
+            undo.callback(stream.filler.close)
+        if plan.experts is not None:
+            assert decoder is not None, "experts are a decoder's"
+            below = Below(loader, decoder, store, files)
+            experts = open_experts(below, plan.experts, moving.group_of_layer, timeline, device, link)
+            note = "; ".join(note for note in (stream.note, experts.note) if note)
+            stream = replace(stream, experts=experts, note=note)
+        undo.pop_all()
+    return stream
+
+
+def _open_groups(
+    loader: Loader,
+    moving: MovingWeights,
+    store: HostStore | None,
+    files: Mapping[Path, ByteSource],
+    device: torch.device,
+    link: DeviceLink | None,
+    timeline: Timeline,
+) -> WeightStream:
+    """Return a stream that moves groups but no experts; arguments as for `open_stream`."""
+    groups, plan, host_nbytes = moving.groups, moving.plan, 0 if store is None else store.nbytes
+    if not groups:
+        return WeightStream(Resident(), timeline, moving, files=files, host_nbytes=host_nbytes, link=link)
+    slots = bind_slots(groups, plan, device)
+    held, reads_ahead = None if store is None else store.groups, plan.mode == "async"
+    policy = POLICIES[plan.policy]
+    if link is None:
+        jobs = {group.index: jobs_of(loader, group, Slot(slots[group.index]), held, files) for group in groups}
+        threads = filler_for(jobs, files, timeline)
+        ring = Ring(jobs, plan.groups.num_slots, reads_ahead, threads, timeline)
+        return WeightStream(policy.make(ring), timeline, moving, threads, files, jobs, host_nbytes)
+    found = stream_to_device(loader, groups, slots, held, files, host_ring_nbytes(plan), link, timeline)
+    device_ring = Ring(found.work, plan.groups.num_slots, reads_ahead, found.filler, DeviceWatch(link.queues, timeline))
+    return WeightStream(
+        policy.make(device_ring),
+        timeline,
+        moving,
+        found.filler,
+        files,
+        found.jobs,
+        host_nbytes,
+        link=link,
+        copies=[(source, slots[index][: source.nbytes]) for index, source in found.sources.items()],
+        note=found.note,
+    )
+
+
+def _store(loader: Loader, decoder: Decoder, moving: MovingWeights) -> HostStore:
+    """Read the weights that move into a store in RAM."""
+    tables = {HEAD} if moving.heads else set()
+    if moving.is_gathered and not (loader.is_tied and tables):
+        tables.add(EMBEDDING)
+    return fill_store(loader, decoder, moving.groups, [*sorted(tables), *moving.expert_weights])
+
+
+def _rows(
+    loader: Loader, decoder: Decoder, store: HostStore | None, files: Mapping[Path, ByteSource], device: torch.device
+) -> FileRows | HostRows:
+    """Return the lookup that fetches the embedding's rows from the store or the files."""
+    embedding = decoder.embed_tokens
+    if store is not None:
+        table = store.tables[HEAD if loader.is_tied and HEAD in store.tables else EMBEDDING]
+        return HostRows(table, embedding.packing, device)
+    dtype = torch.float32 if embedding.packing is not None else embedding.weight.dtype
+    return FileRows(loader, EMBEDDING, files, decoder.spec.dim, dtype, device)

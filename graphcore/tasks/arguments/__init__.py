@@ -1,0 +1,1 @@
+"""The arguments of the command line: flags, settings and bare words, and the answer to --help."""

@@ -1,0 +1,1 @@
+"""A chat at the terminal: its input, its conversation and its commands."""

@@ -1,0 +1,171 @@
+"""The state of a running chat: its conversation, its sampling settings, and the records of its turns."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.checked_arguments import params_from
+from graphcore.engine.running_request import Generation
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.tasks.chat.conversation import Conversation
+from graphcore.tasks.task import Record
+from graphcore.tasks.terminal.console import Console
+
+ROOM = 4  # a new turn keeps 1 / ROOM of the context free for its answer
+
+
+@dataclass
+class Session:
+    """The state of a chat that turns and commands read and change.
+
+    Attributes:
+        waiting: context manager in which typed input is held back.
+        params: sampling parameters; the seed of an answer depends on its number in the chat.
+        max_new_tokens: most tokens of an answer; None is as many as the context allows.
+        stops: texts that end an answer.
+        turns: records of the turns for result.json.
+        is_over: True once the chat is to end.
+    """
+
+    conversation: Conversation
+    console: Console
+    waiting: Callable[[], AbstractContextManager[None]]
+    params: SamplingParams
+    max_new_tokens: int | None
+    stops: list[str]
+    turns: list[Record] = field(default_factory=list)
+    is_over: bool = False
+
+    def say(self, text: str, command: str | None = None) -> None:
+        """Answer the text and keep the exchange, even if the answer was interrupted.
+
+        Raises:
+            GraphcoreError: the text cannot be answered.
+        """
+        answer, reused = self._answer(lambda: self.conversation.prompt_ids(text, self._room))
+        if answer.token_ids:
+            self.conversation.add(text, answer.text, _without_end(answer))
+        self._end_turn(text, command, answer, reused)
+
+    def retry(self) -> None:
+        """Answer the user's last message again.
+
+        Raises:
+            GraphcoreError: there is no message.
+        """
+        self._check_exchange("/retry")
+        if self.params.temperature == 0:
+            self.console.note("[temperature=0 takes the likeliest answer each time; /set temperature=0.7 gives others]")
+        exchanges, left_out = list(self.conversation.exchanges), self.conversation.left_out
+        text, turns = self.conversation.take_back(), len(self.turns)
+        try:
+            self.say(text, "retry")
+        finally:
+            if len(self.turns) == turns or not self.turns[-1]["new_tokens"]:  # no new answer replaces the old one
+                self.conversation.exchanges, self.conversation.left_out = exchanges, left_out
+
+    def go_on(self) -> None:
+        """Continue the last answer.
+
+        Raises:
+            GraphcoreError: there is no answer.
+        """
+        self._check_exchange("/continue")
+        answer, reused = self._answer(lambda: self.conversation.unfinished_ids(self._room), is_more=True)
+        if answer.finish_reason == "end" and not _without_end(answer):
+            self.console.note("[the answer had ended; say something]")
+        self.conversation.extend(answer.text, _without_end(answer))
+        self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
+
+    def _check_exchange(self, command: str) -> None:
+        if not self.conversation.exchanges:
+            raise ConfigError(f"{command} needs an answer, and there is none yet; say something first")
+
+    @property
+    def _room(self) -> int:
+        context = self.conversation.engine.choices.context
+        return min(self.max_new_tokens or context, context // ROOM)
+
+    def _answer(self, prompt_ids: Callable[[], list[int]], is_more: bool = False) -> tuple[Generation, int]:
+        """Run a turn to its end or to Ctrl-C, printing its text; return the answer and the number of reused tokens.
+
+        Args:
+            is_more: True if the turn continues an answer, to which it may add nothing.
+
+        Raises:
+            GraphcoreError: the turn cannot run, even with all earlier turns left out.
+        """
+        engine, left_out = self.conversation.engine, self.conversation.left_out
+        ids = prompt_ids()
+        if len(ids) > engine.choices.context:
+            raise ConfigError(_no_room(len(ids), engine.choices.context, is_more))
+        most = self.max_new_tokens or engine.choices.context
+        params = params_from(self.params, len(self.turns))
+        run = engine.open_run([ids], most, self.stops, params, reuse_cache=True)
+        newly = self.conversation.left_out - left_out
+        if newly:
+            turns = "turn is" if newly == 1 else f"{newly} turns are"
+            self.console.note(f"[the context of {engine.choices.context} tokens is full: the oldest {turns} left out]")
+        with self.waiting():
+            self._print_events(run, is_more)
+        return run.generations()[0], run.cached
+
+    def _print_events(self, run: BatchRun, is_more: bool) -> None:
+        has_text = False
+        try:
+            for event in run.events():
+                self.console.text(event.text)
+                has_text = has_text or bool(event.text)
+        except KeyboardInterrupt:
+            run.interrupt()
+        if has_text or not is_more:
+            self.console.line()
+
+    def _end_turn(self, text: str, command: str | None, answer: Generation, reused: int) -> None:
+        """Print why the answer was cut, if it was, and keep the turn's record."""
+        full = f"the context of {self.conversation.engine.choices.context} tokens is full"
+        cut = {
+            "length": f"max_new_tokens={self.max_new_tokens} allows no more; /continue goes on",
+            "context": f"{full}; /continue leaves out the oldest turns and goes on"
+            if self.conversation.can_leave_out
+            else f"{full} of this turn; /clear forgets it, a larger context_length has room for more",
+        }
+        if answer.finish_reason in cut:
+            self.console.note(f"[cut: {cut[answer.finish_reason]}]")
+        self.turns.append(_record(text, command, answer, reused))
+
+
+def _no_room(tokens: int, context: int, is_more: bool) -> str:
+    """Return a message: why a turn does not fit in the context, and what to do about it in a chat."""
+    if is_more:
+        return f"this turn fills the context of {context} tokens; /clear forgets it, and the next one has room"
+    return (
+        f"the text takes {tokens} tokens with what stands around it, and the context has {context}; say less at a "
+        "time, or begin the chat with a larger context_length"
+    )
+
+
+def _without_end(answer: Generation) -> list[int]:
+    """Return the answer's tokens without its end token."""
+    return list(answer.token_ids[:-1] if answer.finish_reason == "end" else answer.token_ids)
+
+
+def _record(text: str, command: str | None, answer: Generation, reused: int) -> Record:
+    timings = answer.timings
+    run_tokens = timings.prompt_tokens - reused
+    return {
+        "user": text,
+        "command": command,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": timings.prompt_tokens,
+        "reused_tokens": reused,
+        "new_tokens": timings.new_tokens,
+        "first_token_seconds": timings.first_token_seconds,
+        "prefill_seconds": timings.prefill_seconds,
+        "decode_seconds": timings.decode_seconds,
+        "prefill_tokens_per_second": run_tokens / timings.prefill_seconds if timings.prefill_seconds else 0.0,
+        "decode_tokens_per_second": timings.decode_tokens_per_second,
+    }

@@ -1,0 +1,148 @@
+"""The commands of a chat: lines that begin with a slash."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from graphcore.config.user_path import user_path
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.registry import nearest
+from graphcore.tasks.chat.session import Session
+from graphcore.tasks.requests.sampling_keys import changed_params
+
+TAKEN_AWAY = "-"
+WHOLE = ("top_k", "seed", "max_new_tokens")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a chat.
+
+    Attributes:
+        takes: argument that follows the name, in brackets if it is optional; empty for none.
+        does: description in a few words, for /help.
+        run: function of the session and of the text after the name.
+    """
+
+    takes: str
+    does: str
+    run: Callable[[Session, str], None]
+
+
+def run_command(session: Session, line: str) -> None:
+    """Run the command of a line.
+
+    Raises:
+        GraphcoreError: there is no such command, or it cannot run; the message says what to type instead.
+    """
+    name, *rest = re.split(r"\s+", line.removeprefix("/"), maxsplit=1)
+    argument = "".join(rest).strip()
+    if name not in COMMANDS:
+        likely = nearest(f"/{name}", [f"/{known}" for known in COMMANDS])
+        raise ConfigError(f"unknown command /{name}{likely}; /help lists them, and a space before it makes it a text")
+    command = COMMANDS[name]
+    if argument and not command.takes:
+        raise ConfigError(f"/{name} takes nothing, found '{argument}'; leave it out")
+    if not argument and command.takes and not command.takes.startswith("["):
+        raise ConfigError(f"/{name} needs {command.takes}; /help lists the commands")
+    command.run(session, argument)
+
+
+def _help(session: Session, _argument: str) -> None:
+    width = max(len(_usage(name)) for name in COMMANDS)
+    for name, command in COMMANDS.items():
+        session.console.note(f"{_usage(name).ljust(width)}  {command.does}")
+    session.console.note('A line that ends with \\ goes on in the next; """ begins and ends a text of several lines.')
+    session.console.note("Ctrl-C stops an answer, Ctrl-D ends the chat. A space before a slash makes it a text.")
+
+
+def _usage(name: str) -> str:
+    return f"/{name} {COMMANDS[name].takes}".rstrip()
+
+
+def _system(session: Session, text: str) -> None:
+    conversation = session.conversation
+    if text:
+        if not conversation.has_template:
+            raise ConfigError("/system needs a chat template, and none is used here; say it as part of the text")
+        conversation.system = None if text == TAKEN_AWAY else text
+    session.console.note(
+        "[there is no system message]" if conversation.system is None else f"[system message: {conversation.system}]"
+    )
+
+
+def _set(session: Session, argument: str) -> None:
+    values = dict(_assignment(word) for word in argument.split())
+    most = values.pop("max_new_tokens", session.max_new_tokens)
+    numbers = {key: value for key, value in values.items() if value is not None}
+    params = changed_params(session.params, numbers)
+    if most is not None and most < 1:
+        raise ConfigError(f"max_new_tokens={most} must be at least 1, or null for as many as the context allows")
+    session.params, session.max_new_tokens = params, None if most is None else int(most)
+    shown = {**asdict(session.params), "max_new_tokens": "null" if most is None else most}
+    session.console.note(f"[{', '.join(f'{key}={value}' for key, value in shown.items())}]")
+
+
+def _assignment(word: str) -> tuple[str, float | int | None]:
+    """Return key and value of "temperature=0.7"; None for null."""
+    key, separator, text = word.removeprefix("sampling.").partition("=")
+    known = (*asdict(SamplingParams()), "max_new_tokens")
+    if key not in known:
+        raise ConfigError(f"/set knows no '{key}'{nearest(key, known)}; known: {', '.join(known)}")
+    if not separator:
+        raise ConfigError(f"/set needs a value for {key}, such as {key}=1")
+    if text == "null" and key == "max_new_tokens":
+        return key, None
+    try:
+        return key, int(text) if key in WHOLE else float(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}={text} must be a {'whole ' if key in WHOLE else ''}number") from error
+
+
+def _save(session: Session, name: str) -> None:
+    path = user_path(name, "/save ")
+    session.conversation.save(path)
+    session.console.note(f"[{_turns(session)} saved to {path}]")
+
+
+def _load(session: Session, name: str) -> None:
+    path = user_path(name, "/load ")
+    session.conversation.load(path)
+    session.console.note(f"[{_turns(session)} loaded from {path}]")
+
+
+def _turns(session: Session) -> str:
+    number = len(session.conversation.exchanges)
+    return f"{number} turn{'' if number == 1 else 's'}"
+
+
+def _retry(session: Session, _argument: str) -> None:
+    session.retry()
+
+
+def _continue(session: Session, _argument: str) -> None:
+    session.go_on()
+
+
+def _clear(session: Session, _argument: str) -> None:
+    session.conversation.clear()
+    session.console.note("[forgotten]")
+
+
+def _exit(session: Session, _argument: str) -> None:
+    session.is_over = True
+
+
+COMMANDS = {
+    "help": Command("", "lists the commands", _help),
+    "system": Command("[TEXT]", "sets the system message; - takes it away, nothing shows it", _system),
+    "set": Command("[KEY=VALUE ...]", "sets temperature, top_k, top_p, min_p, repetition_penalty, seed, "
+                   "max_new_tokens; nothing shows them", _set),
+    "retry": Command("", "answers again what you said last", _retry),
+    "continue": Command("", "goes on with the last answer", _continue),
+    "save": Command("FILE", "writes the chat to a file", _save),
+    "load": Command("FILE", "goes on from a saved chat", _load),
+    "clear": Command("", "forgets what was said; the system message stays", _clear),
+    "exit": Command("", "ends the chat", _exit),
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Measurements of task=bench, task=microbench and task=perplexity."""

@@ -1,0 +1,94 @@
+"""Names and bytes of a native decode step's instructions, so that they can be timed one by one."""
+
+import ctypes
+from collections.abc import Sequence
+
+from graphcore.kernels import instructions
+from graphcore.kernels import native_program as native
+from graphcore.kernels.kernel_packing import FORMAT_NUMBERS
+from graphcore.kernels.library import Matrix, open_library
+from graphcore.tasks.measuring.decode_operations import Operation, OperationName
+
+FORMAT_NAMES = {number: name for name, number in FORMAT_NUMBERS.items()}
+KINDS = {
+    instructions.Embed: "embed",
+    instructions.Project: "linear",
+    instructions.Attend: "attend",
+    instructions.AddNorm: "add_norm",
+    instructions.Choose: "argmax",
+    instructions.Advance: "advance",
+    instructions.Route: "route",
+    instructions.ExpertsUp: "experts_up",
+    instructions.ExpertsDown: "experts_down",
+    instructions.Elementwise: "elementwise",
+}
+
+
+def native_operations(program: native.NativeProgram, logits: int) -> list[Operation]:
+    """Return the program's instructions as operations, in order.
+
+    Args:
+        logits: address of the logits; the head is the instruction that writes there.
+    """
+
+    def operation(index: int, arguments: ctypes.Structure) -> Operation:
+        name, nbytes = instruction_name(arguments, logits), weight_nbytes(arguments, program.library)
+        return Operation(name, nbytes, lambda: program.run(index, 1), lambda times: program.run_again(index, times))
+
+    return [operation(index, arguments) for index, arguments in enumerate(program.arguments)]
+
+
+def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
+    """Return an instruction's name: kind, shape ("outputs x inputs" of each matrix) and weight format."""
+    kind = KINDS[type(arguments)]
+    match arguments:
+        case instructions.Project():
+            matrices = [arguments.matrices[index] for index in range(arguments.num_matrices)]
+            return OperationName("head" if arguments.outs[0] == logits else kind, *_described(matrices))
+        case instructions.Embed():
+            return OperationName(kind, *_described([arguments.table]))
+        case instructions.Attend():
+            window = f", window {arguments.window}" if arguments.window else ""
+            shape = f"{arguments.heads} heads, {arguments.kv_heads} kv, {arguments.head_dim}{window}"
+            return OperationName(kind, shape, FORMAT_NAMES[arguments.cache_format])
+        case instructions.ExpertsUp():
+            shape, name = _described([arguments.gate, arguments.up])
+            return OperationName(kind, f"{arguments.used} of ({shape})", name)
+        case instructions.ExpertsDown():
+            shape, name = _described([arguments.down])
+            return OperationName(kind, f"{arguments.used} of ({shape})", name)
+        case instructions.AddNorm():
+            return OperationName(kind, str(arguments.dim), "f32")
+        case instructions.Choose():
+            return OperationName(kind, str(arguments.vocab), "f32")
+        case instructions.Route():
+            return OperationName(kind, f"{arguments.used} of {arguments.experts}", "f32")
+        case instructions.Elementwise():
+            return OperationName(kind, str(arguments.size), "f32")
+    return OperationName(kind, "", "")
+
+
+def _described(matrices: Sequence[Matrix]) -> tuple[str, str]:
+    shapes = " + ".join(f"{matrix.rows}x{matrix.columns}" for matrix in matrices)
+    names = dict.fromkeys(FORMAT_NAMES[matrix.format] for matrix in matrices)
+    return shapes, "+".join(names)
+
+
+def weight_nbytes(arguments: ctypes.Structure, library: str) -> int:
+    """Return the bytes of weights that an instruction reads; one row of an embedding, and only the chosen experts."""
+    functions = open_library(library)
+
+    def nbytes(matrix: Matrix) -> int:
+        return int(functions.graphcore_packed_nbytes(matrix.format, matrix.rows, matrix.columns))
+
+    match arguments:
+        case instructions.Project():
+            return sum(nbytes(arguments.matrices[index]) for index in range(arguments.num_matrices))
+        case instructions.Embed():
+            tables = [matrix for matrix in (arguments.table, arguments.positions) if matrix.bytes]
+            return sum(nbytes(matrix) // matrix.rows for matrix in tables)
+        case instructions.ExpertsUp():
+            return int(arguments.used) * (nbytes(arguments.gate) + nbytes(arguments.up))
+        case instructions.ExpertsDown():
+            return int(arguments.used) * nbytes(arguments.down)
+    return 0

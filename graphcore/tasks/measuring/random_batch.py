@@ -1,0 +1,90 @@
+"""The work that task=bench times: a prefill and a run of decode steps, each from a KV cache of a given depth.
+
+    cache: [ depth tokens | timed prefill ]        then, in the same slots,        [ depth tokens | timed decode ]
+
+Legend: B sequences, V vocab.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from graphcore.engine.decode_steps import LAG, Readback
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.streaming.scheduler import run_program
+from graphcore.tasks.measuring.weight_reads import step_nbytes
+
+
+@dataclass
+class RandomBatch:
+    """A batch of random prompts, with the prefill and the decode steps to time.
+
+    A later run overwrites the cache beyond the depth. Sliding-window layers then hold the keys of other tokens than in
+    a real sequence, but the same number of them, and of the same size.
+
+    Attributes:
+        depth: number of tokens that every sequence's cache holds before the timed part.
+    """
+
+    runner: ProgramRunner
+    batch: int
+    depth: int
+    prompt_tokens: int
+    new_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.batch, self.depth + self.prompt_tokens)
+        ids = torch.randint(self.runner.builder.decoder.spec.vocab, shape, generator=generator).tolist()
+        self._before = [row[: self.depth] for row in ids]
+        self._prompts = [row[self.depth :] for row in ids]
+
+    @torch.inference_mode()
+    def fill(self) -> None:
+        """Fill every sequence's cache up to the depth."""
+        if self.depth:
+            self.runner.feed(self._before, [0] * self.batch)
+
+    def first_prefill(self) -> None:
+        """Run the prompts from empty caches."""
+        self._run_prompts(0)
+
+    def prefill(self) -> None:
+        """Run the prompts from the depth, and choose a token for each."""
+        self._run_prompts(self.depth)
+
+    @torch.inference_mode()
+    def _run_prompts(self, start: int) -> None:
+        self.runner.feed(self._prompts, [start] * self.batch).argmax(dim=-1).tolist()
+
+    def decode(self) -> None:
+        """Run new_tokens greedy steps from the depth; each token is fed back and read by the host, as in generating."""
+        self._run_steps(self.new_tokens)
+
+    def decode_one(self) -> None:
+        """Run one step from the depth."""
+        self._run_steps(1)
+
+    @torch.inference_mode()
+    def _run_steps(self, steps: int) -> None:
+        program = self.runner.program("decode", self.runner.width(self.batch), is_greedy=True)
+        first = [[row[0]] for row in self._prompts]
+        program.state.put_rows(first, [self.depth] * self.batch)
+        if program.choice is None:
+            for _ in range(steps):
+                run_program(program, self.runner.policy)
+                program.state.chosen.tolist()
+            return
+        program.choice.choosing.begin([steps] * self.batch, ())
+        readback = Readback(program.choice.choosing.report, LAG + 1)
+        for step in range(steps + LAG):  # the host reads LAG steps late, as in generating
+            if step < steps:
+                run_program(program, self.runner.policy)
+                readback.send()
+            if step >= LAG:
+                readback.take()
+
+    def weight_nbytes(self) -> int:
+        """Return the bytes of weights that a decode step reads."""
+        return step_nbytes(self.runner.builder.decoder, self.batch)

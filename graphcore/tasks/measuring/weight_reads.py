@@ -1,0 +1,83 @@
+"""The bytes of weights that a decode step reads: packed bytes where they are packed, and only the rows in use."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.linear import Linear
+from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.weights.matching import HEAD
+from graphcore.weights.packed_weights import formats_of
+
+
+def step_nbytes(decoder: Decoder, batch: int) -> int:
+    """Return the bytes of weights that a decode step reads; repeated reads from a processor's cache count once.
+
+    The step reads one row of the embedding table and of learned positions for each sequence; a head that is tied to the
+    table reads it whole. It reads the experts that each sequence's token chooses, at most all of a layer; different
+    sequences are assumed to choose different experts.
+    """
+    return sum(_module_nbytes(module, batch) for module in decoder.modules())
+
+
+def _module_nbytes(module: nn.Module, batch: int) -> int:
+    """Return the bytes read of a module's own buffers; for an MoE also those of its experts."""
+    match module:
+        case Embedding():
+            return embedding_nbytes(module, batch)
+        case MoE():
+            parts = [part for part in module.experts.children() if isinstance(part, ExpertLinear)]
+            return sum(chosen_nbytes(part, module.top_k * batch) for part in parts)
+        case ExpertLinear():
+            return 0
+    return sum(buffer.nbytes for buffer in module.buffers(recurse=False))
+
+
+def embedding_nbytes(embedding: Embedding, batch: int) -> int:
+    """Return the bytes of one row for each sequence in the table and in learned positions."""
+    packing, table = embedding.packing, embedding.weight
+    row = table.nbytes // (len(table) if packing is None else packing.rows)
+    positions = 0 if embedding.positions is None else embedding.positions[0].nbytes
+    return batch * (row + positions)
+
+
+def chosen_nbytes(part: ExpertLinear, choices: int) -> int:
+    """Return the bytes of one projection of `choices` experts, at most of all experts."""
+    used = min(choices, len(part.bias))
+    return used * (part.weight[0].nbytes + part.bias[0].nbytes)
+
+
+def weight_formats(decoder: Decoder, is_tied: bool) -> list[dict[str, str | int]]:
+    """Return the formats of all weights in memory with tensors and bytes, those with most bytes first."""
+    tensors: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for name, format_name, size in formats_of(decoder):
+        if not (is_tied and name == HEAD):
+            tensors[format_name] += 1
+            nbytes[format_name] += size
+    return [{"format": name, "tensors": tensors[name], "bytes": size} for name, size in nbytes.most_common()]
+
+
+def prefill_roundings(decoder: Decoder) -> list[str]:
+    """Return the different roundings of activations before matrices when many tokens run together.
+
+    Float and 16-bit activations are then multiplied with the unpacked matrix in the compute dtype
+    (kernels/kernel_packing.py).
+    """
+    return sorted({"float" if rounding == "wide" else rounding for rounding in _roundings(decoder)})
+
+
+def decode_roundings(decoder: Decoder) -> list[str]:
+    """Return the different roundings of activations before matrices in a decode step."""
+    return sorted(set(_roundings(decoder)))
+
+
+def _roundings(decoder: Decoder) -> Iterator[str]:
+    for module in decoder.modules():
+        if isinstance(module, Linear) and module.int8_order is not None:
+            yield "token"
+        elif isinstance(module, Linear | ExpertLinear):
+            yield module.rounding if isinstance(module.packing, KernelPacking) else "float"

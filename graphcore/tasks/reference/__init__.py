@@ -1,0 +1,1 @@
+"""The reference of task=verify: the same model in transformers."""

@@ -1,0 +1,246 @@
+"""A checkpoint's model in transformers, the reference of task=verify.
+
+    a Hugging Face folder       -> from_pretrained: files, names, folds and mathematics are transformers' own
+    GGUF files, MXFP4 folders,  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
+    random weights                 the reading is ours (transformers' own GGUF loading drops settings of some families,
+                                   and it unpacks MXFP4 only where accelerate is installed)
+
+Legend: T tokens, D model dim, V vocab.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.arch.architecture import Architecture
+from graphcore.arch.config.model_config import ModelConfig, RopeParameters
+from graphcore.arch.folds import AddOne
+from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
+from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
+from graphcore.engine.open_model import Model
+from graphcore.errors import UnsupportedError
+from graphcore.tasks.reference.ternary_layers import cast_ternary_layers, use_ternary_layers
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import HEAD, SCALE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FROM_FOLDER = "transformers' from_pretrained"
+FROM_OUR_WEIGHTS = "a transformers model filled with graphcore's unpacked weights"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of one pass, float32 on the CPU.
+
+    Attributes:
+        layers: the residual stream after the embedding and after each block, [T, D] each.
+        logits: the logits after each token, [T, V].
+    """
+
+    layers: tuple[Tensor, ...]
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A transformers model in float32 on the CPU, and a description of how it was made."""
+
+    model: "PreTrainedModel"
+    origin: str
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Cast the weights to `dtype` in place; rotation tables stay float32, as in from_pretrained."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        cast_ternary_layers(self.model, dtype)
+
+    @torch.no_grad()
+    def run(self, token_ids: list[int]) -> Outputs:
+        """Return the outputs of one teacher-forced pass."""
+        seen: list[Tensor] = []
+        blocks = blocks_of(self.model)
+        hooks = [blocks[0].register_forward_pre_hook(lambda block, given: seen.append(given[0]))]
+        hooks += [block.register_forward_hook(lambda block, given, out: seen.append(first_of(out))) for block in blocks]
+        try:
+            with torch.compiler.set_stance("force_eager"):  # transformers compiles its ternary layers in parts
+                logits = self.model(torch.tensor([token_ids]), use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Outputs(tuple(layer[0].float() for layer in seen), logits[0].float())
+
+
+def first_of(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return a block's hidden states, which some versions of transformers return in a tuple."""
+    return out[0] if isinstance(out, tuple) else out
+
+
+def blocks_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """Return the blocks of the text decoder."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers does not type it
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return lists[0]
+
+
+def load_reference(model: Model, loader: Loader) -> Reference:
+    """Return transformers' model of a checkpoint, in float32.
+
+    Args:
+        model: the opened checkpoint.
+        loader: loader of its weights.
+
+    Raises:
+        UnsupportedError: transformers has no such model.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
+    try:
+        folder = plain_folder(model.checkpoint)
+        if folder is not None:
+            return Reference(from_folder(folder, model.config), FROM_FOLDER)
+        return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
+    except (KeyError, ValueError, OSError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedError(
+            f"{model.checkpoint.source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
+        ) from error
+
+
+def plain_folder(checkpoint: Checkpoint) -> Path | None:
+    """Return the checkpoint's folder if from_pretrained can read it without further packages; else None."""
+    if not isinstance(checkpoint, SafetensorsCheckpoint) or isinstance(checkpoint, Mxfp4Checkpoint):
+        return None
+    return checkpoint.folder if has_usual_names(checkpoint.folder) else None
+
+
+def has_usual_names(folder: Path) -> bool:
+    """Return whether from_pretrained would find the folder's weights."""
+    return any((folder / name).is_file() for name in (INDEX_NAME, SINGLE_NAME))
+
+
+def from_folder(folder: Path, config: ModelConfig) -> "PreTrainedModel":
+    """Return the model that transformers loads from the folder, cut to the config's num_hidden_layers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text = stored.get_text_config()
+    if config.num_hidden_layers < text.num_hidden_layers:
+        text.num_hidden_layers = config.num_hidden_layers
+        if "layer_types" in text.to_dict():
+            text.layer_types = text.layer_types[: config.num_hidden_layers]
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, config=stored, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return loaded
+
+
+def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
+    """Return a transformers model of graphcore's config, filled with graphcore's weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = AutoConfig.for_model(**transformers_settings(config, loader.is_tied))
+    built: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # not typed there
+        stored, dtype=torch.float32, attn_implementation="eager"
+    )
+    built.eval()  # type: ignore[no-untyped-call]  # transformers does not type it
+    parameters = dict(built.named_parameters(remove_duplicate=False))
+    architecture = architecture_of(config)
+    filled = {
+        copy_weight(parameters, architecture, config, name, loader)
+        for name in loader.sources
+        if not is_shared(name, loader) and not name.endswith(SCALE)
+    }
+    missing = parameters.keys() - filled - ({HEAD} if loader.is_tied else set())
+    assert not missing, f"nothing has filled {sorted(missing)}"
+    if config.ternary is not None:
+        use_ternary_layers(blocks_of(built), loader, config.ternary)
+    if config.rope is not None and config.rope.freq_divisors is not None:
+        divide_frequencies(built, config.rope.freq_divisors)
+    return built
+
+
+def is_shared(name: str, loader: Loader) -> bool:
+    """Return whether the weight is the head's and tied to the embedding's."""
+    return loader.is_tied and name == HEAD
+
+
+def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
+    """Return graphcore's config under the names of transformers' config classes, which ignore names they lack."""
+    attention, experts = config.attention, config.experts
+    scalar = attention.query_pre_attn_scalar
+    optional = {
+        "rope_parameters": None if config.rope is None else _rope_settings(config.rope),
+        "layer_types": list(attention.layer_types) if attention.layer_types else None,
+        "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
+        **({} if experts is None else vars(experts)),
+    }
+    names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "n_inner": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": attention.num_attention_heads,
+        "num_key_value_heads": attention.num_key_value_heads,
+        "head_dim": attention.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.norm_eps,
+        "layer_norm_epsilon": config.norm_eps,
+        "attention_bias": attention.output_bias,
+        "mlp_bias": config.mlp_bias,
+        "sliding_window": attention.sliding_window,
+        "use_sliding_window": attention.sliding_window is not None,
+        "tie_word_embeddings": is_tied,
+        **dict.fromkeys(names_of_activation, config.hidden_act),
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _rope_settings(rope: RopeParameters) -> dict[str, Any]:
+    """Return the rope settings in the form of transformers' config classes."""
+    full: dict[str, Any] = {**(rope.scaling or {"rope_type": "default"}), "rope_theta": rope.theta}
+    if rope.local_theta is None:
+        return full
+    return {
+        "full_attention": full,
+        "sliding_attention": {"rope_type": "default", "rope_theta": rope.local_theta},
+    }
+
+
+@torch.no_grad()
+def copy_weight(
+    parameters: Mapping[str, Tensor], architecture: Architecture, config: ModelConfig, name: str, loader: Loader
+) -> str:
+    """Copy the decoder's weight `name` into transformers' parameter, undoing folds; return the parameter's name."""
+    source = architecture.hf_source(name, config)
+    candidates = (source.name, *(prefix + source.name for prefix in architecture.hf_prefixes))
+    stored_name = next(candidate for candidate in candidates if candidate in parameters)
+    place, value = parameters[stored_name], loader.dense(name, torch.float32)
+    for fold in source.folds:
+        if isinstance(fold, AddOne):
+            value = value - 1.0
+        else:
+            place = fold.apply(place)  # a view: transposed, or some rows
+    place.copy_(value)
+    return stored_name
+
+
+def divide_frequencies(model: "PreTrainedModel", divisors: tuple[float, ...]) -> None:
+    """Divide each rotary frequency by its divisor, for which transformers has no setting."""
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    assert frequencies, f"{type(model).__name__} has no rotary frequencies"
+    for buffer in frequencies:
+        buffer.div_(torch.tensor(divisors, dtype=buffer.dtype))

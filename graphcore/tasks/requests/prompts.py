@@ -1,0 +1,162 @@
+"""Reading prompts from the command line, a file, standard input or token ids, and encoding them.
+
+settings --read_prompts--> Prompt (before anything is loaded) --encode_prompts--> EncodedPrompt (needs the tokenizer)
+
+A JSONL file has a module of its own (`request_lines`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphcore.config.settings import Settings
+from graphcore.config.user_path import STANDARD_STREAM
+from graphcore.engine.engine import Engine
+from graphcore.errors import ConfigError
+from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
+from graphcore.tasks.task_engine import model_name
+
+DEFAULT_QUESTION = "Why is the sky blue? Answer in two sentences."
+DEFAULT_OPENING = "The sky is blue because"
+DEFAULT_IDS = tuple(range(1, 9))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it was given.
+
+    Attributes:
+        content: text, token ids, or messages of a conversation.
+        where: key, or file and line, of the prompt, for messages.
+    """
+
+    content: str | tuple[int, ...] | tuple[Mapping[str, str], ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt with its token ids.
+
+    Attributes:
+        text: text as given, or that of the last message; None for token ids.
+        label: a few words that tell the prompt from others.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    label: str
+
+
+def read_prompts(settings: Settings) -> list[Prompt]:
+    """Return the prompts that the settings name; empty if they name none.
+
+    Raises:
+        ConfigError: two settings contradict each other, a prompt is empty, or a file cannot be read.
+    """
+    if settings.prompt_ids is not None:
+        return [checked_prompt(tuple(settings.prompt_ids), "prompt_ids")]
+    if settings.prompt_file is not None:
+        return [checked_prompt(read_text(settings.prompt_file, "prompt_file", LONGEST_PROMPT), "prompt_file")]
+    if settings.prompt == STANDARD_STREAM:
+        text = read_text(settings.prompt, "prompt", LONGEST_PROMPT)
+        return [checked_prompt(text, "prompt=- (standard input)")]
+    return [checked_prompt(settings.prompt, "prompt")] if settings.prompt is not None else []
+
+
+def encode_prompts(
+    engine: Engine, settings: Settings, prompts: Sequence[Prompt], note: Callable[[str], None]
+) -> list[EncodedPrompt]:
+    """Return the prompts with their token ids; a default prompt if there is none.
+
+    Args:
+        note: callback with a line about a default that users may not expect.
+
+    Raises:
+        ConfigError: a setting contradicts a prompt or the model.
+        TokenizerError: a text cannot be encoded.
+    """
+    if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine, settings):
+        note(
+            f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
+            "use an instruct model for answers, or say chat=off"
+        )
+    if prompts:
+        return [encode_prompt(engine, settings, prompt) for prompt in prompts]
+    if engine.has_tokenizer:
+        text = DEFAULT_QUESTION if uses_chat(engine, settings) else DEFAULT_OPENING
+        return [encode_prompt(engine, settings, Prompt(text, "the default prompt"))]
+    note(
+        f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
+    )
+    return [encode_prompt(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
+
+
+def uses_chat(engine: Engine, settings: Settings) -> bool:
+    """Return whether prompts go through the model's chat template.
+
+    Raises:
+        ConfigError: chat=on, and there is no template; or a system message without one.
+    """
+    has_template = engine.has_tokenizer and engine.tokenizer.has_chat_template
+    if settings.chat == "on" and not has_template:
+        raise ConfigError(f"chat=on, but {model_name(settings.model)} has no chat template; use chat=off")
+    is_used = has_template and settings.chat != "off"
+    if settings.system is not None and not is_used:
+        raise ConfigError("system=... needs a chat template, and none is used here; put it into the prompt")
+    return is_used
+
+
+def _lacks_template(engine: Engine, settings: Settings) -> bool:
+    """Return whether the model has no chat template, and the settings neither declined one nor asked for one."""
+    return settings.chat == "auto" and engine.has_tokenizer and not engine.tokenizer.has_chat_template
+
+
+def messages_of(settings: Settings, text: str) -> list[dict[str, str]]:
+    """Return the messages of a conversation with one question, after the system message if there is one."""
+    system = [{"role": "system", "content": settings.system}] if settings.system is not None else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> EncodedPrompt:
+    """Return a prompt with its token ids.
+
+    Raises:
+        ConfigError: a setting contradicts the prompt or the model.
+        TokenizerError: a text cannot be encoded.
+    """
+    if isinstance(prompt.content, str):
+        text, messages = prompt.content, messages_of(settings, prompt.content)
+    elif isinstance(prompt.content[0], Mapping):
+        messages = _with_system(settings, prompt)
+        text = messages[-1]["content"]
+    else:
+        if settings.system is not None or settings.chat == "on":
+            raise ConfigError(f"{prompt.where}: token ids run as they are; system and chat=on need a prompt of text")
+        return EncodedPrompt(None, list(prompt.content), prompt.where)
+    is_chat = uses_chat(engine, settings)
+    if not is_chat and not isinstance(prompt.content, str):
+        raise ConfigError(f"{prompt.where}: messages need a chat template, and none is used here; give a prompt")
+    token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
+    label = text if len(text) <= 60 else text[:57] + "..."
+    return EncodedPrompt(text, token_ids, label.replace("\n", " "))
+
+
+def _with_system(settings: Settings, prompt: Prompt) -> list[dict[str, str]]:
+    """Return a prompt's messages, after the system message of the settings if there is one."""
+    messages = [dict(message) for message in prompt.content if isinstance(message, Mapping)]
+    if settings.system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise ConfigError(f"{prompt.where}: system=... and the messages' own system message are both given; use one")
+    return [{"role": "system", "content": settings.system}, *messages]
+
+
+def checked_prompt(content: str | tuple[int, ...] | tuple[Mapping[str, str], ...], where: str) -> Prompt:
+    """Return the prompt of a content that is not empty.
+
+    Raises:
+        ConfigError: the content is empty.
+    """
+    if not content:
+        raise ConfigError(f"{where} is empty; give at least one character, token id or message")
+    return Prompt(content, where)

@@ -1,0 +1,93 @@
+"""Requests with all that their answers depend on, and the batches in which they run together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.engine import Engine
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.tasks.requests.prompts import EncodedPrompt, Prompt, encode_prompt, encode_prompts
+from graphcore.tasks.requests.request_lines import RequestLine
+from graphcore.tasks.requests.sampling_keys import changed_params
+from graphcore.tasks.task import Context
+from graphcore.tasks.task_engine import DEFAULT_NEW_TOKENS, sampling_of, stops_of
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt with the settings of its answer.
+
+    Attributes:
+        params: sampling parameters, with the request's own seed.
+        line: the request's line of a JSONL file; None if it does not come from one.
+    """
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    max_new_tokens: int
+    stops: tuple[str, ...]
+    line: RequestLine | None = None
+
+
+def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prompt]) -> list[GenerationRequest]:
+    """Return the checked requests of the prompts.
+
+    Raises:
+        ConfigError: a prompt or one of its own settings is wrong; the message names the line of a file.
+    """
+    settings = context.settings
+    if prompts and isinstance(prompts[0], RequestLine):
+        return [_request_of_line(context, engine, line) for line in prompts if isinstance(line, RequestLine)]
+    most = settings.max_new_tokens or DEFAULT_NEW_TOKENS
+    encoded = encode_prompts(engine, settings, prompts, context.console.note)
+    return [GenerationRequest(prompt, sampling_of(settings), most, tuple(stops_of(settings))) for prompt in encoded]
+
+
+def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> GenerationRequest:
+    """Return a line's request; its draws depend only on its own seed or, without one, on its number in the file."""
+    settings = context.settings
+    params = sampling_of(settings)
+    most = line.max_new_tokens or settings.max_new_tokens or DEFAULT_NEW_TOKENS
+    stops = tuple(stops_of(settings) if line.stops is None else line.stops)
+    try:
+        params = changed_params(replace(params, seed=params.seed + line.number - 1), line.sampling)
+        request = GenerationRequest(encode_prompt(engine, settings, line), params, most, stops, line)
+        open_run(engine, [request], logprobs=False)
+    except GraphcoreError as error:
+        where = "" if str(error).startswith(line.where) else f"{line.where}: "
+        raise ConfigError(f"{where}{error}") from error
+    return request
+
+
+def batches_of(requests: Sequence[GenerationRequest], batch_size: int) -> Iterator[list[GenerationRequest]]:
+    """Yield the requests that run together, in order.
+
+    The requests of a batch have the same sampling parameters, limit and stops, and, unless greedy, consecutive seeds.
+    """
+    batch: list[GenerationRequest] = []
+    for request in requests:
+        if batch and (len(batch) == batch_size or not _joins(request, batch)):
+            yield batch
+            batch = []
+        batch.append(request)
+    yield batch
+
+
+def _joins(request: GenerationRequest, batch: Sequence[GenerationRequest]) -> bool:
+    first = batch[0]
+    seed = first.params.seed + len(batch)
+    has_seed = request.params.temperature == 0 or request.params.seed == seed
+    alike = replace(request.params, seed=first.params.seed) == first.params
+    return has_seed and alike and (request.max_new_tokens, request.stops) == (first.max_new_tokens, first.stops)
+
+
+def open_run(engine: Engine, batch: Sequence[GenerationRequest], logprobs: bool) -> BatchRun:
+    """Return the run of one batch of requests; nothing is computed yet.
+
+    Raises:
+        ConfigError: a prompt is too long, or holds an id that is no token.
+    """
+    token_ids = [request.prompt.token_ids for request in batch]
+    first = batch[0]
+    return engine.open_run(token_ids, first.max_new_tokens, first.stops, first.params, logprobs)

@@ -1,0 +1,1 @@
+"""The results of a task: result.json, answers, reports and pictures."""

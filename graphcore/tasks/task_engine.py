@@ -1,0 +1,111 @@
+"""Shared code of tasks that run a model: load it with progress, and describe what runs."""
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import ModelSettings, Settings
+from graphcore.engine.choices import describe_choices, refuse_graph
+from graphcore.engine.engine import Engine
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.sampler import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.graph.compile import CompileReport
+from graphcore.tasks.results.startup import cache_state
+from graphcore.tasks.task import Context
+from graphcore.weights.planning.plan import Plan
+
+DEFAULT_NEW_TOKENS = 128  # most tokens of an answer by default; in a chat the default is the rest of the context
+
+
+def load_engine(context: Context) -> Engine:
+    """Load the engine that the settings ask for, printing progress.
+
+    Raises:
+        GraphcoreError: a setting, the checkpoint or the machine stands in the way.
+    """
+    settings = context.settings
+    refuse_graph(settings)  # before anything is fetched
+    engine = Engine.from_settings(settings, context.console.progress)
+    context.console.expect_groups(moved_nbytes(engine.plan))
+    for note in (*engine.choices.notes, *group_note(context, engine.config.model_type)):
+        context.console.note(note)
+    return engine
+
+
+def moved_nbytes(plan: Plan) -> list[int]:
+    """Return the bytes that a pass over the weights moves for each group, by group index; 0 for resident groups."""
+    num_groups = plan.groups.num_layer_groups + 1 + max(1, len(plan.groups.head_slices))
+    return [plan.groups.nbytes_of(group) if group in plan.groups.streamed else 0 for group in range(num_groups)]
+
+
+def own_runner(engine: Engine, task: str) -> ProgramRunner:
+    """Return the runner of graphcore's own programs.
+
+    Raises:
+        ConfigError: the engine runs a transformers model, which has no such programs.
+    """
+    if not isinstance(engine.runner, ProgramRunner):
+        raise without_own_programs(task)
+    return engine.runner
+
+
+def without_own_programs(task: str) -> ConfigError:
+    """Return the error of a task that cannot run a transformers model."""
+    return ConfigError(
+        f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
+        "task=generate, chat or plan"
+    )
+
+
+def group_note(context: Context, model_type: str) -> tuple[str, ...]:
+    """Return a note if the checkpoint's architecture, which is used, is not that of the chosen model group."""
+    model = context.settings.model
+    usual = model.random_config.get("model_type", model_type)
+    if usual == model_type or not context.has_chosen_model:
+        return ()
+    return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
+
+
+def model_name(model: ModelSettings) -> str:
+    """Return a model's name: that of its group, or the file or folder of another checkpoint."""
+    if model.checkpoint == model.published.checkpoint:
+        return model.name
+    return model.checkpoint.rstrip("/").rpartition("/")[2] or model.checkpoint
+
+
+def describe(engine: Engine, load_seconds: float) -> str:
+    """Return one line about what runs: model, device, dtype, graph, sizes."""
+    plan = engine.plan
+    parts = (
+        f"{model_name(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
+        *describe_choices(engine.choices, engine.settings),
+        f"weights {in_words(plan.weight_nbytes)}",
+        f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context} tokens",
+        f"loaded in {load_seconds:.1f} s",
+    )
+    return f"[{'; '.join(parts)}]"
+
+
+def describe_compile(report: CompileReport) -> str:
+    """Return a few words about compiling: "3 graphs in 2.1 s from a warm cache"."""
+    state = cache_state(report)
+    if state == "none":
+        return "nothing compiled"
+    num_graphs = report.cache_hits + report.cache_misses
+    return f"{num_graphs} graphs in {report.seconds:.1f} s from a {state} cache"
+
+
+def sampling_of(settings: Settings) -> SamplingParams:
+    """Return the sampling parameters that the settings ask for."""
+    sampling = settings.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=settings.seed,
+    )
+
+
+def stops_of(settings: Settings) -> list[str]:
+    """Return the stop strings; \\n and \\t typed as two characters are a line break and a tab."""
+    return [stop.replace("\\n", "\n").replace("\\t", "\t") for stop in settings.stop]

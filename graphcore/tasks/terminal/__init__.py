@@ -1,0 +1,1 @@
+"""The output of a running task: text, tables and progress."""

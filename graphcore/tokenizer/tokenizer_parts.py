@@ -1,0 +1,41 @@
+"""The parts of a tokenizer in one shape, whether they come from a folder or a GGUF file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import processors
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """Everything that `Tokenizer` needs.
+
+    Attributes:
+        backend: tokenizer of the library; its post-processor adds BOS and EOS where the checkpoint asks for it.
+        source: name that the user gave, for messages.
+        bos_id: id that starts a text, if the vocabulary has one.
+        eos_ids: ids that end a generation, ascending.
+        chat_template: Jinja source, or None.
+        template_variables: variables for chat templates: `bos_token`, `eos_token` and the like.
+        id_limit: rows of the model's embedding where known; an id at or above it cannot be fed to the model.
+    """
+
+    backend: tokenizers.Tokenizer
+    source: str
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    chat_template: str | None
+    template_variables: Mapping[str, str]
+    id_limit: int | None = None
+
+
+def bos_eos_processor(bos_id: int | None, eos_id: int | None) -> processors.PostProcessor:
+    """Return a post-processor that adds these ids around an encoded text; None adds nothing on that side."""
+    named = [("BOS", bos_id), ("EOS", eos_id)]
+    template = [name for name, token_id in (named[0], ("$A", 0), named[1]) if token_id is not None]
+    return processors.TemplateProcessing(
+        single=template,
+        pair=[*template, "$B"],
+        special_tokens=[(name, token_id) for name, token_id in named if token_id is not None],
+    )

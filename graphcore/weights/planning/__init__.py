@@ -1,0 +1,1 @@
+"""Planning of memory before anything is allocated: sizes, costs, placements, the machine, the plan."""

@@ -1,0 +1,167 @@
+"""The possible placements of weights, from which the planner takes the best that fits.
+
+# stays    . streams         12 layer groups, 4 of them stream
+# . # # . # # . # # . #      spread evenly, so that each copy overlaps with the same amount of compute
+
+Experts are placed in one of three ways:
+
+    all         every expert is on the device
+    cached      experts of all layers are fetched into slots on the device when the router has chosen them
+    mapped      the first layers' experts are on the device, the others in RAM: in a decode step kernels read the
+                chosen ones over the link; for a chunk of tokens they are fetched into slots
+
+With mapped experts, a token moves the chosen experts of all layers that lie in RAM. With cached ones, it moves the
+chosen experts that are not in a slot. Both keep the same share of all experts on the device.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from graphcore.weights.planning.plan import ExpertPlan, Plan
+from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes
+
+Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
+SLOT_SHARE = 4  # mapped experts get slots for 1/4 of a layer's experts if that fits
+
+
+@dataclass(frozen=True)
+class ExpertWishes:
+    """The settings that concern the placement of experts.
+
+    Attributes:
+        cap: upper limit of the experts' bytes on the device; None for what the budget leaves.
+        keeps: share of all matrices that stays on the device: "all", "nothing" or "most".
+        are_mapped: True if experts wait in memory that the device's kernels can read.
+    """
+
+    cap: int | None
+    keeps: Keeps
+    are_mapped: bool = False
+
+
+def with_experts(plan: Plan, experts: ExpertSizes | None, wishes: ExpertWishes, buffer_nbytes: int) -> Iterator[Plan]:
+    """Yield the plan with all experts resident, if nothing else streams, and with as few experts as possible."""
+    if experts is None:
+        yield replace(plan, other=replace(plan.other, buffer_nbytes=buffer_nbytes if plan.is_streaming else 0))
+        return
+    is_capped = wishes.cap is not None and wishes.cap < experts.total_nbytes
+    if wishes.keeps == "all" or (not plan.is_streaming and not is_capped):
+        yield replace(plan, resident_expert_nbytes=experts.total_nbytes)
+    if wishes.keeps == "all":
+        return
+    cap = 0 if wishes.are_mapped else (wishes.cap or 0)
+    num_slots = max(experts.least, cap // experts.slot_nbytes)
+    made = _mapped(experts, 0, num_slots) if wishes.are_mapped else _cached(experts, num_slots)
+    yield replace(plan, experts=made, other=replace(plan.other, buffer_nbytes=buffer_nbytes))
+
+
+def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, budget: int) -> Plan:
+    """Return the plan with as many experts on the device as the budget, in bytes, allows."""
+    assert plan.experts is not None, "there is nothing to grow"
+    room = budget - plan.peak_nbytes
+    if not plan.experts.are_mapped:
+        if wishes.cap is not None:
+            return plan
+        return replace(plan, experts=_cached(experts, plan.experts.num_slots + room // experts.slot_nbytes))
+    if wishes.cap is not None:
+        room = min(room, wishes.cap - plan.experts.nbytes)
+    layers = 0
+    while layers + 1 < len(experts.nbytes) and experts.count * sum(experts.nbytes[: layers + 1]) <= room:
+        layers += 1
+    resident = experts.count * sum(experts.nbytes[:layers])
+    wanted = max(experts.count // SLOT_SHARE - experts.least, 0)
+    num_slots = experts.least + max(min(wanted, (room - resident) // experts.slot_nbytes), 0)
+    return replace(plan, experts=_mapped(experts, layers, num_slots), resident_expert_nbytes=resident)
+
+
+def _cached(experts: ExpertSizes, num_slots: int) -> ExpertPlan:
+    """Return the plan of a cache with `num_slots` slots, but at most one for each expert."""
+    return ExpertPlan(
+        num_slots=min(num_slots, experts.num_experts),
+        slot_nbytes=experts.slot_nbytes,
+        num_experts=experts.num_experts,
+        num_layers=len(experts.nbytes),
+        routed_nbytes=experts.routed * sum(experts.nbytes),
+        is_large_enough=num_slots >= experts.routed * len(experts.nbytes),
+    )
+
+
+def _mapped(experts: ExpertSizes, num_resident: int, num_slots: int) -> ExpertPlan:
+    """Return the plan of the experts in RAM when those of the first `num_resident` layers stay on the device."""
+    left = experts.nbytes[num_resident:]
+    return ExpertPlan(
+        num_slots=num_slots,
+        slot_nbytes=experts.slot_nbytes,
+        num_experts=experts.count * len(left),
+        num_layers=len(left),
+        routed_nbytes=experts.routed * sum(left),
+        is_large_enough=False,
+        are_mapped=True,
+    )
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One choice of the groups that stream; the others stay on the device.
+
+    Attributes:
+        layer_groups: indices of the layer groups that stream, from 0.
+        is_head_streamed: True if the head's slices stream.
+        is_embedding_gathered: True if the embedding's table is not on the device and its rows are fetched; always so
+            if a tied head streams.
+    """
+
+    layer_groups: tuple[int, ...]
+    is_head_streamed: bool
+    is_embedding_gathered: bool
+
+    def unit_nbytes(self, sizes: WeightSizes) -> list[int]:
+        """Return the bytes of each group that streams through slots, in the order of use."""
+        slices = sizes.head_slices if self.is_head_streamed else ()
+        return [*(sizes.groups[index] for index in self.layer_groups), *slices]
+
+    def resident_nbytes(self, sizes: WeightSizes) -> int:
+        """Return the bytes of embedding, layer groups and head that stay, without experts and vectors."""
+        layers = sum(sizes.groups) - sum(sizes.groups[index] for index in self.layer_groups)
+        table = 0 if self.is_embedding_gathered else sizes.embedding
+        return layers + table + (0 if self.is_head_streamed or sizes.is_tied else sizes.head)
+
+    def streamed(self, sizes: WeightSizes) -> tuple[int, ...]:
+        """Return the numbers of the groups that stream; the embedding is group 0, the head's slices are the last."""
+        first_slice = len(sizes.groups) + 1
+        slices = range(first_slice, first_slice + len(sizes.head_slices)) if self.is_head_streamed else ()
+        return (*(index + 1 for index in self.layer_groups), *slices)
+
+
+def arrangements(keeps: Keeps, sizes: WeightSizes) -> Iterator[Arrangement]:
+    """Yield the possible arrangements. For equal streams the one with a gathered embedding comes first."""
+    num_groups = len(sizes.groups)
+    if keeps == "all":
+        yield Arrangement((), is_head_streamed=False, is_embedding_gathered=False)
+        return
+    if keeps == "nothing":
+        yield Arrangement(tuple(range(num_groups)), is_head_streamed=True, is_embedding_gathered=True)
+        return
+    for layer_groups in _choices(sizes.groups):
+        for is_head_streamed in (False, True):
+            if not sizes.is_tied:
+                yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=True)
+                yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=False)
+            else:
+                yield Arrangement(layer_groups, is_head_streamed, is_embedding_gathered=is_head_streamed)
+
+
+def _choices(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield choices of streamed layer groups: for each count evenly spread, and rotated to keep a smaller last one."""
+    for count in range(len(groups) + 1):
+        layer_groups = evenly_spaced(count, len(groups))
+        yield layer_groups
+        if groups[-1] < groups[0] and len(groups) - 1 in layer_groups and count < len(groups):
+            stays = next(index for index in range(len(groups)) if index not in layer_groups)
+            yield tuple(sorted((index - stays - 1) % len(groups) for index in layer_groups))
+
+
+def evenly_spaced(count: int, of: int) -> tuple[int, ...]:
+    """Return `count` evenly spaced indices below `of`; their gaps, taken cyclically, differ by at most one."""
+    return tuple((2 * index + 1) * of // (2 * count) for index in range(count))

@@ -1,0 +1,227 @@
+"""The plan: the bytes of weights, caches and other memory on the device, fixed before anything is allocated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphcore.config.byte_sizes import in_words
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """The plan for experts that do not stay on the device, and for the slots that they are fetched into.
+
+    Attributes:
+        num_slots: number of slots; each holds one expert.
+        slot_nbytes: bytes of one slot.
+        num_experts: number of experts in all layers whose experts move.
+        num_layers: number of those layers; they are the last ones with experts.
+        routed_nbytes: bytes of the experts that one token is routed to, in all those layers together.
+        is_large_enough: True if the slots hold all experts of one token; a smaller cache evicts a layer's experts
+            before the next token needs them.
+        are_mapped: True if a decode step's kernels read experts from RAM; the slots are then for chunks of tokens.
+    """
+
+    num_slots: int
+    slot_nbytes: int
+    num_experts: int
+    num_layers: int
+    routed_nbytes: int
+    is_large_enough: bool
+    are_mapped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots for experts."""
+        return self.num_slots * self.slot_nbytes
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every expert has a slot, so that each is fetched only once."""
+        return self.num_slots == self.num_experts and not self.are_mapped
+
+    @property
+    def uniform_hit_rate(self) -> float:
+        """Expected share of the routed experts that are in a slot, if all are routed equally often."""
+        return self.num_slots / self.num_experts if self.is_large_enough else 0.0
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The plan for groups: which stay on the device, and which stream through slots.
+
+    Groups are numbered in the order of use: 0 is the embedding, 1 .. G are layer groups, then come the head's slices.
+
+    Attributes:
+        group_nbytes: bytes of the matrices of the embedding, of each layer group, and of the head (0 if it is tied).
+        head_slices: bytes of each slice of the head.
+        streamed: numbers of the groups that stream, in the order of use; group `streamed[i]` has slot i % num_slots.
+            Never contains 0: rows of the embedding are gathered instead.
+        is_embedding_resident: True if the embedding's table is on the device; else its rows are gathered. A tied table
+            stays or streams with the head.
+        num_slots, slot_nbytes: number of slots, and bytes of each; 0 if nothing streams.
+    """
+
+    group_nbytes: Sequence[int]
+    head_slices: tuple[int, ...] = ()
+    streamed: tuple[int, ...] = ()
+    is_embedding_resident: bool = True
+    num_slots: int = 0
+    slot_nbytes: int = 0
+
+    @property
+    def num_layer_groups(self) -> int:
+        """Number G of layer groups."""
+        return len(self.group_nbytes) - 2
+
+    @property
+    def is_head_resident(self) -> bool:
+        """Whether the head stays on the device."""
+        return not self.streamed or self.streamed[-1] <= self.num_layer_groups
+
+    def is_resident(self, group: int) -> bool:
+        """Return whether the group with a given number stays on the device."""
+        return self.is_embedding_resident if group == 0 else group not in self.streamed
+
+    def nbytes_of(self, group: int) -> int:
+        """Return the bytes of the group with a given number; for a slice of a tied head, the bytes that are read."""
+        first_slice = self.num_layer_groups + 1
+        return self.group_nbytes[group] if group < first_slice else self.head_slices[group - first_slice]
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes of the groups that stay on the device."""
+        *before, head = self.group_nbytes
+        away = set(self.streamed) if self.is_embedding_resident else {0, *self.streamed}
+        stay = sum(nbytes for group, nbytes in enumerate(before) if group not in away)
+        return stay + (head if self.is_head_resident else 0)
+
+    @property
+    def slots_nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.slot_nbytes
+
+    @property
+    def streamed_nbytes(self) -> int:
+        """Bytes that stream through slots in one pass."""
+        return sum(self.nbytes_of(group) for group in self.streamed)
+
+
+@dataclass(frozen=True)
+class OtherMemory:
+    """The memory that is needed besides weights and caches.
+
+    Attributes:
+        workspace_nbytes: bytes of activations and scratch of the largest step.
+        buffer_nbytes: bytes of the buffers for reads on their way to a slot.
+        overhead_nbytes: bytes of a GPU's libraries, kernels and captured graphs, estimated in `costs.py`.
+        loading_nbytes: peak bytes of RAM for making weights while they are loaded, besides the weights themselves.
+    """
+
+    workspace_nbytes: int = 0
+    buffer_nbytes: int = 0
+    overhead_nbytes: int = 0
+    loading_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a device's memory.
+
+    Attributes:
+        groups: plan of the groups that stay and that stream.
+        kv_nbytes: bytes of the KV caches of all layers and sequences.
+        device: name of the device.
+        policy: name of the streaming policy, such as "off".
+        mode: "async" or "sync".
+        context: tokens of KV cache for each sequence; None if not planned.
+        always_nbytes: bytes of vectors, which never stream and belong to no group.
+        other: memory besides weights and caches.
+        experts: plan of the experts that do not stay; None if the model has none, or all stay.
+        resident_expert_nbytes: bytes of the experts that stay.
+        read_nbytes: bytes of weights that one decode step of one sequence reads.
+        budget: upper limit of the bytes; None if not planned.
+        notes: messages for the user about choices that may surprise, one line each.
+    """
+
+    groups: GroupPlan
+    kv_nbytes: int
+    device: str
+    policy: str = "off"
+    mode: str = "async"
+    context: int | None = None
+    always_nbytes: int = 0
+    other: OtherMemory = OtherMemory()
+    experts: ExpertPlan | None = None
+    resident_expert_nbytes: int = 0
+    read_nbytes: int = 0
+    budget: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether any weights move after loading."""
+        return bool(self.groups.streamed) or self.experts is not None or not self.groups.is_embedding_resident
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the device's memory for weights: those that stay, and the slots."""
+        experts = self.resident_expert_nbytes + (0 if self.experts is None else self.experts.nbytes)
+        return self.groups.resident_nbytes + self.groups.slots_nbytes + self.always_nbytes + experts
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes on the device once everything is loaded and allocated."""
+        other = self.other
+        return (
+            self.weight_nbytes + self.kv_nbytes + other.workspace_nbytes + other.buffer_nbytes + other.overhead_nbytes
+        )
+
+    @property
+    def load_peak_nbytes(self) -> int:
+        """Peak bytes of RAM while weights are loaded, without weights that wait in RAM to be streamed.
+
+        Slots, caches and buffers are allocated afterwards.
+        """
+        held = self.groups.resident_nbytes + self.always_nbytes + self.resident_expert_nbytes
+        return self.other.loading_nbytes + (held if self.device == "cpu" else 0)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Peak bytes on the device, during loading or afterwards."""
+        return max(self.total_nbytes, self.load_peak_nbytes) if self.device == "cpu" else self.total_nbytes
+
+
+def bytes_per_token(plan: Plan) -> int:
+    """Return the bytes that one decode step moves if no expert is in a slot yet; embedding rows are not counted."""
+    moves = plan.experts is not None and not plan.experts.is_all
+    return plan.groups.streamed_nbytes + (plan.experts.routed_nbytes if plan.experts is not None and moves else 0)
+
+
+def expected_bytes_per_token(plan: Plan) -> float:
+    """Return the expected bytes that one decode step moves, if all experts are routed equally often."""
+    if plan.experts is None:
+        return float(plan.groups.streamed_nbytes)
+    return plan.groups.streamed_nbytes + plan.experts.routed_nbytes * (1 - plan.experts.uniform_hit_rate)
+
+
+def needs_in_words(plan: Plan) -> str:
+    """Return in words how much memory the plan needs, and for what."""
+    parts = (
+        ("weights", plan.weight_nbytes - plan.groups.slots_nbytes),
+        ("slots", plan.groups.slots_nbytes),
+        ("kv cache", plan.kv_nbytes),
+        ("workspace", plan.other.workspace_nbytes),
+        ("read buffers", plan.other.buffer_nbytes),
+        ("CUDA's libraries and graphs", plan.other.overhead_nbytes),
+    )
+    listed = ", ".join(f"{name} {in_words(nbytes)}" for name, nbytes in parts if nbytes)
+    needed = f"streaming={plan.policy} needs {in_words(plan.peak_nbytes)} on {plan.device}"
+    if plan.peak_nbytes > plan.total_nbytes:
+        held, made = in_words(plan.peak_nbytes - plan.other.loading_nbytes), in_words(plan.other.loading_nbytes)
+        return f"{needed} while loading (weights {held}, making them {made})"
+    return f"{needed} ({listed})"
+
+
+ADVICE = "use streaming=auto, or a smaller model, dtype or context_length"

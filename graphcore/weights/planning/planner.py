@@ -1,0 +1,202 @@
+"""The planner: pure functions from sizes, wishes and a budget to a plan. Nothing is read or allocated.
+
+    budget >= resident groups + slots x the largest streamed group + expert cache + vectors
+              + KV cache + workspace + read buffers + CUDA's libraries and graphs
+
+`off` keeps all weights on the device and `on` keeps no matrix. `auto` minimises the bytes that move for a token: it
+keeps layer groups and the head first, then experts, then the embedding's table, of which a token reads only one row.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.errors import PlanError
+from graphcore.weights.planning.machine import Memory
+from graphcore.weights.planning.placements import ExpertWishes, Keeps, arrangements, with_experts, with_more_experts
+from graphcore.weights.planning.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
+from graphcore.weights.planning.sizes import WeightSizes
+
+LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
+GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts
+AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # of free memory: a CPU's is shared with the rest of the system
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The settings that a plan has to satisfy.
+
+    Attributes:
+        policy: name of the streaming policy, for messages.
+        keeps: share of the matrices that stays on the device: "all", "nothing" or "most".
+        budget: bytes on the device; None for a share of the free memory.
+        prefetch: number of groups to read ahead; None for 1 if that fits, else 0.
+        mode: "async" or "sync".
+        expert_cache: bytes for experts on the device; None for what the budget leaves.
+        context: tokens of KV cache for each sequence.
+        may_halve_context: True if the context is a default, so that a shorter one is acceptable.
+        maps_experts: True if experts wait in memory that the device's kernels can read.
+    """
+
+    policy: str
+    keeps: Keeps
+    budget: int | None
+    prefetch: int | None
+    mode: str
+    expert_cache: int | None
+    context: int
+    may_halve_context: bool
+    maps_experts: bool = False
+
+    @property
+    def experts(self) -> ExpertWishes:
+        """Wishes that concern experts."""
+        return ExpertWishes(self.expert_cache, self.keeps, self.maps_experts)
+
+    @property
+    def prefetches(self) -> tuple[int, ...]:
+        """Numbers of groups to read ahead, in the order in which they are tried."""
+        if self.mode == "sync":
+            return (0,)
+        return (1, 0) if self.prefetch is None else (self.prefetch,)
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Context lengths in tokens, in the order in which they are tried."""
+        contexts = [self.context]
+        while self.may_halve_context and contexts[-1] // 2 >= LEAST_CONTEXT:
+            contexts.append(contexts[-1] // 2)
+        return tuple(contexts)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The memory that is needed besides weights.
+
+    Attributes:
+        kv_nbytes: function from a context in tokens to the bytes of the KV caches of all layers and sequences.
+        workspace_nbytes: bytes of activations and scratch of the largest step.
+        buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
+        overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
+        loading_nbytes: peak bytes of RAM for making weights, besides the weights themselves.
+    """
+
+    kv_nbytes: Callable[[int], int]
+    workspace_nbytes: int = 0
+    buffer_nbytes: int = 0
+    overhead_nbytes: int = 0
+    loading_nbytes: int = 0
+
+
+def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Memory) -> Plan:
+    """Return the best plan within the budget.
+
+    Args:
+        sizes: sizes of the weights.
+
+    Raises:
+        PlanError: no plan fits in the budget (the message names the smallest budget that works), or the budget exceeds
+            the free memory.
+    """
+    budget = budget_of(wishes, memory)
+    tries = [(context, prefetch) for context in wishes.contexts for prefetch in wishes.prefetches]
+    tried: list[Plan] = []
+    for context, prefetch in tries:
+        plans = list(_plans(sizes, wishes, costs, memory.device, context, prefetch))
+        fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
+        if fitting:
+            grown = _grown(min(fitting, key=_badness), sizes, wishes, budget)
+            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes)))
+        tried += plans
+    smallest = min(tried, key=lambda plan: plan.peak_nbytes)
+    raise PlanError(_refusal(smallest, wishes, budget), replace(smallest, budget=budget))
+
+
+def budget_of(wishes: Wishes, memory: Memory) -> int:
+    """Return the budget of the plan in bytes: the one that was asked for, or a share of the free memory.
+
+    Raises:
+        PlanError: the budget that was asked for exceeds the free memory.
+    """
+    if wishes.budget is None:
+        # Without streaming nothing grows to fill the budget, so no reserve is needed.
+        share = 1.0 if wishes.keeps == "all" else AUTO_SHARE[memory.device.partition(":")[0]]
+        return int(memory.free_nbytes * share)
+    if wishes.budget > memory.free_nbytes:
+        most = memory.free_nbytes // GRAIN * GRAIN
+        raise PlanError(
+            f"streaming.memory_budget is {in_words(wishes.budget)}, but {in_words(memory.free_nbytes)} can be taken on "
+            f"{memory.device}, which has {in_words(memory.physical_nbytes)} in all; the largest that works now is "
+            f"{most} bytes; ask for no more, or leave it at auto"
+        )
+    return wishes.budget
+
+
+def _plans(
+    sizes: WeightSizes, wishes: Wishes, costs: Costs, device: str, context: int, prefetch: int
+) -> Iterator[Plan]:
+    """Yield all plans for one context and one prefetch, with as few experts on the device as possible."""
+    rest = Plan(
+        GroupPlan((sizes.embedding, *sizes.groups, 0 if sizes.is_tied else sizes.head), sizes.head_slices),
+        kv_nbytes=costs.kv_nbytes(context),
+        device=device,
+        policy=wishes.policy,
+        mode=wishes.mode,
+        context=context,
+        always_nbytes=sizes.always,
+        other=OtherMemory(costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes),
+        read_nbytes=sizes.read_nbytes,
+    )
+    for arrangement in arrangements(wishes.keeps, sizes):
+        units = arrangement.unit_nbytes(sizes)
+        groups = replace(
+            rest.groups,
+            streamed=arrangement.streamed(sizes),
+            is_embedding_resident=not arrangement.is_embedding_gathered,
+            num_slots=min(prefetch + 1, len(units)),
+            slot_nbytes=max(units, default=0),
+        )
+        plan = replace(rest, groups=groups)
+        yield from with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes)
+
+
+def _badness(plan: Plan) -> tuple[int, bool, bool]:
+    """Return the sort key of a plan, smallest is best: streamed bytes, then whether experts move, then the embedding.
+
+    Without a cache of experts a resident embedding is better; with one, a gathered embedding leaves it more memory.
+    """
+    has_cache = plan.experts is not None
+    return plan.groups.streamed_nbytes, has_cache, plan.groups.is_embedding_resident == has_cache
+
+
+def _grown(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
+    """Return the plan with as many experts as the budget allows, and with a resident embedding if it still fits."""
+    if plan.experts is None or sizes.experts is None:
+        return plan
+    plan = with_more_experts(plan, sizes.experts, wishes.experts, budget)
+    may_keep_table = wishes.keeps == "most" and not sizes.is_tied
+    with_table = replace(plan, groups=replace(plan.groups, is_embedding_resident=True))
+    return with_table if may_keep_table and with_table.peak_nbytes <= budget else plan
+
+
+def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes) -> Iterator[str]:
+    if plan.context != wishes.context:
+        yield f"context_length={plan.context}, because {wishes.context} tokens of KV cache do not fit in the budget"
+    if wishes.keeps == "most" and not plan.is_streaming:
+        yield f"streaming={wishes.policy}: everything fits, so nothing streams"
+    if plan.groups.streamed and plan.groups.num_slots == 1 and wishes.prefetch is None and wishes.mode == "async":
+        yield "streaming.prefetch=auto: the budget has room for one slot, so nothing is read ahead"
+    if wishes.expert_cache is not None and sizes.experts is None:
+        yield "streaming.expert_cache has no effect: the model has no experts"
+
+
+def _refusal(smallest: Plan, wishes: Wishes, budget: int) -> str:
+    """Return the message that no plan fits in the budget, with the smallest budget that works."""
+    has = f"{in_words(budget)} are free" if wishes.budget is None else f"the budget is {in_words(budget)}"
+    context = f"at context_length={smallest.context} "
+    if wishes.keeps == "all":
+        return f"{needs_in_words(smallest)}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
+    return (
+        f"{needs_in_words(smallest)} at least, {has}; the smallest streaming.memory_budget that works {context}is "
+        f"{smallest.peak_nbytes} bytes; a smaller layer_group_size, prefetch, context_length or batch_size needs less"
+    )

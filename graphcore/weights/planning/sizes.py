@@ -1,0 +1,145 @@
+"""The sizes of a model's weights in bytes, sorted by how they can move.
+
+    embedding | layer groups' matrices | head's matrix, in row slices      may stream: 0 | 1 .. G | G+1 .. G+m
+    experts' matrices                                                      stream one expert at a time
+    vectors: norms, biases, scales, sinks; learned positions               never stream
+
+The size of every tensor includes its alignment, as in a slot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from graphcore.nn.decoder import Decoder, is_movable
+from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.weights.experts import fewest_slots
+from graphcore.weights.groups import split_layers
+from graphcore.weights.layout import aligned
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """The sizes of experts' matrices.
+
+    Attributes:
+        nbytes: bytes of one expert, for each layer that has experts.
+        count: number of experts in such a layer.
+        routed: number of experts that a token is routed to in such a layer.
+        least: number of slots that a step needs at least.
+    """
+
+    nbytes: tuple[int, ...]
+    count: int
+    routed: int
+    least: int
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a slot that is large enough for any expert."""
+        return max(self.nbytes)
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts in all layers."""
+        return self.count * len(self.nbytes)
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all experts."""
+        return self.count * sum(self.nbytes)
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """The sizes of a model's weights, in bytes.
+
+    Attributes:
+        embedding: bytes of the embedding's table.
+        head: bytes of the head's matrix; those of the table if it is tied.
+        head_slices: bytes of the head's row slices, in order.
+        is_tied: True if embedding and head share one stored tensor. If it is resident, there is one copy; if it
+            streams, rows are gathered and slices are streamed from it.
+        groups: bytes of the matrices of each layer group, without experts.
+        always: bytes of all weights that never stream.
+        experts: sizes of the experts; None if the model has none.
+    """
+
+    embedding: int
+    head: int
+    head_slices: tuple[int, ...]
+    is_tied: bool
+    groups: tuple[int, ...]
+    always: int
+    experts: ExpertSizes | None = None
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all weights; a tensor that embedding and head share counts once."""
+        experts = 0 if self.experts is None else self.experts.total_nbytes
+        return self.embedding + (0 if self.is_tied else self.head) + sum(self.groups) + self.always + experts
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes that a decode step of one sequence reads: all weights except the embedding and unrouted experts."""
+        experts = 0 if self.experts is None else self.experts.routed * sum(self.experts.nbytes)
+        return sum(self.groups) + self.head + self.always + experts
+
+
+def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSizes:
+    """Return the sizes of a decoder's weights, which may be meta tensors.
+
+    Args:
+        is_tied: True if embedding and head share one stored tensor.
+        layer_group_size: number of layers that move together; the last group may have fewer.
+    """
+    layers = [matrices_nbytes(layer) for layer in decoder.layers]
+    parts = [decoder.head.part(rows).lm_head.weight for rows in decoder.head_rows()]
+    embedding = aligned(decoder.embed_tokens.weight.nbytes)
+    return WeightSizes(
+        embedding=embedding,
+        head=embedding if is_tied else aligned(decoder.head.lm_head.weight.nbytes),
+        head_slices=tuple(aligned(part.nbytes) for part in parts),
+        is_tied=is_tied,
+        groups=tuple(sum(layers[group.start : group.stop]) for group in split_layers(len(layers), layer_group_size)),
+        always=sum(_vectors(decoder)),
+        experts=_expert_sizes(decoder),
+    )
+
+
+def matrices_nbytes(layer: nn.Module) -> int:
+    """Return the bytes that a layer's matrices take in a slot, without experts."""
+    return sum(aligned(tensor.nbytes) for name, tensor in layer.named_buffers() if is_movable(name, tensor))
+
+
+def _vectors(decoder: Decoder) -> Iterator[int]:
+    """Yield the bytes of every weight that never moves."""
+    for _, group in decoder.groups():
+        for name, tensor in group.named_buffers():
+            is_table = name in ("weight", "lm_head.weight")  # the matrices of embedding and head
+            if not is_table and not is_movable(name, tensor) and not _is_experts_weight(group, name):
+                yield aligned(tensor.nbytes)
+
+
+def _is_experts_weight(module: nn.Module, name: str) -> bool:
+    owner, _, leaf = name.rpartition(".")
+    return leaf == "weight" and isinstance(module.get_submodule(owner), ExpertLinear)
+
+
+def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:
+    parts = [part for part in decoder.modules() if isinstance(part, MoE)]
+    if not parts:
+        return None
+    return ExpertSizes(
+        nbytes=tuple(sum(aligned(weight[0].nbytes) for weight in _expert_weights(part)) for part in parts),
+        count=max(len(part.experts.up_proj.weight) for part in parts),
+        routed=max(part.top_k for part in parts),
+        least=fewest_slots(decoder),
+    )
+
+
+def _expert_weights(part: MoE) -> Iterator[Tensor]:
+    for child in part.experts.children():
+        assert isinstance(child, ExpertLinear), f"{type(child).__name__} is no projection of experts"
+        yield child.weight

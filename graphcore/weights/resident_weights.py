@@ -1,0 +1,151 @@
+"""Loading of a decoder's resident weights: allocate one block of memory, fill it, bind the buffers to it, and check.
+
+    [ token embedding | positions | layer 0 | layer 1 | ... | final norm | head ]    a tied head has no bytes of its own
+
+Native programs and captured graphs keep the weights' addresses. If a buffer were bound to other memory later, they
+would read stale bytes, which might go unnoticed.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.errors import ResidencyError
+from graphcore.nn.decoder import Decoder
+from graphcore.progress import Progress
+from graphcore.weights.conversion import fill_weight
+from graphcore.weights.layout import ALIGNMENT, Layout, Place, layout_of
+from graphcore.weights.loader import Loader
+from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.packed_weights import packing_of
+from graphcore.weights.slots import Slot, bind
+
+CPU = torch.device("cpu")
+ADVICE = "load the model again, and leave its buffers where the loader put them"
+
+
+def load_resident(
+    loader: Loader,
+    decoder: Decoder,
+    device: torch.device,
+    on_progress: Progress,
+    moved: Collection[str] = (),
+) -> int:
+    """Allocate memory for a decoder's resident weights, fill it from the checkpoint, and bind the buffers to it.
+
+    Args:
+        decoder: decoder on the meta device.
+        on_progress: callback, called with "load", the index of the loaded group, bytes done and bytes in all.
+        moved: names of weights that are not resident; they stay on the meta device.
+
+    Returns:
+        The bytes of all resident weights.
+
+    Raises:
+        CheckpointError: the file changed, or holds values that are not valid weights.
+        ResidencyError: a weight is not at its planned place.
+    """
+    groups = list(decoder.groups())
+    layouts = [resident_layout(loader, prefix, module, moved) for prefix, module in groups]
+    whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
+    slots = whole.split(layouts)
+    done = 0
+    for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
+        # The CPU makes the weights: for another device they are made in RAM and copied as one run.
+        made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
+        for name, view in made.views(layout).items():
+            fill_weight(loader, prefix + name, packing_of(module, name), view)
+        if made is not slot:
+            slot.raw.copy_(made.raw)
+        for name, view in slot.views(layout).items():
+            bind(module, name, view)
+        done += layout.nbytes
+        on_progress("load", index, done, whole.raw.nbytes)
+    if loader.is_tied and HEAD not in moved:
+        bind(decoder.head, HEAD, decoder.embed_tokens.weight)
+    check_resident(decoder, whole, layouts, device, moved)
+    return whole.raw.nbytes
+
+
+def resident_layout(loader: Loader, prefix: str, module: nn.Module, moved: Collection[str] = ()) -> Layout:
+    """Return the layout of a group's resident weights; a tied head has no bytes of its own."""
+    left_out = {*moved, HEAD} if loader.is_tied else moved
+    return layout_of((name, tensor) for name, tensor in module.named_buffers() if prefix + name not in left_out)
+
+
+def check_resident(
+    decoder: Decoder, slot: Slot, layouts: Sequence[Layout], device: torch.device, moved: Collection[str] = ()
+) -> None:
+    """Check that all resident weights lie where the layouts say.
+
+    Args:
+        slot: allocation that holds all resident weights.
+        layouts: layouts of the decoder's groups, which lie one after another in the slot.
+        device: device of the weights.
+        moved: names of weights that are not resident.
+
+    Raises:
+        ResidencyError: a weight lies elsewhere; the message names it, its expected place and the actual one.
+    """
+    expected = dict(_places(decoder, layouts))
+    end = 0
+    for name, tensor in _buffers(decoder):
+        if name in moved:
+            continue
+        place = expected.pop(name, None)
+        if place is None:
+            _check_tied(decoder, name, tensor)
+            continue
+        wanted = f"{place.nbytes} bytes at byte {place.offset} of the weights' allocation on {device}"
+        found = _fault(tensor, place, slot, device)
+        if found is None and place.offset < end:
+            found = f"overlaps the weight before it, which ends at byte {end}"
+        if found is not None:
+            raise ResidencyError(f"weight '{name}' must be {wanted}, but {found}; {ADVICE}")
+        end = place.offset + place.nbytes
+    if expected:
+        raise ResidencyError(f"weights {sorted(expected)} have a place, but no buffer holds them; {ADVICE}")
+
+
+def _buffers(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of every weight, in the order of use; a tied head is included."""
+    for prefix, group in decoder.groups():
+        for name, tensor in group.named_buffers():
+            yield prefix + name, tensor
+
+
+def _places(decoder: Decoder, layouts: Sequence[Layout]) -> Iterator[tuple[str, Place]]:
+    """Yield each weight's name and place, with its offset from the slot's first byte."""
+    start = 0
+    for (prefix, _), layout in zip(decoder.groups(), layouts, strict=True):
+        for name, place in layout.places.items():
+            yield prefix + name, Place(start + place.offset, place.shape, place.dtype)
+        start += layout.nbytes
+
+
+def _check_tied(decoder: Decoder, name: str, tensor: Tensor) -> None:
+    if name != HEAD:
+        raise ResidencyError(f"weight '{name}' has no place in any layout; {ADVICE}")
+    if tensor is not decoder.embed_tokens.weight:
+        raise ResidencyError(f"weight '{HEAD}' must be the tensor of '{EMBEDDING}', but is another one; {ADVICE}")
+
+
+def _fault(tensor: Tensor, place: Place, slot: Slot, device: torch.device) -> str | None:
+    """Return in words how a tensor differs from its place in the slot; None if it does not."""
+    offset = tensor.data_ptr() - slot.raw.data_ptr()
+    if tensor.is_meta:
+        return "is on the meta device, without bytes"
+    if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+        return f"is on {tensor.device}"
+    if tensor.untyped_storage().data_ptr() != slot.raw.untyped_storage().data_ptr():
+        return "is in another allocation"
+    if offset != place.offset:
+        return f"is at byte {offset}"
+    if tensor.data_ptr() % ALIGNMENT:
+        return f"is at an address that is no multiple of {ALIGNMENT}"
+    if (tuple(tensor.shape), tensor.dtype) != (place.shape, place.dtype) or not tensor.is_contiguous():
+        return f"is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}"
+    if offset + place.nbytes > slot.raw.nbytes:
+        return f"ends at byte {offset + place.nbytes}, behind the slot's {slot.raw.nbytes}"
+    return None

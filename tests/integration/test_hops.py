@@ -1,0 +1,28 @@
+"""How far it is from the command to the first product: each call that only hands on is one more to read."""
+
+import re
+import subprocess
+import sys
+
+from command_process import ROOT, SECONDS, environment
+
+TINY = ROOT / "tests" / "golden" / "tiny" / "llama3"
+MOST_CALLS, MOST_FILES = 14, 10
+
+
+def test_the_first_product_is_few_calls_from_the_command() -> None:
+    command = [sys.executable, "-m", "benchmarks.structure", f"model.checkpoint={TINY}", "prompt_ids=[1,2,3]"]
+    done = subprocess.run(
+        [*command, "device=cpu", "max_new_tokens=1", "outputs=false"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    found = re.search(r"to the first product: (\d+) calls, (\d+) files", done.stdout)
+    assert found is not None, done.stderr
+    calls, files = map(int, found.groups())
+    assert 0 < calls <= MOST_CALLS
+    assert 0 < files <= MOST_FILES

@@ -1,0 +1,145 @@
+"""What a recipe's test works in: a copy of a contributor's checkout that takes new files, and changes to none."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("graphcore", "conf", "benchmarks", "run.py")
+BUILT = Path("graphcore/kernels/built")  # libraries that pip built; a checkout without them builds one at its first use
+SECONDS = 120
+# A recipe of CONTRIBUTING.md is a paragraph that begins with **what is added**; the files to add are its paths with a
+# name to fill in: `graphcore/tasks/commands/<task>.py`.
+RECIPE = r"\*\*{title}\.\*\*(.*?)(?:\n\n|\Z)"
+PATH_TO_ADD = re.compile(r"`([\w./<>-]*<\w+>[\w./<>-]*)`")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended.
+
+    Attributes:
+        status: exit status.
+        out: what it printed.
+        error: what it said beside that.
+        result: its result.json; None where it left none.
+    """
+
+    status: int
+    out: str
+    error: str
+    result: dict[str, Any] | None = None
+
+
+@dataclass
+class Checkout:
+    """A copy of this checkout, which tests extend as CONTRIBUTING.md tells a contributor to.
+
+    Attributes:
+        root: its folder, the only one that `graphcore` is imported from.
+        cache: a cache folder of its own, for what the shared one must not see: `cache_dir={checkout.cache}`.
+        added: paths of the files that were added, relative to `root`.
+    """
+
+    root: Path
+    cache: Path
+    added: list[str] = field(default_factory=list)
+    num_runs: int = 0
+
+    def add(self, path: str, content: str | bytes | Path) -> Path:
+        """Write a file that is not there yet, and return where it lies.
+
+        Args:
+            path: relative to the checkout, with "/".
+            content: text or bytes, or the file beside the recipe's test that is copied.
+        """
+        place = self.root / path
+        assert not place.exists(), f"a recipe adds files and edits none, and {path} is there already"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        place.write_bytes(content if isinstance(content, bytes) else content.encode())
+        self.added.append(path)
+        return place
+
+    def run(self, *arguments: str, cwd: Path | None = None, seconds: float = SECONDS) -> Finished:
+        """Run `python run.py` with these arguments, in a run folder that is made up unless they start with --."""
+        self.num_runs += 1
+        folder = self.root.parent / f"run_{self.num_runs}"
+        own = [] if any(one.startswith("-") for one in arguments) else [f"hydra.run.dir={folder}"]
+        done = self.script("run.py", *arguments, *own, cwd=cwd, seconds=seconds)
+        result = folder / "result.json"
+        read = json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+        return Finished(done.status, done.out, done.error, read)
+
+    def script(self, path: str, *arguments: str, cwd: Path | None = None, seconds: float = SECONDS) -> Finished:
+        """Run a Python file of the checkout."""
+        return self._start([str(self.root / path), *arguments], cwd, seconds)
+
+    def python(self, code: str, cwd: Path | None = None, seconds: float = SECONDS) -> str:
+        """Run Python code that imports graphcore from this checkout, and return what it printed."""
+        done = self._start(["-c", code], cwd, seconds)
+        assert done.status == 0, done.error
+        return done.out
+
+    def _start(self, arguments: list[str], cwd: Path | None, seconds: float) -> Finished:
+        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=cwd or self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def assert_follows(self, title: str) -> None:
+        """Return if the files that were added are those that the recipe names; tests may be left out."""
+        named = recipe_paths(title)
+        unnamed = [path for path in self.added if not any(pattern.fullmatch(path) for pattern in named.values())]
+        assert not unnamed, f"CONTRIBUTING.md's recipe for {title!r} names {list(named)}, and not {unnamed}"
+        missing = [
+            path
+            for path, pattern in named.items()
+            if not path.startswith("tests/") and not any(pattern.fullmatch(one) for one in self.added)
+        ]
+        assert not missing, f"CONTRIBUTING.md's recipe for {title!r} names {missing}, which the recipe did not need"
+
+
+def recipe_paths(title: str) -> dict[str, re.Pattern[str]]:
+    """Return the paths that a recipe names, and what files of theirs are called.
+
+    Args:
+        title: of the recipe: "A task".
+    """
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(RECIPE.format(title=re.escape(title)), text, re.DOTALL)
+    assert found is not None, f"CONTRIBUTING.md has no recipe that begins with **{title}.**"
+    paths = PATH_TO_ADD.findall(found[1])
+    assert paths, f"CONTRIBUTING.md's recipe for {title!r} names no file to add, such as `folder/<name>.py`"
+    return {path: re.compile(r"[^/]+".join(map(re.escape, re.split(r"<\w+>", path)))) for path in paths}
+
+
+def copy_checkout(folder: Path) -> Checkout:
+    """Return a copy of this checkout in a folder, with the kernels that this one has built."""
+    root = folder / "checkout"
+    root.mkdir()
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", BUILT.name))
+        else:
+            shutil.copy2(ROOT / name, root / name)
+    if (ROOT / BUILT).is_dir():
+        (root / BUILT).symlink_to(ROOT / BUILT)
+    made = Checkout(root, folder / "cache")
+    imported = made.python("from importlib.util import find_spec; print(find_spec('graphcore').origin)")
+    assert Path(imported.strip()) == root / "graphcore" / "__init__.py", "another graphcore is imported"
+    return made

@@ -1,0 +1,79 @@
+"""A peer is one module: both comparisons find it, the one for models that fit runs it beside the others."""
+
+import json
+from pathlib import Path
+
+from checkout import Checkout
+
+TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama3"
+MODULE = '''"""A peer that counts upwards, in one speed and in another."""
+
+import time
+
+from peer import OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer
+
+
+class Counting(PeerEngine):
+    """Says the next number; `seconds` are slept for each."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def weight_nbytes(self) -> int:
+        return 1000
+
+    def prefill(self, token_ids: list[int]) -> int:
+        time.sleep(self.seconds)
+        return token_ids[-1] + 1
+
+    def decode(self, token_id: int, new_tokens: int) -> list[int]:
+        time.sleep(self.seconds * new_tokens)
+        return list(range(token_id + 1, token_id + 1 + new_tokens))
+
+
+class StreamedCounting(StreamingEngine):
+    packages = ()
+
+    def __init__(self, run: StreamedRun) -> None:
+        self.run = run
+
+    def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
+        for _ in range(new_tokens):
+            on_token()
+        return list(range(new_tokens))
+
+
+COUNTING = Peer("counting", lambda source, threads, context: Counting(0.001))
+SLOW = Peer("counting-slowly", lambda source, threads, context: Counting(0.1))
+STREAMED = StreamingPeer("counting", StreamedCounting)
+'''
+
+
+def test_a_peer_is_one_module(checkout: Checkout) -> None:
+    sizes = ["--prompt-tokens", "4", "--new-tokens", "5", "--repeats", "2", "--threads", "1"]
+    where = ["--model", str(TINY), "--output", str(checkout.root / "out")]
+    command = ["benchmarks/compare.py", "--engines", "counting", "counting-slowly", "--baseline", "counting-slowly"]
+    assert "invalid choice: 'counting'" in checkout.script(*command).error
+    checkout.add("benchmarks/peers/counting.py", MODULE)
+    checkout.assert_follows("A peer")
+    done = checkout.script(*command, *sizes, *where)
+    assert done.status == 0, done.error
+    assert "| counting |" in done.out
+    report = json.loads((checkout.root / "out" / "llama3-4-5.json").read_text(encoding="utf-8"))
+    assert report["runs"].keys() == {"counting", "counting-slowly"}
+    assert [len(runs) for runs in report["runs"].values()] == [2, 2]
+    assert report["runs"]["counting"][0]["tokens"] == [123, 124, 125, 126, 127]  # after the prompt's last, 121, and 122
+    assert report["summary"]["counting"]["decode"]["ratio"] > 2
+    assert report["summary"]["counting-slowly"]["decode"]["median"] < 11  # tokens/s
+
+
+def test_a_streaming_peer_is_started_as_the_comparison_starts_it(checkout: Checkout) -> None:
+    checkout.add("benchmarks/peers/counting.py", MODULE)
+    assert "counting" in checkout.script("benchmarks/streaming_compare.py", "--help").out
+    asked = {"source": "", "threads": 1, "prompt_tokens": 4, "new_tokens": 3, "budget": None, "scratch": ""}
+    done = checkout.script("benchmarks/streaming/peer_process.py", "counting", json.dumps(asked))
+    assert done.status == 0, done.error
+    loaded, run = map(json.loads, done.out.splitlines())
+    assert loaded["versions"] == {}
+    assert run["tokens"] == [0, 1, 2]
+    assert len(run["token_seconds"]) == 2

@@ -1,0 +1,150 @@
+"""A device with two queues that runs what is enqueued late, in any order that marks allow, and copies in two halves.
+
+Which queue goes next is drawn at random, at every call of the host and whenever the host waits, so that over many runs
+all kinds of legal interleavings of the two queues and the host come up. A copy that reads or writes too early or too
+late leaves wrong bytes behind.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from graphcore.streaming.device.queues import QueueName
+
+WRONG = 0xEE  # what a slot holds while a copy into it is under way
+Operation = Callable[[], bool]  # whether it was done; if not, it is tried again
+
+
+@dataclass(eq=False)
+class SimulatedMark:
+    queues: "SimulatedQueues"
+    ended: float = 0.0
+    is_done: bool = False
+    is_timed: bool = True
+
+    @property
+    def seconds(self) -> float:
+        assert self.is_timed, "a mark that only orders was asked for the time"
+        assert self.is_done, "a mark was asked for the time before it was over"
+        return self.ended
+
+    @property
+    def is_over(self) -> bool:
+        with self.queues.lock:
+            return self.is_done
+
+    def hold(self, queue: QueueName) -> None:
+        if queue == "compute" and self.queues.computes_at_once:
+            self.wait()
+            return
+        self.queues.enqueue(queue, lambda: self.is_done)
+
+    def wait(self) -> None:
+        with self.queues.lock:
+            self.queues.num_host_waits += 1
+            while not self.is_done:
+                assert self.queues.advance(), "the host waits for a mark that can never be over"
+
+
+@dataclass
+class SimulatedQueues:
+    """Queues of RAM.
+
+    Attributes:
+        computes_at_once: what computes is the host itself, so that holding the compute queue makes the host wait.
+        num_host_waits: times that the host waited for the device.
+    """
+
+    random: random.Random
+    computes_at_once: bool = False
+    num_host_waits: int = 0
+    now: float = 0.0
+    copied: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    queues: dict[QueueName, deque[Operation]] = field(default_factory=lambda: {"copy": deque(), "compute": deque()})
+    mark_type: ClassVar[type[SimulatedMark]] = SimulatedMark
+
+    def mark(self, queue: QueueName, is_timed: bool = True) -> SimulatedMark:
+        mark = self.mark_type(self, is_timed=is_timed)
+
+        def end() -> bool:
+            mark.is_done, mark.ended = True, self.now
+            return True
+
+        if queue == "compute" and self.computes_at_once:
+            end()
+        else:
+            self.enqueue(queue, end)
+        return mark
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        assert source.nbytes == target.nbytes
+        half = source.nbytes // 2
+
+        def begin() -> bool:
+            target.fill_(WRONG)
+            target[:half].copy_(source[:half])
+            return True
+
+        def end() -> bool:
+            target[half:].copy_(source[half:])
+            self.copied.append((source, target))
+            return True
+
+        self.enqueue("copy", begin)
+        self.enqueue("copy", end)
+
+    def compute(self, *parts: Callable[[], None]) -> None:
+        """Enqueue something that reads slots, in parts between which the other queue may go on."""
+        for part in parts:
+            self.enqueue("compute", lambda part=part: part() is None)
+
+    def enqueue(self, queue: QueueName, operation: Operation) -> None:
+        with self.lock:
+            self.queues[queue].append(operation)
+            for _ in range(self.random.choice((0, 0, 1, 3, 9))):
+                self.advance()
+
+    def advance(self) -> bool:
+        """Do one operation of a queue drawn at random; return whether any could be done."""
+        names: list[QueueName] = ["copy", "compute"]
+        self.random.shuffle(names)
+        self.now += 1.0
+        with torch.inference_mode():  # on whatever thread this is
+            for name in names:
+                queue = self.queues[name]
+                if queue and queue[0]():
+                    queue.popleft()
+                    return True
+        return False
+
+    def run_dry(self) -> None:
+        """Do everything that has been enqueued."""
+        with self.lock:
+            while any(self.queues.values()):
+                assert self.advance(), "the queues wait for each other"
+
+    @contextmanager
+    def nothing_runs(self) -> Iterator[None]:
+        """Have the device do nothing of itself inside the block."""
+        drawn, self.random = self.random, _Idle()
+        try:
+            yield
+        finally:
+            self.random = drawn
+
+
+class _Idle(random.Random):
+    def choice(self, seq: object) -> object:  # type: ignore[override]
+        return 0
+
+
+def simulated(seed: int) -> SimulatedQueues:
+    return SimulatedQueues(random.Random(seed), computes_at_once=True)

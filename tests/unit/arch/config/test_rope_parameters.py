@@ -1,0 +1,207 @@
+"""Rotary settings: every spelling comes out in one form, which transformers reads the same way."""
+
+import copy
+import math
+
+import pytest
+
+from graphcore.arch.config.model_config import RopeParameters
+from graphcore.arch.config.rope_parameters import read_rope
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.arch.families.gemma3 import GEMMA3
+from graphcore.arch.families.gpt_oss import GPT_OSS
+from graphcore.arch.families.llama import LLAMA
+from graphcore.arch.families.qwen import QWEN3
+from graphcore.errors import CheckpointError, UnsupportedError
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA3_FORM = {"rope_type": "llama3", **LLAMA3}
+
+
+def read(raw: dict, architecture=LLAMA) -> RopeParameters:
+    return read_rope(Fields(raw, "config.json"), architecture.defaults)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope_theta": 1.0, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "extra": 1, **LLAMA3}},
+    ],
+)
+def test_every_spelling_of_a_scaling_is_one_form_and_what_transformers_reads(raw):
+    from transformers import LlamaConfig
+
+    rope = read(raw)
+    assert rope == RopeParameters(5e5, LLAMA3_FORM)
+    theirs = LlamaConfig(**copy.deepcopy(raw)).rope_parameters
+    assert theirs["rope_theta"] == rope.theta
+    assert {key: theirs[key] for key in LLAMA3_FORM} == rope.scaling
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, RopeParameters(1e6, None, 1e4)),
+        ({"rope_theta": 2e6, "rope_local_base_freq": 3e4}, RopeParameters(2e6, None, 3e4)),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8}},
+            RopeParameters(1e6, {"rope_type": "linear", "factor": 8.0}, 1e4),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+                }
+            },
+            RopeParameters(5e6, {"rope_type": "linear", "factor": 8.0}, 2e4),
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 7e5}, "sliding_attention": None}},
+            RopeParameters(7e5, None, 1e4),
+        ),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 7e3}}}, RopeParameters(1e6, None, 7e3)),
+    ],
+)
+def test_gemma3_has_a_table_per_layer_type_as_in_transformers(raw, expected):
+    from transformers import Gemma3TextConfig
+
+    assert read(raw, GEMMA3) == expected
+    theirs = Gemma3TextConfig(**copy.deepcopy(raw)).rope_parameters
+    full, local = theirs["full_attention"], theirs["sliding_attention"]
+    assert (full["rope_theta"], local["rope_theta"]) == (expected.theta, expected.local_theta)
+    assert full.get("factor") == (expected.scaling or {}).get("factor")
+
+
+def test_a_flat_object_of_gemma3_is_of_full_attention():
+    flat = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e6}}
+    assert read(flat, GEMMA3) == RopeParameters(5e6, {"rope_type": "linear", "factor": 2.0}, 1e4)
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"type": "default", "factor": 4.0}, {}, None])
+def test_default_rope_has_no_scaling(rope):
+    assert read({"rope_scaling": rope}) == RopeParameters(1e4)
+
+
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic", "su", "mrope", "x" * 300])
+def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
+    with pytest.raises(
+        UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3, yarn"
+    ) as caught:
+        read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("missing", sorted(LLAMA3))
+def test_a_missing_key_is_named(missing):
+    rope = {key: value for key, value in LLAMA3_FORM.items() if key != missing}
+    with pytest.raises(CheckpointError, match=f"'llama3' needs {missing}"):
+        read({"rope_parameters": rope})
+
+
+def test_linear_scaling_needs_its_factor():
+    with pytest.raises(CheckpointError, match="'linear' needs factor"):
+        read({"rope_scaling": {"type": "linear"}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("factor", 0),
+        ("factor", -2.0),
+        ("factor", "8"),
+        ("factor", True),
+        ("factor", float("nan")),
+        ("low_freq_factor", -1.0),
+        ("high_freq_factor", 1.0),
+        ("high_freq_factor", 0.5),
+        ("original_max_position_embeddings", 8192.5),
+        ("original_max_position_embeddings", 0),
+        ("rope_theta", -1.0),
+        ("rope_type", 3),
+    ],
+)
+def test_wrong_values_are_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
+        read({"rope_parameters": {**LLAMA3_FORM, key: value}})
+
+
+def test_partial_rotation_is_refused():
+    with pytest.raises(UnsupportedError, match="partial_rotary_factor"):
+        read({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}})
+
+
+def test_scaled_local_layers_are_refused():
+    rope = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(UnsupportedError, match="sliding layers"):
+        read({"rope_parameters": rope}, GEMMA3)
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_tables_per_layer_type_are_refused_where_the_class_has_one(name):
+    with pytest.raises(UnsupportedError, match=f"{name} differs by layer type, but qwen3"):
+        read({name: {"full_attention": {"rope_type": "default"}}}, QWEN3)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({}, 1.3465736),
+        ({"factor": 1.0}, 1.0),
+        ({"attention_factor": 1.25}, 1.25),
+        ({"mscale": 0.707, "mscale_all_dim": 0.5}, (1 + 0.0707 * math.log(32)) / (1 + 0.05 * math.log(32))),
+        ({"mscale": 0.707}, 1.3465736),  # transformers reads it only beside the other one
+    ],
+    ids=str,
+)
+def test_yarn_s_attention_factor_is_that_of_transformers(changes, factor):
+    from transformers import GptOssConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {**YARN, **changes}
+    theirs = ROPE_INIT_FUNCTIONS["yarn"](GptOssConfig(rope_parameters=dict(rope)), device="cpu")[1]
+    scaling = read({"rope_parameters": rope}, GPT_OSS).scaling
+    assert scaling is not None
+    assert scaling["attention_factor"] == pytest.approx(factor, abs=1e-7)
+    assert scaling["attention_factor"] == pytest.approx(theirs, abs=1e-12)
+
+
+def test_yarn_s_ramp_is_rounded_unless_the_file_or_the_class_says_otherwise():
+    assert read({"rope_parameters": YARN}, QWEN3).scaling["truncate"] is True
+    assert read({"rope_parameters": YARN}, GPT_OSS).scaling["truncate"] is False
+    for truncate in (True, False):
+        for architecture in (QWEN3, GPT_OSS):
+            scaling = read({"rope_parameters": {**YARN, "truncate": truncate}}, architecture).scaling
+            assert scaling["truncate"] is truncate
+
+
+@pytest.mark.parametrize("raw", [{}, {"rope_theta": 150000}, {"rope_scaling": None}, {"rope_parameters": {}}], ids=str)
+def test_gpt_oss_without_a_rotation_of_its_own_has_its_class_s(raw):
+    rope = read(raw, GPT_OSS)
+    assert rope.theta == 150_000.0
+    assert rope.scaling == read({"rope_parameters": YARN}, GPT_OSS).scaling
+
+
+def test_gpt_oss_with_plain_frequencies_has_them():
+    assert read({"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}, GPT_OSS) == RopeParameters(5e4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("beta_fast", 0), ("beta_fast", 0.5), ("beta_slow", -1), ("truncate", 1), ("mscale", "x")]
+)
+def test_wrong_yarn_values_are_refused_by_name(key, value):
+    with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
+        read({"rope_parameters": {**YARN, key: value}}, GPT_OSS)

@@ -1,0 +1,99 @@
+"""config.json to ModelConfig against transformers' own configuration classes."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hub_configs import FAMILIES, parse
+
+from graphcore.arch.config_from_json import ModelConfig, load_model_config, parse_model_config
+from graphcore.arch.registry import ARCHITECTURES
+
+TINY = Path(__file__).parents[2] / "golden" / "tiny"
+
+
+def reference(raw: dict):
+    from transformers import AutoConfig, logging
+
+    logging.set_verbosity_error()
+    config = AutoConfig.for_model(**copy.deepcopy(raw))
+    return config.get_text_config()
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_class_defaults_are_those_of_transformers(model_type):
+    theirs = reference({"model_type": model_type}).to_dict()
+    defaults = ARCHITECTURES[model_type].defaults
+    raw = {
+        alias: theirs[alias]
+        for name in defaults.required
+        for alias in (*defaults.own_names.get(name, ()), name)
+        if alias in theirs
+    }
+    assert_agrees(parse_model_config({"model_type": model_type, **raw}, "config.json", None), theirs)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_hub_configs_agree_with_transformers(name):
+    assert_agrees(parse(FAMILIES[name]), reference(FAMILIES[name]).to_dict(), skip=("eos", "tie"))
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_what_transformers_5_saves_reads_the_same(name):
+    from transformers import AutoConfig
+
+    saved = json.loads(AutoConfig.for_model(**copy.deepcopy(FAMILIES[name])).to_json_string(use_diff=True))
+    ours, again = parse(FAMILIES[name]), parse_model_config(saved, "saved", None)
+    assert again.rope == ours.rope
+    assert again.dtype == ours.dtype
+    full = ("full_attention",)
+    mine, theirs = ours.attention.layer_types, again.attention.layer_types
+    assert (theirs or full) == (mine or theirs or full)
+    assert again.attention.head_dim == ours.attention.head_dim
+    assert again.attention.sliding_window == ours.attention.sliding_window
+
+
+def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -> None:
+    """Compare with a transformers config's own dictionary, under its own names."""
+    flat = {**vars(ours), **vars(ours.attention)}
+    alias = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    }
+    for name in (*alias, "vocab_size"):
+        assert flat[name] == theirs[name if name in theirs else alias[name]], name
+    for name in ("num_key_value_heads", "head_dim", "intermediate_size", "query_pre_attn_scalar", "sliding_window"):
+        if name in theirs and theirs[name] is not None:
+            assert flat[name] == theirs[name], name
+    assert ours.norm_eps == theirs.get("rms_norm_eps", theirs.get("layer_norm_epsilon"))
+    activation = theirs.get("hidden_activation") or theirs.get("hidden_act") or theirs.get("activation_function")
+    assert ours.hidden_act == activation
+    rope = theirs.get("rope_parameters") or {}
+    if theirs["model_type"] == "gpt2":
+        assert ours.rope is None
+    else:
+        assert ours.rope.theta == rope.get("full_attention", rope).get("rope_theta", 10_000.0)
+        assert ours.rope.local_theta == rope.get("sliding_attention", {}).get("rope_theta")
+    expected_layers = theirs.get("layer_types") or ours.num_hidden_layers * ["full_attention"]
+    if theirs["model_type"] != "mistral":  # whose class has no layer_types: every layer slides
+        assert list(ours.attention.layer_types or ours.num_hidden_layers * ["full_attention"]) == expected_layers
+    if "tie" not in skip:
+        assert ours.tie_word_embeddings == theirs["tie_word_embeddings"]
+    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha"):
+        assert vars(ours.experts or object).get(name) == theirs.get(name), name
+    if theirs["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt_oss"):
+        assert ours.attention.output_bias == theirs.get("attention_bias", False)
+    if "eos" not in skip:
+        ends = theirs["eos_token_id"]
+        assert ours.eos_token_ids == (() if ends is None else (ends,))
+        assert ours.bos_token_id == theirs["bos_token_id"]
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "gpt2", "gptoss"])
+def test_configs_that_transformers_5_saved_are_read(name):
+    config = load_model_config(TINY / name)
+    raw = json.loads((TINY / name / "config.json").read_text())
+    assert_agrees(config, raw)

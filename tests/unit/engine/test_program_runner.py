@@ -1,0 +1,109 @@
+"""The runner: what looks between steps must not get a captured program, and how much of a cache serves a new prompt.
+
+That answers over a cache stay the same: tests/integration/test_prefix_reuse.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphcore import Engine
+from graphcore.device import find_cpp_compiler
+from graphcore.engine.program_runner import common_prefix
+from graphcore.graph import kinds
+from graphcore.graph.capture import CapturedStep
+from graphcore.graph.native_decode import NativeStep
+from graphcore.nn.kv_cache import LayerCache
+
+CACHED = [1, 2, 3, 4, 5, 6]
+TINY = Path(__file__).parents[2] / "golden" / "tiny"
+IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token
+KINDS = [
+    CapturedStep,
+    pytest.param(NativeStep, marks=pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")),
+]
+
+
+def engine_of() -> Engine:
+    return Engine.load(
+        TINY / "qwen3", dtype="fp32", graph="eager", device="cpu", overrides=["prefill_chunk=3", "batch_size=2"]
+    )
+
+
+def captured_engine(step: type[object], monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Return an engine that captures decode: as on CUDA, or as a native program. Nothing is compiled."""
+    engine = engine_of()
+    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
+    engine.runner.builder.kind = "captured"
+    if step is CapturedStep:
+        engine.runner.builder.library = None
+    assert [type(each) for each in engine.runner.program("decode", 1).steps] == [step]
+    return engine
+
+
+@pytest.mark.parametrize("step", KINDS)
+def test_logits_and_hidden_states_run_every_step_where_decode_is_captured(
+    step: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, layers = engine_of().logits([IDS], output_hidden_states=True)
+    engine = captured_engine(step, monkeypatch)
+    found, seen = engine.logits([IDS], output_hidden_states=True)
+    assert torch.equal(found, expected)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(seen, layers, strict=True))
+    assert torch.equal(engine.forward(layers[0]), layers[-1])
+
+
+@pytest.mark.parametrize("step", KINDS)
+def test_a_cuda_graph_takes_any_batch_and_a_native_program_one_sequence(
+    step: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = captured_engine(step, monkeypatch)
+    (*_, last) = engine.runner.program("decode", 2).steps
+    assert isinstance(last, CapturedStep) == (step is CapturedStep)
+    assert not isinstance(last, NativeStep)
+
+
+@pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("prompts", [[IDS], [IDS, IDS[2:]]])
+def test_native_programs_choose_the_tokens_that_blocks_choose(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine_of().generate(prompts, max_new_tokens=12)
+    engine = captured_engine(NativeStep, monkeypatch)
+    found = engine.generate(prompts, max_new_tokens=12)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+
+
+def caches(*slots: int) -> list[LayerCache]:
+    return [LayerCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2)) for size in slots]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([*CACHED, 7], 6),
+        ([*CACHED, 7, 8], 6),
+        (CACHED, 5),  # the last token always runs, for its logits
+        ([1, 2, 3], 2),
+        ([1, 2, 9, 9], 2),
+        ([9], 0),
+        ([1], 0),
+    ],
+)
+def test_full_attention_goes_back_to_where_the_prompts_part(prompt: Sequence[int], expected: int) -> None:
+    assert common_prefix(CACHED, prompt, caches(64, 64)) == expected
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [([*CACHED, 7], 6), (CACHED, 0), ([1, 2, 3], 0), ([1, 2, 9, 9], 0)])
+def test_a_ring_that_has_wrapped_can_only_go_on(prompt: Sequence[int], expected: int) -> None:
+    assert common_prefix(CACHED, prompt, caches(64, 5)) == expected
+
+
+def test_a_ring_that_is_just_full_has_lost_nothing() -> None:
+    assert common_prefix(CACHED, [1, 2, 9, 9], caches(64, 6)) == 2
+
+
+def test_nothing_cached_serves_nobody() -> None:
+    assert common_prefix([], [1, 2], caches(64)) == 0

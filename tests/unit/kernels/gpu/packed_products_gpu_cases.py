@@ -1,0 +1,48 @@
+"""Launches of the products with packed matrices, for tests/gpu_compile.py: true shapes of three models."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceForm
+from graphcore.kernels.gpu.matrix import DeviceMatrix
+from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
+
+LLAMA = (4096, 14336, (4096, 1024, 1024))  # dim, hidden, q k v rows
+GPT_OSS = (2880, 2880, (4096, 512, 512))
+BITNET = (2560, 6912, (2560, 640, 640))
+MODELS = {"i2_s": BITNET, "mxfp4": GPT_OSS}
+
+
+def matrix(name: str, rows: int, columns: int) -> DeviceMatrix:
+    weight = torch.empty(DeviceForm(name, rows, columns).nbytes, dtype=torch.uint8, device="meta")
+    return DeviceMatrix(weight, None, None, name, rows)
+
+
+def few(columns: int, tokens: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(tokens, columns, dtype=dtype, device="meta")
+
+
+def cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    for name in DEVICE_LAYOUTS:
+        dim, hidden, rows = MODELS.get(name, LLAMA)
+
+        def project(name: str = name, dim: int = dim, rows: tuple[int, ...] = rows, tokens: int = 1) -> None:
+            matrices = [matrix(name, count, dim) for count in rows]
+            launch_packed_product(few(dim, tokens), None, matrices, False, "", few(sum(rows), tokens), False)
+
+        def down(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1) -> None:
+            stream = few(dim, tokens, torch.float32)
+            launch_packed_product(few(hidden, tokens), None, [matrix(name, dim, hidden)], False, "", stream, True)
+
+        def gated(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1) -> None:
+            gate = up = matrix(name, hidden, dim)
+            launch_packed_gated(few(dim, tokens), None, gate, up, False, "silu", few(hidden, tokens))
+
+        yield f"{name} q, k, v", project
+        if name == "q4_k":  # of the others it compiles to what q, k and v do
+            yield f"{name} down", down
+        if name in ("q4_k", "q8_0", "i2_s", "mxfp4", "q6_k"):
+            yield f"{name} gate and up", gated
+            yield f"{name} down of 8", lambda down=down: down(tokens=8)

@@ -1,0 +1,86 @@
+"""Attention by the C++ kernels of every instruction set, against a loop over positions in float64.
+
+A chunk is one call. One token is also an instruction of a native program, whose q, k, v and answers are float32.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from attend_cases import Implementation, Sequences, Shape, beyond_the_cap
+from torch import Tensor
+
+from graphcore.kernels import instructions
+from graphcore.kernels.cpu_attention import sliced_attend
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
+from graphcore.kernels.native_program import NativeProgram
+
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+TOKENS = [[1, 1], [1, 1], [1, 0], *[[1, 1]] * 20]  # past a vector's sixteen keys, and round a ring
+CHUNKS = [[5, 1], [2, 7], [1, 1], [0, 1], [19, 4], [1, 1]]
+
+
+def attend_as_a_program(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    *,
+    library: str,
+    cap: float = 0.0,
+) -> Tensor:
+    """Implement `attend` for one token of each sequence: one instruction each."""
+    out = torch.zeros_like(query)
+    _, kv_heads, slots, width = k_cache.shape
+    for row in counts.nonzero().flatten().tolist():
+        program, arguments = NativeProgram(library, 1), instructions.Attend()
+        parts = (query[row].float(), key[row].float(), value[row].float(), answer := out[row].float())
+        arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in parts)
+        arguments.sinks, arguments.position = program.address(sinks), program.address(starts[row], torch.int64)
+        arguments.k_cache, arguments.v_cache = (program.address(c[row], c.dtype) for c in (k_cache, v_cache))
+        arguments.heads, arguments.kv_heads, arguments.head_dim = query.shape[2], kv_heads, width
+        arguments.slots, arguments.window, arguments.scale, arguments.cap = slots, window, scale, cap
+        arguments.cache_format = DTYPE_NUMBERS[k_cache.dtype]
+        program.needs_attention(width, slots)
+        program.add(arguments)
+        program.run()
+        out[row] = answer.to(out.dtype)
+    return out
+
+
+def check(shape: Shape, attend: Implementation, passes: list[list[int]]) -> None:
+    sequences = Sequences(shape, 2)
+    for counts in passes:
+        found, expected = sequences.run(attend, counts)
+        torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[shape.cache_dtype])
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_chunks_match_the_loop(library: str, dtype: torch.dtype, window: int, cap: float) -> None:
+    for heads, head_dim in ((6, 20), (2, 64)):
+        shape = Shape(heads, 2, head_dim, 64, window, dtype, dtype, 0.2, has_sinks=heads == 6, cap=cap)
+        check(shape, partial(sliced_attend, library=library), CHUNKS)
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("cache_dtype", CLOSE)
+def test_an_instruction_matches_the_loop(library: str, cache_dtype: torch.dtype, window: int, cap: float) -> None:
+    for heads, head_dim in ((10, 20), (2, 64)):
+        shape = Shape(heads, 2, head_dim, 64, window, torch.float32, cache_dtype, 0.2, has_sinks=heads == 10, cap=cap)
+        check(shape, partial(attend_as_a_program, library=library), TOKENS)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_scores_beyond_a_cap_weigh_as_the_cap(library: str, dtype: torch.dtype) -> None:
+    for attend, tokens in ((sliced_attend, 1), (sliced_attend, 40), (attend_as_a_program, 1)):
+        found, expected = beyond_the_cap(partial(attend, library=library), tokens, dtype)
+        torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])

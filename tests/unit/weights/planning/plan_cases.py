@@ -1,0 +1,94 @@
+"""Sizes, wishes and budgets for the planner's tests, drawn and fixed, and a plain account of what a plan takes."""
+
+from itertools import product
+
+from hypothesis import strategies as st
+
+from graphcore.streaming.policy_registry import POLICIES
+from graphcore.weights.planning.machine import Memory
+from graphcore.weights.planning.plan import Plan
+from graphcore.weights.planning.planner import Costs, Wishes
+from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes
+
+PLENTY = Memory("cpu", free_nbytes=1 << 50, physical_nbytes=1 << 50)
+KV = 10  # bytes for a token
+COSTS = Costs(lambda context: KV * context, workspace_nbytes=77, buffer_nbytes=33)
+
+
+def wishes(policy: str, budget: int | None = None, prefetch: int | None = None, mode: str = "async") -> Wishes:
+    """Return wishes with a context that may not shrink."""
+    return Wishes(policy, POLICIES[policy].keeps, budget, prefetch, mode, None, 100, may_halve_context=False)
+
+
+def equal_sizes(num_groups: int, nbytes: int, is_tied: bool = False) -> WeightSizes:
+    """Return a model of equal layer groups whose head is three slices of the same size."""
+    head = 3 * nbytes
+    return WeightSizes(head, head, (nbytes,) * 3, is_tied, (nbytes,) * num_groups, 11)
+
+
+@st.composite
+def any_sizes(draw: st.DrawFn) -> WeightSizes:
+    """Draw a model: groups of one size with a remainder, or of many; tied or not; with experts or without."""
+    size = st.integers(1, 10_000)
+    num_groups, whole = draw(st.integers(1, 12)), draw(size)
+    remainder = draw(st.integers(1, whole))
+    mixed = tuple(draw(st.lists(size, min_size=num_groups, max_size=num_groups)))
+    groups = draw(st.sampled_from([mixed, (*[whole] * (num_groups - 1), remainder)]))
+    slices = tuple(draw(st.lists(st.integers(1, max(groups)), min_size=1, max_size=5)))
+    is_tied = draw(st.booleans())
+    embedding = sum(slices) if is_tied else draw(size)
+    count = draw(st.integers(2, 8))
+    routed = draw(st.integers(1, count))
+    nbytes = tuple(draw(st.lists(st.integers(1, 500), min_size=1, max_size=num_groups)))
+    experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, routed, least=routed)]))
+    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, draw(st.integers(0, 50)), experts)
+
+
+@st.composite
+def any_wishes(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto")) -> Wishes:
+    """Draw wishes without a budget."""
+    mode = draw(st.sampled_from(["async", "sync"]))
+    prefetch = None if mode == "sync" else draw(st.sampled_from([None, 0, 1, 2, 8]))
+    cache = draw(st.sampled_from([None, None, 0, 300, 3000]))
+    context = draw(st.sampled_from([100, 700, 4096]))
+    policy, may_halve, maps = draw(st.sampled_from(policies)), draw(st.booleans()), draw(st.booleans())
+    return Wishes(policy, POLICIES[policy].keeps, None, prefetch, mode, cache, context, may_halve, maps)
+
+
+def account(plan: Plan, sizes: WeightSizes) -> int:
+    """Return the bytes on the device, counted group by group from what the plan says of each."""
+    total = sizes.always + plan.kv_nbytes + plan.other.workspace_nbytes + plan.other.buffer_nbytes
+    total += sum(nbytes for number, nbytes in enumerate(sizes.groups, 1) if plan.groups.is_resident(number))
+    first_slice = len(sizes.groups) + 1
+    is_head_there = all(plan.groups.is_resident(first_slice + index) for index in range(len(sizes.head_slices)))
+    is_table_there = plan.groups.is_resident(0)
+    if sizes.is_tied:
+        assert is_head_there == is_table_there
+        total += sizes.embedding if is_table_there else 0
+    else:
+        total += (sizes.embedding if is_table_there else 0) + (sizes.head if is_head_there else 0)
+    moving = [sizes.groups[number - 1] for number in plan.groups.streamed if number < first_slice]
+    moving += [sizes.head_slices[number - first_slice] for number in plan.groups.streamed if number >= first_slice]
+    total += plan.groups.num_slots * max(moving, default=0)
+    if sizes.experts is not None:
+        away = 0 if plan.experts is None else plan.experts.num_layers
+        total += sizes.experts.count * sum(sizes.experts.nbytes[: len(sizes.experts.nbytes) - away])
+        total += 0 if plan.experts is None else plan.experts.num_slots * max(sizes.experts.nbytes)
+    return total
+
+
+def fewest_streamed(sizes: WeightSizes, num_slots: int, room: int) -> int | None:
+    """Return the fewest bytes that can stream in `room` for table, groups, head and slots, or None; tries all subsets.
+
+    For an untied model without experts.
+    """
+    best = None
+    for stays in product((False, True), repeat=len(sizes.groups) + 1):
+        *layers, head = stays
+        moving = [nbytes for nbytes, stay in zip(sizes.groups, layers, strict=True) if not stay]
+        moving += [] if head else sizes.head_slices
+        resident = sum(sizes.groups) + sizes.head - sum(moving)
+        takes = resident + min(num_slots, len(moving)) * max(moving, default=0)
+        if takes <= room and (best is None or sum(moving) < best):
+            best = sum(moving)
+    return best

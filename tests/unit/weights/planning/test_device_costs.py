@@ -1,0 +1,110 @@
+"""What a GPU holds besides weights: formulas against counts made by hand, and against a simulated allocator."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphcore.config.compose import compose_settings
+from graphcore.engine.open_model import open_model
+from graphcore.engine.prepare_model import match_model, prepare_model
+from graphcore.nn.kv_cache import cache_nbytes
+from graphcore.weights.planning.costs import (
+    LAYER_NODES,
+    LIBRARIES,
+    NODE_NBYTES,
+    STEP_NODES,
+    allocated_cache_nbytes,
+    graphs_nbytes,
+    overhead_nbytes,
+    segments_nbytes,
+    split_sums_nbytes,
+    unpacked_nbytes,
+)
+
+MIB = 1 << 20
+
+
+def test_graphs_cost_their_nodes_and_pools_for_each_width_and_way_to_choose() -> None:
+    nodes = 32 * 16 + 64
+    assert graphs_nbytes(32, 1) == 3 * nodes * NODE_NBYTES + 22 * MIB
+    assert graphs_nbytes(32, 2) == 2 * 3 * nodes * NODE_NBYTES + 22 * MIB
+    # "500 nodes 362 MB, 1000 nodes 395 MB, 2000 nodes 458 MB" (the source that the module names)
+    assert 0.9 * NODE_NBYTES < (458 - 362) * MIB / 1500 < 1.1 * NODE_NBYTES
+
+
+def test_no_architecture_has_more_nodes_than_are_counted() -> None:
+    """What decode steps launch, and for each layer three more: copies at a cut, and a matrix packed apart."""
+    found = json.loads((Path(__file__).parents[3] / "golden" / "decode_kernels.json").read_text(encoding="utf-8"))
+    assert len(found) >= 8
+    for kernels in found.values():
+        assert len(kernels["layer"]) + 3 <= LAYER_NODES
+        assert 16 * len(kernels["head"]) <= STEP_NODES  # in up to 16 parts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], 0),
+        ([1], 2 * MIB),
+        ([MIB] * 4, 4 * MIB),
+        ([MIB + 1], 20 * MIB),
+        ([9 * MIB] * 2, 20 * MIB),
+        ([9 * MIB] * 3, 40 * MIB),
+        ([10 * MIB], 10 * MIB),
+        ([11 * MIB], 12 * MIB),
+        ([16 * MIB] * 64, 64 * 16 * MIB),
+    ],
+)
+def test_tensors_take_the_segments_that_torch_s_allocator_takes(sizes: list[int], expected: int) -> None:
+    assert segments_nbytes(sizes) == expected
+
+
+def test_segments_hold_all_and_waste_a_bounded_part() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        sizes = [draw.choice((draw.randrange(1, 3 * MIB), draw.randrange(1, 40 * MIB))) for _ in range(50)]
+        found = segments_nbytes(sizes)
+        assert sum(sizes) <= found <= 2.5 * sum(sizes) + 22 * MIB
+
+
+def test_caches_count_as_they_are_allocated_rings_too(tmp_path: Path) -> None:
+    model = open_model(
+        compose_settings(["model=gemma3", "model.checkpoint=random:"]).model, 0, tmp_path, lambda *_: None
+    )
+    spec = model.spec
+    for context in (512, 8192):
+        dense = cache_nbytes(spec, 1, context, torch.bfloat16)
+        assert dense <= allocated_cache_nbytes(spec, 1, context, torch.bfloat16) <= dense + 42 * MIB
+
+
+def test_an_eight_billion_llama_takes_some_hundred_megabytes(tmp_path: Path) -> None:
+    settings = compose_settings(["model=llama3", "model.checkpoint=random:"])
+    model = open_model(settings.model, 0, tmp_path, lambda *_: None)
+    decoder, _ = match_model(model, torch.bfloat16)
+    eager = overhead_nbytes(model.spec, decoder, 1, False, torch.bfloat16)
+    assert eager == LIBRARIES + split_sums_nbytes(model.spec, 1)
+    captured = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16)
+    assert captured == eager + graphs_nbytes(len(model.spec.blocks), 1)
+    assert 200 * MIB < captured < 512 * MIB
+    attention = model.spec.blocks[0].attention
+    group = attention.heads // attention.kv_heads
+    assert split_sums_nbytes(model.spec, 1) == 320 * group * (attention.head_dim + 2) * 4
+
+
+def test_of_packed_matrices_the_largest_is_unpacked_at_once(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "golden" / "tiny" / "llama3"
+    settings = compose_settings(["device=cpu", "graph=eager", "quant=q8_0", "context_length=64"])
+    settings.model.checkpoint = str(folder)
+    model = open_model(settings.model, 0, tmp_path, lambda *_: None)
+    decoder = prepare_model(settings, model).decoder
+    spec = model.spec.blocks[0]
+    parts = max(len(rows) for rows in decoder.head_rows()) * model.spec.dim
+    queries = spec.attention.heads * spec.attention.head_dim * model.spec.dim
+    largest = max(spec.mlp.hidden * model.spec.dim, parts, queries)
+    assert unpacked_nbytes(decoder, 1, torch.bfloat16) == 2 * max(spec.mlp.hidden * model.spec.dim, queries)
+    assert unpacked_nbytes(decoder, 9, torch.bfloat16) == 2 * largest
+    dense, _ = match_model(model, torch.bfloat16)
+    assert unpacked_nbytes(dense, 9, torch.bfloat16) == 0

@@ -1,0 +1,71 @@
+"""What of a mixture of experts is kept on the device where the others are read in RAM."""
+
+from dataclasses import replace
+
+import pytest
+from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
+
+from graphcore.tasks.results.plan_report import planned_groups, tier_rows
+from graphcore.weights.planning.plan import Plan, bytes_per_token, expected_bytes_per_token
+from graphcore.weights.planning.planner import plan_streaming
+from graphcore.weights.planning.prediction import Rates, predict
+from graphcore.weights.planning.sizes import ExpertSizes
+
+EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)
+MIXTURE = replace(equal_sizes(6, 1000), experts=EXPERTS)
+FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
+ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
+
+
+def mapped(room: int, cap: int | None = None, policy: str = "auto") -> Plan:
+    """Return the plan whose budget leaves so many bytes for experts."""
+    asked = replace(wishes(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
+    return plan_streaming(MIXTURE, asked, COSTS, PLENTY)
+
+
+@pytest.mark.parametrize(
+    ("room", "layers", "slots"), [(200, 0, 2), (399, 0, 3), (400, 0, 4), (1799, 0, 4), (1800, 1, 2), (3400, 2, 2)]
+)
+def test_whole_layers_stay_first_and_a_fourth_of_one_has_slots(room: int, layers: int, slots: int) -> None:
+    plan = mapped(room)
+    assert plan.experts is not None
+    assert (plan.experts.are_mapped, plan.experts.num_layers, plan.experts.num_slots) == (True, 3 - layers, slots)
+    assert plan.resident_expert_nbytes == 1600 * layers
+    assert plan.total_nbytes == ALL_BUT_EXPERTS + 1600 * layers + 100 * slots
+
+
+def test_a_token_moves_what_it_is_routed_to_in_the_layers_that_are_left() -> None:
+    plan = mapped(1800)
+    assert plan.experts is not None
+    assert (plan.experts.num_experts, plan.experts.routed_nbytes) == (32, 2 * (100 + 80))
+    assert bytes_per_token(plan) == expected_bytes_per_token(plan) == 360
+    assert not plan.experts.is_all
+
+
+def test_experts_take_no_more_than_was_asked_for() -> None:
+    plan = mapped(100_000, cap=1900)
+    assert plan.experts is not None
+    assert (plan.experts.num_layers, plan.experts.num_slots) == (2, 3)
+
+
+def test_all_stay_where_all_fit_unless_layers_stream() -> None:
+    assert mapped(3000 + 16 * 280).experts is None
+    on = mapped(100_000, policy="on").experts
+    assert on is not None
+    assert on.num_layers == 1
+
+
+def test_mapped_experts_take_the_link_s_time_and_none_of_the_memory_s() -> None:
+    plan = mapped(1800)
+    predicted = predict(plan, Rates(link=10.0, memory=100.0))
+    assert predicted.fetch_seconds == pytest.approx(360 / 10)
+    assert predicted.compute_seconds == pytest.approx((MIXTURE.read_nbytes - 360) / 100)
+
+
+def test_a_plan_s_report_says_where_experts_lie() -> None:
+    plan = mapped(1800)
+    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, 6, 1, EXPERTS.total_nbytes)}
+    assert places["experts"] == (1600, "resident")
+    assert places["experts of the last 2"] == (16 * 180, "mapped")
+    notes = {name: note for name, _, note in tier_rows(plan, free=0)}
+    assert notes["expert cache"] == "2 of 32 experts; a token's are read in RAM, in 2 layers"

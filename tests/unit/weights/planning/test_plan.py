@@ -1,0 +1,41 @@
+"""What will lie where: sums, the refusal, and that the plan says what is then allocated."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from plan_cases import COSTS, PLENTY, equal_sizes, wishes
+
+from graphcore.errors import PlanError
+from graphcore.weights.planning.machine import free_device_nbytes
+from graphcore.weights.planning.plan import GIB, GroupPlan, Plan, needs_in_words
+from graphcore.weights.planning.planner import plan_streaming
+
+SIZES = equal_sizes(8, 1000)
+PLAN = Plan(GroupPlan([2 * GIB, GIB, GIB // 2]), kv_nbytes=GIB // 4, device="cpu")
+
+
+def test_totals_are_sums() -> None:
+    assert PLAN.weight_nbytes == 3 * GIB + GIB // 2
+    assert PLAN.total_nbytes == 3 * GIB + 3 * GIB // 4
+
+
+def test_what_a_plan_needs_is_said_in_parts() -> None:
+    assert needs_in_words(PLAN) == "streaming=off needs 3.75 GiB on cpu (weights 3.50 GiB, kv cache 256.0 MiB)"
+
+
+def test_what_just_fits_is_accepted_and_a_few_bytes_less_are_refused_with_what_to_change() -> None:
+    needed = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY).peak_nbytes
+    assert plan_streaming(SIZES, wishes("off"), COSTS, replace(PLENTY, free_nbytes=needed)).policy == "off"
+    with pytest.raises(PlanError) as caught:
+        plan_streaming(SIZES, wishes("off"), COSTS, replace(PLENTY, free_nbytes=needed - 1))
+    message = str(caught.value)
+    assert "are free; use streaming=auto" in message
+    assert "context_length" in message
+    assert "\n" not in message
+
+
+def test_free_memory_of_this_machine_is_positive_and_no_more_than_it_has() -> None:
+    with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123  # the kernel's own figure
+        total = int(next(line for line in lines if line.startswith("MemTotal")).split()[1]) * 1024
+    assert 0 < free_device_nbytes(torch.device("cpu")) <= total

@@ -1,0 +1,44 @@
+"""Predicted seconds are those of the formula, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from plan_cases import COSTS, PLENTY, equal_sizes, wishes
+
+from graphcore.weights.planning.planner import plan_streaming
+from graphcore.weights.planning.prediction import Rates, predict
+from graphcore.weights.planning.sizes import ExpertSizes
+
+SIZES = equal_sizes(6, 1000)  # a token reads 6 groups, a head of 3000 and 11 bytes of vectors; 9000 of them stream
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "mode", "memory", "seconds"),
+    [
+        (1, "async", 18022.0, 9.0),  # the copy is longer than 9011 / 18022 and hides it
+        (1, "async", 450.55, 20.0),  # the other way round
+        (0, "async", 18022.0, 9.5),
+        (None, "sync", 18022.0, 9.5),
+    ],
+)
+def test_copies_hide_behind_compute_where_something_is_read_ahead(
+    prefetch: int | None, mode: str, memory: float, seconds: float
+) -> None:
+    plan = plan_streaming(SIZES, wishes("on", 100_000, prefetch, mode), COSTS, PLENTY)
+    predicted = predict(plan, Rates(link=1000.0, memory=memory))
+    assert predicted.seconds == pytest.approx(seconds)
+    assert predicted.tokens_per_second == pytest.approx(1 / seconds)
+
+
+def test_a_plan_without_streams_is_as_fast_as_memory() -> None:
+    plan = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY)
+    assert predict(plan, Rates(link=1.0, memory=9011.0)).seconds == pytest.approx(1.0)
+
+
+def test_fetched_experts_wait_for_the_router() -> None:
+    sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
+    asked = replace(wishes("on", 100_000), expert_cache=600)
+    predicted = predict(plan_streaming(sizes, asked, COSTS, PLENTY), Rates(link=1000.0, memory=9411.0))
+    # 6 of 8 experts are there: of 400 routed bytes 100 are fetched
+    assert (predicted.copy_seconds, predicted.fetch_seconds) == (pytest.approx(9.0), pytest.approx(0.1))
+    assert predicted.seconds == pytest.approx(9.1)

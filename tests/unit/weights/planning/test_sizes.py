@@ -1,0 +1,73 @@
+"""Sizes against the loader's own layouts and against published parameter counts."""
+
+import pytest
+import torch
+
+from graphcore.arch.config_from_json import parse_model_config
+from graphcore.arch.registry import architecture_of
+from graphcore.config.compose import compose_settings
+from graphcore.nn.decoder import Decoder
+from graphcore.weights.layout import layout_of
+from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes, sizes_of
+
+
+def decoder_of(model: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    config = parse_model_config(compose_settings([f"model={model}"]).model.random_config, model)
+    with torch.device("meta"):
+        return Decoder(architecture_of(config).spec(config), dtype)
+
+
+def test_llama_3_2_1b_is_its_published_parameters() -> None:
+    sizes = sizes_of(decoder_of("llama3"), is_tied=True, layer_group_size=1)
+    # 2048 x 2048 twice, 2048 x 512 twice and 2048 x 8192 thrice, in bf16
+    layer = 2 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192)
+    assert sizes.groups == (layer,) * 16
+    assert sizes.embedding == sizes.head == 2 * 128256 * 2048
+    assert sizes.total_nbytes - 2 * sizes.always // 4 == 2 * 1_235_814_400  # norms are float32
+    assert sizes.head_slices[0] <= layer
+    assert sum(sizes.head_slices) == sizes.head
+    assert sizes.read_nbytes == sizes.total_nbytes
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 16, 40])
+def test_layer_groups_are_consecutive_layers_and_a_remainder(size: int) -> None:
+    decoder = decoder_of("llama3")
+    single = sizes_of(decoder, True, 1)
+    grouped = sizes_of(decoder, True, size)
+    assert len(grouped.groups) == -(-16 // size)
+    assert sum(grouped.groups) == sum(single.groups)
+    assert grouped.groups[-1] == single.groups[0] * (16 % size or min(size, 16))
+    assert grouped.head_slices == single.head_slices  # whatever streams, the head is computed in the same slices
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen3", "gpt2", "bitnet"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_all_sizes_together_are_what_the_layouts_take(model: str, is_tied: bool) -> None:
+    decoder = decoder_of(model, torch.float32)
+    layouts = [
+        layout_of(item for item in group.named_buffers() if not (is_tied and item[0] == "lm_head.weight")).nbytes
+        for _, group in decoder.groups()
+    ]
+    assert sizes_of(decoder, is_tied, 1).total_nbytes == sum(layouts)
+
+
+def test_vectors_and_learned_positions_never_stream() -> None:
+    sizes = sizes_of(decoder_of("gpt2", torch.float32), True, 1)
+    # 768 wide: norm weights and biases, biases of qkv, output, up and down; positions; the final norm
+    layer = 4 * (4 * 768 + 3 * 768 + 768 + 3072 + 768)
+    assert sizes.always == 12 * layer + 4 * 1024 * 768 + 2 * 4 * 768
+
+
+def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
+    sizes = sizes_of(decoder_of("gpt_oss"), is_tied=False, layer_group_size=1)
+    # 32 experts of 3 x 2880 x 2880 in each of 24 layers, 4 routed; gpt-oss-20b has 20.9e9 parameters
+    assert sizes.experts == ExpertSizes((2 * 3 * 2880 * 2880,) * 24, count=32, routed=4, least=4)
+    attention = 2 * (2 * 2880 * 64 * 64 + 2 * 2880 * 8 * 64 + 32 * 2880)
+    assert sizes.groups == (attention,) * 24
+    assert sizes.total_nbytes == pytest.approx(2 * 20.9e9, rel=0.01)
+    assert sizes.read_nbytes == sum(sizes.groups) + sizes.head + sizes.always + 24 * 4 * 2 * 3 * 2880 * 2880
+
+
+def test_a_tied_head_counts_once() -> None:
+    assert WeightSizes(1000, 1000, (600, 400), True, (300, 310), 5).total_nbytes == 1000 + 610 + 5
+    assert WeightSizes(1000, 1000, (600, 400), False, (300, 310), 5).total_nbytes == 2000 + 610 + 5
