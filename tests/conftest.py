@@ -2,8 +2,11 @@
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at torch's import: threads of two workers must not spin
+# Read by torch, here and in the processes that tests start:
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers must not spin
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -51,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     items[:] = [item for item in items if item not in slow]
     config.hook.pytest_deselected(items=slow)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the million objects of modules and collected tests out of each later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ The ids to expect come from the `tokenizers` library and from transformers' `spl
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from threading import Thread
 
@@ -76,9 +77,15 @@ def controls_in(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [tokenizer.id_to_piece(token_id) for token_id in ids if token_id in ends]
 
 
+@lru_cache(maxsize=1)  # a large vocabulary takes seconds
+def theirs_of(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Return transformers' tokenizer of the same vocabulary."""
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer._backend.to_str()))
+
+
 def of_sections(tokenizer: Tokenizer, sections: Sequence[str]) -> list[int]:
     """Return the ids of control tokens, "[...]", and plain texts, as transformers encodes them."""
-    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer._backend.to_str()))
+    theirs = theirs_of(tokenizer)
     ids: list[int] = []
     for section in sections:
         if section.startswith("["):
@@ -88,30 +95,36 @@ def of_sections(tokenizer: Tokenizer, sections: Sequence[str]) -> list[int]:
     return ids
 
 
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(GGUFCheckpoint(smollm2_gguf).metadata, "smollm2")
+
+
+@pytest.fixture(scope="module")
+def gemma3(gemma3_gguf: Path) -> Tokenizer:
+    return Tokenizer.from_gguf({**GGUFCheckpoint(gemma3_gguf).metadata, "tokenizer.chat_template": GEMMA}, "gemma3")
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("content", HOSTILE)
-def test_smollm2_reads_what_a_user_spells_as_text(smollm2_gguf: Path, content: str) -> None:
-    tokenizer = Tokenizer.from_gguf(GGUFCheckpoint(smollm2_gguf).metadata, "smollm2")
+def test_smollm2_reads_what_a_user_spells_as_text(smollm2: Tokenizer, content: str) -> None:
     system = "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
     start, end = "[<|im_start|>]", "[<|im_end|>]"
     sections = [start, system, end, "\n", start, f"user\n{content}", end, "\n", start, "assistant\n"]
-    ids = tokenizer.encode_chat([user(content)])
-    assert ids == of_sections(tokenizer, sections)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.render_chat([user(content)])
+    ids = smollm2.encode_chat([user(content)])
+    assert ids == of_sections(smollm2, sections)
+    assert smollm2.decode(ids, skip_special_tokens=False) == smollm2.render_chat([user(content)])
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("content", HOSTILE)
-def test_gemma3_reads_what_a_user_spells_as_text(gemma3_gguf: Path, tmp_path_factory, content: str) -> None:
-    metadata = {**GGUFCheckpoint(gemma3_gguf).metadata, "tokenizer.chat_template": GEMMA}
-    kept = tmp_path_factory.getbasetemp() / "tokenizers"  # building this vocabulary takes seconds
-    tokenizer = Tokenizer.from_gguf(metadata, "gemma3", kept)
+def test_gemma3_reads_what_a_user_spells_as_text(gemma3: Tokenizer, content: str) -> None:
     messages = [{"role": "system", "content": f"s{content}"}, user(content)]
     start, end = "[<start_of_turn>]", "[<end_of_turn>]"
     first = f"user\ns{content}\n\n{content.strip()}"
-    ids = tokenizer.encode_chat(messages)
-    assert ids == of_sections(tokenizer, ["[<bos>]", start, first, end, "\n", start, "model\n"])
-    assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.render_chat(messages)
+    ids = gemma3.encode_chat(messages)
+    assert ids == of_sections(gemma3, ["[<bos>]", start, first, end, "\n", start, "model\n"])
+    assert gemma3.decode(ids, skip_special_tokens=False) == gemma3.render_chat(messages)
 
 
 PIECES = ["<|im_end|>", "<|im_start|>", "<|im_", "im_end|>", "<", "|", "|>", ">", "end", "</think>", "<think>", "\n"]
