@@ -11,6 +11,8 @@ from graphcore.compiler import find_compiler
 from graphcore.errors import ConfigError, GraphError
 from graphcore.processors import usable_processors
 
+MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD (malloc.h)
+RETURNED_NBYTES = 128 << 10  # the threshold that glibc begins with
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -126,3 +128,13 @@ def return_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def return_blocks_when_freed() -> None:
+    """From now on, return each freed block of 128 KiB or more to the system at once, where the C library would keep it.
+
+    glibc begins like this. With the first large block that is freed it takes larger and larger blocks from a heap
+    instead, and a small block between two freed ones keeps them. Source: mallopt(3), M_MMAP_THRESHOLD.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, RETURNED_NBYTES)

@@ -8,7 +8,7 @@ import torch
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import Settings
-from graphcore.device import resolve_device, return_freed_memory, use_threads
+from graphcore.device import resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.building import build_running
 from graphcore.engine.choices import Choices
 from graphcore.engine.model_runner import ModelRunner
@@ -105,6 +105,8 @@ def load_model(settings: Settings, on_progress: Progress) -> LoadedModel:
         ) from error
     # Without this the stream's threads would keep slots and files of an engine that was never closed.
     weakref.finalize(loaded.runner, loaded.weight_stream.close)
+    if device.type == "cpu" and loaded.plan.is_streaming:
+        return_blocks_when_freed()  # a budget is left to hold: freed activations would count on top of live ones
     return_freed_memory()
     if free_memory is not None:
         free_memory.look("loaded")

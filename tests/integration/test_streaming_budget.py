@@ -1,7 +1,6 @@
 """The budget holds: memory that is really there, sampled every few milliseconds in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from safetensors.torch import save_file
 from graphcore.device import find_cpp_compiler
 
 PROCESS = Path(__file__).parents[1] / "budget_process.py"
-# Of the budget, for what the interpreter and the allocator keep: seen are 1 to 3 MB less than planned, out of 72.
-OVERHEAD_SHARE = 0.02
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
@@ -83,10 +80,7 @@ def random_llama(folder: Path, shape: Shape) -> Path:
 
 def sampled(folder: Path, policy: str, nbytes: int, context: int, prompt_tokens: int) -> dict[str, int]:
     command = [sys.executable, str(PROCESS), str(folder), policy, str(nbytes), str(context), str(prompt_tokens), "4"]
-    # One place of memory for all threads: with many, glibc keeps what each has freed.
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "MALLOC_ARENA_MAX": "2"}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -100,11 +94,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("policy", "budget"), [("on", 72_000_000), ("auto", 90_000_000), ("auto", 130_000_000), ("auto", 250_000_000)]
 )
-def test_memory_stays_within_the_budget_and_what_any_process_needs(small: Path, policy: str, budget: int) -> None:
+def test_memory_stays_within_the_budget(small: Path, policy: str, budget: int) -> None:
+    """Growth is 13 to 14 MB where 21 MB are planned, however busy the machine is: no freed activation is kept."""
     found = sampled(small, policy, budget, context=1024, prompt_tokens=700)
     assert found["budget"] == budget
     assert found["held"] + found["workspace"] <= budget
-    assert found["held"] + found["growth"] <= budget * (1 + OVERHEAD_SHARE)
+    assert found["held"] + found["growth"] <= budget
+    if found["streamed"]:
+        assert found["growth"] <= found["workspace"]
     assert (found["streamed"] > 0) == (budget < 200_000_000)
 
 

@@ -1,5 +1,8 @@
 """What the machine can do, on machines of every kind: what torch says of CUDA is set by the test."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,31 @@ def test_16_bit_matrices_are_multiplied_in_float32_where_the_library_cannot(
         assert product_dtype(torch.float32) is torch.float32
     finally:
         product_dtype.cache_clear()
+
+
+FREE_BETWEEN = """
+import psutil, torch
+from graphcore import device
+{call}
+torch.ones(16 << 20, dtype=torch.uint8)  # freed: from now on glibc takes what is no larger from its heap
+large, small = [], []
+for _ in range(64):
+    large.append(torch.ones(1 << 20, dtype=torch.uint8))
+    small.append(torch.ones(1 << 10, dtype=torch.uint8))
+before = psutil.Process().memory_info().rss
+large.clear()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc keeps memory")
+@pytest.mark.parametrize(
+    ("call", "least", "most"), [("", 0, 48 << 20), ("device.return_blocks_when_freed()", 60 << 20, 65 << 20)]
+)
+def test_large_blocks_between_small_ones_go_back_to_the_system_when_they_are_freed(
+    call: str, least: int, most: int
+) -> None:
+    """64 MiB in 64 blocks; glibc left alone returns those at the end of its heap only."""
+    source = FREE_BETWEEN.format(call=call)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert least <= int(done.stdout) <= most
