@@ -18,6 +18,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from concurrent.futures.thread import _WorkItem
@@ -34,6 +35,8 @@ from graphcore.processors import refuse_forked
 # Seconds of waiting between two runs of the garbage collector: the holder may be an unreachable stream in a reference
 # cycle, and a process that only waits allocates nothing, so that Python would not start the collector.
 PATIENCE = 10.0
+# Seconds to wait for another thread's run of the collector before a call is refused.
+COLLECTION_PATIENCE = 1.0
 
 
 class Turns:
@@ -127,7 +130,7 @@ class Turns:
 
     def _refuse_deadlock(self, turn: "Turn") -> None:
         if self._deadlock_of(turn):
-            gc.collect()  # the holder may be an unreachable stream in a reference cycle
+            collect_garbage()  # the holder may be an unreachable stream in a reference cycle
         reason = self._deadlock_of(turn)
         if reason:
             raise BusyError(reason)
@@ -246,6 +249,29 @@ class DriverMark:
 
 # contextvars belong at module level; marks are compared by identity, so that engines do not affect one another.
 _marks: ContextVar[tuple[weakref.ref[DriverMark], ...]] = ContextVar("graphcore_marks", default=())
+
+
+def collect_garbage() -> None:
+    """Run the garbage collector in this thread, if need be after another thread's run.
+
+    `gc.collect` returns at once while another thread collects, even if that run began before the garbage existed. In a
+    finalizer of this thread's own run nothing is collected, so the attempts end after COLLECTION_PATIENCE seconds.
+    """
+    here, has_run = threading.get_ident(), threading.Event()
+
+    def note_run(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2 and threading.get_ident() == here:
+            has_run.set()
+
+    gc.callbacks.append(note_run)
+    try:
+        end = time.monotonic() + COLLECTION_PATIENCE
+        gc.collect()
+        while not has_run.is_set() and time.monotonic() < end:
+            time.sleep(0.001)
+            gc.collect()
+    finally:
+        gc.callbacks.remove(note_run)
 
 
 def _pool_job() -> "_WorkItem[object] | None":

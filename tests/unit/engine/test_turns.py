@@ -179,7 +179,49 @@ def test_a_stream_in_a_cycle_that_nobody_can_reach_is_no_reason_to_refuse() -> N
         gc.enable()
 
 
-def test_a_turn_that_is_interrupted_while_it_waits_leaves_the_line() -> None:
+def test_a_stream_that_nobody_can_reach_is_no_reason_to_refuse_while_another_thread_collects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python collects in one thread at a time: what another asks for meanwhile does nothing."""
+    turns, began, go_on = Turns(), threading.Event(), threading.Event()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            began.set()
+            assert go_on.wait(SECONDS)
+
+    collect = gc.collect
+    asked = []
+
+    def collect_and_go_on(generation: int = 2) -> int:
+        asked.append(collect(generation))
+        go_on.set()
+        return asked[-1]
+
+    gc.disable()
+    try:
+        Garbage()
+        collector = in_thread(collect)
+        assert began.wait(SECONDS)
+        monkeypatch.setattr(gc, "collect", collect_and_go_on)
+        events: list[object] = [stream(turns)]
+        next(events[0])
+        events.append(events)
+        del events
+        with turns.ask("generate") as turn, turn.step():
+            pass
+        assert asked[0] == 0
+    finally:
+        go_on.set()
+        gc.enable()
+    collector.join(SECONDS)
+
+
+def test_a_turn_that_is_interrupted_while_it_waits_leaves_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphcore.engine.turns.PATIENCE", 0.01)  # a signal right before a wait does not end it
     turns = Turns()
     events = [stream(turns)]
 
