@@ -24,10 +24,10 @@ def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the interpreter fast; where there is a GPU it is off, and tests/cuda has whole models on the device."""
     if torch.cuda.is_available():
         pytest.skip("kernels are not interpreted where there is a GPU: tests/cuda runs them there")
-    monkeypatch.setattr(dense, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(dense, "MOST_ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(dense, "ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(dense, "SHARING_ROWS", INTERPRETED_ROWS)
     monkeypatch.setattr(dense, "WARPS", 1)
-    monkeypatch.setattr(few_tokens, "ROWS", INTERPRETED_ROWS)
+    monkeypatch.setattr(few_tokens, "rows_of", lambda _form: INTERPRETED_ROWS)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A GPU is timed with its own events: reading, which decode does, and copying, which cards are rated by. A copy of n bytes
 moves 2 n bytes, read and written; the target of a decode step is a share of that rate, and reading alone may be a
-little faster. This part has not yet been run on hardware.
+little faster.
 """
 
 import time

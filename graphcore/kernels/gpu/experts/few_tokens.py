@@ -16,8 +16,8 @@ from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, row_sums, swiglu
+from graphcore.kernels.gpu.packed.program_tiles import most_rows
 
-ROWS = 4  # rows of a matrix that one program multiplies
 MOST_WARPS = 4
 
 
@@ -102,13 +102,18 @@ def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor,
     stream.add_(total)
 
 
+def rows_of(form: DeviceLayout | None) -> int:
+    """Return the rows of a matrix that one program multiplies; None is a dense matrix."""
+    return 1 if form is None else most_rows(form)
+
+
 def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:
     """Return the options of a launch: the number of warps that leaves the fewest threads without a unit of a row."""
     warps = MOST_WARPS
     if form is not None:
         units = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
-    return {"ROWS": ROWS, "UNITS": 32 * warps, "num_warps": warps, "enable_fp_fusion": True}
+    return {"ROWS": rows_of(form), "UNITS": 32 * warps, "num_warps": warps, "enable_fp_fusion": True}
 
 
 def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: Tensor) -> None:
@@ -116,9 +121,10 @@ def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: 
     dim, choices, features = x.shape[1], chosen.shape[1], mixture.features
     gate, up, _ = mixture.weights
     gate_form, up_form, _ = mixture.forms
-    _gate_up[(chosen.numel(), triton.cdiv(features, ROWS))](
+    how = _how(gate_form, dim)
+    _gate_up[(chosen.numel(), triton.cdiv(features, how["ROWS"]))](
         x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **_how(gate_form, dim),
+        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,
     )  # fmt: skip
 
 
@@ -130,7 +136,8 @@ def _launch(x: Tensor, chosen: Tensor, shares: Tensor | None, mixture: MixtureOp
     launch_gate_up(x, chosen, mixture, hidden)
     down, form = mixture.weights[2], mixture.forms[2]
     each, summed = (choices, 1) if shares is None else (1, choices)
-    _down[(tokens * each, triton.cdiv(dim, ROWS))](
+    how = _how(form, features)
+    _down[(tokens * each, triton.cdiv(dim, how["ROWS"]))](
         hidden, chosen, shares, mixture.places, down, mixture.biases[2], out, summed, features, dim, down.stride(0),
-        FORM=form, **_how(form, features),
+        FORM=form, **how,
     )  # fmt: skip

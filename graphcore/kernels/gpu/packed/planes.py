@@ -152,6 +152,12 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
 
 
 @triton.jit
+def half_of(word, HIGH: tl.constexpr):
+    """Return the lower or the upper float16 of words: int32 -> float32."""
+    return (word >> (16 * HIGH)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def scale_and_minimum(scales, supers, block, L: tl.constexpr):
     """Return the factor of a group's codes, and the term that is then added or subtracted; float32.
 
@@ -160,14 +166,16 @@ def scale_and_minimum(scales, supers, block, L: tl.constexpr):
         supers: pointers to uint8, at the rows of the plane.  block: index of the group's SUPER_WEIGHTS weights.
     """
     minimum = 0.0
-    if L.super_nbytes > 0:
-        units = (supers + block * L.super_nbytes).to(tl.pointer_type(tl.float16))
-        unit = tl.load(units).to(tl.float32)
-    if L.scale == "half" or L.scale == "pair":
-        halves = scales.to(tl.pointer_type(tl.float16))
-        scale = tl.load(halves).to(tl.float32)
-        if L.scale == "pair":
-            minimum = tl.load(halves + 1).to(tl.float32)
+    if L.super_nbytes == 4:
+        both = tl.load((supers + block * 4).to(tl.pointer_type(tl.int32)))
+        unit = half_of(both, 0)
+    elif L.super_nbytes > 0:
+        unit = tl.load((supers + block * L.super_nbytes).to(tl.pointer_type(tl.float16))).to(tl.float32)
+    if L.scale == "half":
+        scale = tl.load(scales.to(tl.pointer_type(tl.float16))).to(tl.float32)
+    elif L.scale == "pair":
+        halves = tl.load(scales.to(tl.pointer_type(tl.int32)))
+        scale, minimum = half_of(halves, 0), half_of(halves, 1)
     elif L.scale == "e8m0":
         scale = half_power(tl.load(scales).to(tl.int32))
     elif L.scale == "e4m3":
@@ -175,12 +183,14 @@ def scale_and_minimum(scales, supers, block, L: tl.constexpr):
     elif L.scale == "signed":
         scale = unit * tl.load(scales).to(tl.int8, bitcast=True).to(tl.float32)
     else:
-        steps = tl.load(scales).to(tl.int32)
         if L.scale == "bytes":
-            offsets = tl.load(scales + 1).to(tl.int32)
+            steps = tl.load(scales.to(tl.pointer_type(tl.int16))).to(tl.int32)
+            offsets = (steps >> 8) & 255
+            steps &= 255
         else:
+            steps = tl.load(scales).to(tl.int32)
             offsets = steps >> 4
             steps &= 15
         scale = unit * steps.to(tl.float32)
-        minimum = tl.load(units + 1).to(tl.float32) * offsets.to(tl.float32)
+        minimum = half_of(both, 1) * offsets.to(tl.float32)
     return scale, minimum

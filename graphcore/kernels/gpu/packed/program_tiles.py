@@ -1,19 +1,15 @@
 """Chooses the tile of a program of the packed products: how many rows, for how many tokens, with how many warps.
 
-The table counts sm_90 machine code; nothing in it is measured on hardware: one token in bf16, R rows, 16 bytes of low
-codes per load. 132 multiprocessors with four schedulers at 1.7 GHz issue 2.9e13 thread instructions per second; the
-last column is the share of 4.8 TB/s that this allows, if nothing waits.
+The rule follows measurements on an H100 (docs/numbers.md, "On a GPU"): one token in bf16, microseconds of a product.
 
-    format    R    registers    instructions for a weight    share of memory's rate
-    q4_0      8    128          3.5                          97 %
-    q4_k      8    128          3.8                          91 %
-    q4_k      4     72          4.4                          79 %
-    q5_k      4    168          7.4                          57 %
-    q6_k      4    128          7.6                          65 %
-    q8_0      8     96          4.7                          100 %
-    mxfp4     8    162          5.2                          62 %
-    i2_s      8    168          2.9                          52 %
-    q4_k      16   96           7.7 for eight tokens         45 %
+    format    28672 x 4096    4096 x 14336    GB/s           rows and warps there
+    q4_0      32.7            21.8            2018, 1514     4 x 1, 4 x 2
+    q4_k      33.6            21.2            2023, 1599     4 x 1, 4 x 2
+    q5_k      55.9            31.9            1478, 1293     2 x 1
+    q6_k      53.7            30.2            1796, 1595     2 x 1
+    q8_0      49.7            27.4            2454, 2281     4 x 1, 4 x 4
+    mxfp4     40.7            23.1            1533, 1350     1 x 1
+    i2_s      22.4            15.1            1310, 970      4 x 1, 2 x 1
 """
 
 from functools import cache
@@ -25,7 +21,9 @@ from torch import Tensor
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 
 TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in registers
-FEWEST_WARPS = 2112  # sixteen for each multiprocessor of an H200, which has 132
+FEWEST_WARPS = 1536  # about twelve for each of 132 multiprocessors
+MOST_WARPS = 4
+UNITS_OF_WARP = 1024  # units of low codes, in all rows of a program, that one warp takes; longer rows get more warps
 THREADS = 32  # threads of a warp
 
 
@@ -49,31 +47,29 @@ def tile_for(name: str, rows: int, x: Tensor) -> Tile:
     is_interpreted = x.device.type == "cpu"
     if x.element_size() == 2 and len(x) >= FEWEST_DOTTED_TOKENS:
         return DOTTED._replace(rows=INTERPRETED.rows) if is_interpreted else DOTTED
-    return INTERPRETED if is_interpreted else cheapest_tile(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
+    return INTERPRETED if is_interpreted else tile_of_threads(DEVICE_LAYOUTS[name], rows, x.shape[1], len(x))
 
 
 @cache
-def cheapest_tile(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
-    """Return the tile that should take the fewest instructions while every multiprocessor has enough warps.
+def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) -> Tile:
+    """Return the tile without tensor cores: as many rows as leave enough warps for every multiprocessor.
 
-    A weight takes about three instructions, and a share of the preparation of x, which is done once for all rows of a
-    program. Warps depend on the columns alone, so that part of a matrix is summed in the order of the whole.
+    Warps depend on the columns alone, so that part of a matrix is summed in the order of the whole.
     """
-    warps = warps_of(layout, columns)
-    most = 4 if layout.high or tokens > 1 else 8  # rows whose codes and sums fit in registers
-
-    def cost(per_program: int) -> float:
-        return (3 + 4 / per_program) * max(1.0, FEWEST_WARPS * per_program / (rows * warps))
-
-    per_program = min((count for count in (8, 4, 2, 1) if count <= most), key=cost)
+    most = most_rows(layout)
+    units = columns * layout.low // 128
+    warps = min(MOST_WARPS, triton.next_power_of_2(triton.cdiv(units * most, UNITS_OF_WARP)))
+    per_program = max(1, most // tokens)  # more sums than that do not fit in registers
+    while per_program > 1 and rows // per_program * warps < FEWEST_WARPS:
+        per_program //= 2
     return Tile(min(triton.next_power_of_2(tokens), TOKENS), per_program, warps)
 
 
-def warps_of(layout: DeviceLayout, columns: int) -> int:
-    """Return the number of warps that share a row's units with few idle threads."""
-    units = columns * layout.low // 128
-    read = {warps: triton.cdiv(units, THREADS * warps) * warps for warps in (4, 2, 1)}
-    return next(warps for warps, count in read.items() if count <= 1.1 * min(read.values()))
+def most_rows(layout: DeviceLayout) -> int:
+    """Return the rows of a program, at most: fewer where a code takes more instructions and more registers."""
+    if layout.levels:
+        return 1
+    return 2 if layout.high else 4
 
 
 def constants_of(name: str, tile: Tile) -> dict[str, object]:

@@ -2,15 +2,15 @@
 
 Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G groups of V columns.
 
-    multiplied   one or two tokens: threads read rows side by side, V columns each (16 bytes), so a tile of the matrix
+    multiplied   one or two tokens: threads read a row side by side, V columns each (16 bytes), so a tile of the matrix
                  is [R, G, V] with G the number of threads; the sum over V stays in a thread, the sum over G is taken
-                 once, at the end. The next tile is loaded while one is multiplied.
+                 once, at the end. The next tile is loaded while one is multiplied. A program has one row: many small
+                 programs keep more loads in flight than a few large ones (docs/numbers.md).
     dotted       more tokens: tensor cores; tiles go through shared memory, several in flight at once. At eight
                  tokens the other way would take twenty instructions per weight, and memory would wait for them.
 
-A program computes R rows for all tokens: as many as leave enough programs for the whole device, so that x is read
-less often. If there are several matrices, each has programs of its own, one after another. Weights are read once and do
-not evict x, which all programs read.
+A program computes R rows for all tokens. If there are several matrices, each has programs of its own, one after
+another. Weights are read once and do not evict x, which all programs read.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatri
 
 LOAD_NBYTES = 16
 WARPS = 4
-FEWEST_PROGRAMS = 512  # about four for each multiprocessor of an H200, which has 132
-MOST_ROWS = 8  # rows of a program that multiplies without tensor cores
 MOST_MULTIPLIED = 2  # tokens; for more of them, tensor cores compute the products
+ROWS = 1  # rows of a program that multiplies this many tokens
+SHARING_ROWS = 4  # rows of one that multiplies more of them, in float32, and shares x among the rows
 DOTTED_ROWS = 32  # rows of a program on tensor cores: it reads x from the second-level cache, a quarter of its weights
 FEWEST_DOTTED = 128  # programs, which have 48 KiB in flight each
 DOTTED_COLUMNS = 64  # columns of a warp in a tile
@@ -252,16 +252,8 @@ def dense_tile(x: Tensor, rows: int) -> dict[str, int]:
         shape = {"DOTS": True, "N": MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}
         even = columns % (WARPS * DOTTED_COLUMNS) == 0
         return {**shape, "IS_EVEN": even, "num_warps": WARPS, "num_stages": 4, **common}
-    most = MOST_ROWS if tokens <= MOST_MULTIPLIED else MOST_ROWS // 2  # a row has a sum for each token
     vector, threads = LOAD_NBYTES // x.element_size(), 32 * WARPS
-    shape = {"DOTS": False, "N": triton.next_power_of_2(tokens), "R": rows_of_program(rows, most)}
+    per_program = ROWS if tokens <= MOST_MULTIPLIED else SHARING_ROWS
+    shape = {"DOTS": False, "N": triton.next_power_of_2(tokens), "R": per_program}
     even = columns % (threads * vector) == 0
     return {**shape, "G": threads, "V": vector, "IS_EVEN": even, "num_warps": WARPS, **common}
-
-
-def rows_of_program(rows: int, most: int) -> int:
-    """Return the rows of a program, at most `most`: as many as leave enough programs for the whole device."""
-    per_program = 1
-    while per_program < most and rows // (2 * per_program) >= FEWEST_PROGRAMS:
-        per_program *= 2
-    return per_program

@@ -3,6 +3,9 @@
 Legend: N tokens, O rows (output features), I columns (input features).
 """
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_matrix
@@ -15,7 +18,7 @@ from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed import linear, program_tiles
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
-from graphcore.kernels.gpu.packed.program_tiles import Tile, cheapest_tile
+from graphcore.kernels.gpu.packed.program_tiles import Tile, tile_of_threads
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.mlp import FUNCTIONS
 from graphcore.quant import FORMATS
@@ -23,6 +26,8 @@ from graphcore.quant import FORMATS
 # Relative RMS error: of float32 sums, and of rounding a result to its dtype.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = tuple(BOUNDS)
+# Microseconds of one token's product on an H100 (docs/numbers.md), by format, shape, and rows x warps of a program.
+TILES = Path(__file__).parents[4] / "golden" / "packed_tiles_h100.json"
 
 
 def packed(matrix: StoredMatrix, bias: Tensor | None = None, scale: Tensor | None = None) -> DeviceMatrix:
@@ -200,4 +205,12 @@ def test_warps_follow_from_the_columns_alone() -> None:
     """Parts of a matrix are then summed in the order of the whole."""
     for layout in DEVICE_LAYOUTS.values():
         for columns in (256, 2560, 2880 // 256 * 256, 4096, 14336):
-            assert len({cheapest_tile(layout, rows, columns, 1).warps for rows in (16, 512, 4096, 128256)}) == 1
+            assert len({tile_of_threads(layout, rows, columns, 1).warps for rows in (16, 512, 4096, 128256)}) == 1
+
+
+def test_tiles_take_little_more_than_the_fastest_on_an_h100() -> None:
+    for name, shapes in json.loads(TILES.read_text(encoding="utf-8")).items():
+        for shape, times in shapes.items():
+            rows, columns = map(int, shape.split(" x "))
+            tile = tile_of_threads(DEVICE_LAYOUTS[name], rows, columns, 1)
+            assert times[f"{tile.rows} x {tile.warps}"] <= 1.16 * min(times.values()), (name, shape, tile)
