@@ -5,7 +5,7 @@
 
 Free memory is what CUDA reports (cudaMemGetInfo). Its drop includes everything: weights, slots and caches, and also
 graphs' pools and executables, kernels' code, libraries' workspaces, and memory that torch's allocator keeps. The
-driver's context is taken before a run begins; other users of the device count, too. Not yet run on hardware.
+driver's context is taken before a run begins; other users of the device count, too.
 """
 
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def build_running(
     """
     choices, decoder, loader = parts.choices, parts.decoder, parts.loader
     compiled_dir = _compile_cache_dir(settings.cache_folder, choices.device)
-    with compile_cache(compiled_dir), compiler_loading(is_needed=choices.prefill == "compiled"):
+    with compile_cache(compiled_dir), compiler_loading(choices.device, is_needed=choices.prefill == "compiled"):
         stream = stream_weights(loader, decoder, plan, settings.streaming, tier, choices.device, on_progress)
     with ExitStack() as undo:
         undo.callback(stream.close)  # if there is no memory left for the caches

@@ -46,9 +46,11 @@ def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
 def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     """Return `function` compiled as one graph at its first call.
 
-    Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises.
+    Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises. On a GPU
+    Inductor would time several shapes of each reduction and keep the fastest; they sum in different orders, so a
+    second run might not repeat the first one's bits. With `deterministic` it chooses by rule.
     """
-    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False}
+    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False, "deterministic": True}
     return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
 
 
@@ -103,13 +105,13 @@ def _is_inductors_own(folder: Path) -> bool:
 
 
 @contextmanager
-def compiler_loading(is_needed: bool) -> Iterator[None]:
-    """Load the compiler in a thread while the block runs, and wait for it at the block's end.
+def compiler_loading(device: torch.device, is_needed: bool) -> Iterator[None]:
+    """Load the compiler for a device in a thread while the block runs, and wait for it at the block's end.
 
     Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
     core idle meanwhile. A compiler that does not work is reported by the first real compilation.
     """
-    thread = threading.Thread(target=load_compiler, name="compiler-loading", daemon=True)
+    thread = threading.Thread(target=load_compiler, args=(device,), name="compiler-loading", daemon=True)
     if is_needed:
         # Where torch is built for CUDA and there is no GPU, the first thread that traces puts a stand-in of its own in
         # the place of the device's guard, and torch 2.11 goes on using it when that thread is gone
@@ -123,10 +125,14 @@ def compiler_loading(is_needed: bool) -> Iterator[None]:
             thread.join()
 
 
-def load_compiler() -> None:
-    """Import the compiler and compile something small, so that everything is loaded."""
+def load_compiler(device: torch.device) -> None:
+    """Import the compiler and compile something small for the device, so that everything is loaded.
+
+    What a GPU runs is not compiled for the processor too: on a machine that has never compiled, Inductor first tries
+    the processor's vector instructions with the C++ compiler, which took 47 seconds (docs/numbers.md).
+    """
     with torch.inference_mode(), suppress(RuntimeError, OSError):
-        compile_whole(_increment, "increment")(torch.zeros(64))
+        compile_whole(_increment, "increment")(torch.zeros(64, device=device))
 
 
 def _increment(x: torch.Tensor) -> torch.Tensor:

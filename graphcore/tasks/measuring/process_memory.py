@@ -95,5 +95,5 @@ def compiler_nbytes(growth: Growth, prefill: str) -> int | None:
 def print_compiler_growth() -> None:
     """Print the bytes by which this process grows when it loads the compiler."""
     before = resident_now()
-    load_compiler()
+    load_compiler(torch.device("cpu"))
     print(resident_now() - before)

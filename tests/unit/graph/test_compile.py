@@ -156,11 +156,29 @@ def test_this_thread_traces_before_the_one_that_loads_the_compiler(monkeypatch: 
             order.append(threading.current_thread().name)
             return super().__enter__()
 
-    monkeypatch.setattr(compiling, "load_compiler", lambda: order.append(threading.current_thread().name))
+    monkeypatch.setattr(compiling, "load_compiler", lambda _device: order.append(threading.current_thread().name))
     monkeypatch.setattr(compiling, "FakeTensorMode", Tracing)
-    with compiling.compiler_loading(is_needed=True):
+    with compiling.compiler_loading(torch.device("cpu"), is_needed=True):
         pass
     assert order == [threading.current_thread().name, "compiler-loading"]
+
+
+def test_the_compiler_is_loaded_for_the_device_that_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs must not wait for the C++ compiler."""
+    seen: list[str] = []
+    monkeypatch.setattr(compiling, "compile_whole", lambda _function, _name: lambda x: seen.append(x.device.type))
+    compiling.load_compiler(torch.device("meta"))
+    assert seen == ["meta"]
+
+
+def test_no_reduction_is_chosen_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions of other shapes sum in another order: what a GPU computes would depend on which was fastest."""
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(torch, "compile", lambda _function, **how: given.append(how["options"]))
+    compile_whole(doubled, "kind_8")
+    (options,) = given
+    torch._inductor.config.patch(options)  # each is a setting of the installed torch
+    assert options["deterministic"] is True
 
 
 @pytest.mark.parametrize(
