@@ -48,7 +48,7 @@ def tokens(bench: Bench) -> None:
 
 def steady(bench: Bench) -> None:
     lists = f"--kernel-lists={bench.folder}"
-    run_tests(bench, "steady", [*files("steady", "kernel_lists", "sampling"), lists])
+    run_tests(bench, "steady", [*files("steady", "repeats", "kernel_lists", "sampling"), lists])
 
 
 def compiled(bench: Bench) -> None:
