@@ -15,7 +15,7 @@ HEADER = SOURCES / "encodings.h"
 TABLE_SIZE = 16  # entries of a vector's lookup table, indexed by codes of four bits
 
 TEXT = """\
-// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/quant/formats/.
+// The facts of encodings. graphcore/kernels/native_header.py writes this file from graphcore/quant/formats/.
 #pragma once
 
 #include <cstddef>
@@ -23,33 +23,33 @@ TEXT = """\
 
 namespace graphcore {{
 
-// Those below DENSE_FORMATS are dtypes, too.
+// Numbers of the formats. Those below DENSE_FORMATS are dtypes, too.
 enum Format : int32_t {{
 {numbers}
     DENSE_FORMATS = {num_dense}, NUM_FORMATS = {num_formats}
 }};
 
-// Every one that is stored in blocks, in the order of the numbers; each is a struct in formats.h.
+// Applies X to each format that is stored in blocks, in the order of their numbers. Each is a struct in formats.h.
 #define GRAPHCORE_FORMATS(X) \\
 {names}
 
-constexpr int GROUP_ROWS = {group_rows};  // that lie together
-constexpr size_t TAIL_NBYTES = {tail};  // behind the last group, for the scale of the whole tensor
+constexpr int GROUP_ROWS = {group_rows};  // rows that are stored together
+constexpr size_t TAIL_NBYTES = {tail};  // bytes after the last group, for the scale of the whole tensor
 
 constexpr bool has_tensor_scale(int32_t format) {{ return {scaled}; }}
 
-// What codes stand for, less the smallest of it.
+// Values of codes, minus the smallest value.
 {tables}
 
 struct Encoding {{
-    int columns, nbytes;    // of a stored block
-    int bits;               // of a code
-    int offset;             // what a value of zero is stored as
-    int largest;            // value, before the offset is taken off
-    const uint8_t* values;  // of the codes; null where they are the codes themselves
+    int columns, nbytes;    // columns and bytes of a stored block
+    int bits;               // bits of a code
+    int offset;             // stored number that means zero
+    int largest;            // largest value, before the offset is subtracted
+    const uint8_t* values;  // values of the codes; null if a code is its own value
 }};
 
-// By number.
+// Facts of each format, indexed by its number.
 inline constexpr Encoding ENCODINGS[] = {{
 {facts}
 }};

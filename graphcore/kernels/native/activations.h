@@ -1,11 +1,11 @@
-// What a matrix is multiplied with: rows of float32, and the same rows rounded to whole numbers.
+// Activations, with which a matrix is multiplied: rows of float32, and the same rows rounded to whole numbers.
 //
 //     per block:  scale = max|x| / 127 over 32 columns,       q = round(x / scale)
 //     per token:  scale = max(max|x|, 1e-5) / 127 over a row,  q = clip(round_half_even(x / scale), -128, 127)
 //     wide:       scale = max|x| / 32512 over 32 columns,     q = round(x / scale) = 256 * high + low
 //
-// The second is BitNet's own arithmetic (transformers, integrations/bitnet.py, ActQuant). The third has 15 bits and is
-// finer than bf16. How the numbers lie is what dot.h multiplies best with: bytes, or pairs of 16 bits.
+// Rounding per token is BitNet's own arithmetic (transformers, integrations/bitnet.py, ActQuant). Wide rounding has 15 bits
+// and is finer than bf16. Whole numbers are stored as dot.h multiplies them fastest: as bytes, or as pairs of 16 bits.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,17 @@ struct Activations {
     Rounding rounding = Rounding::NONE;
     int rows = 0, columns = 0;  // columns: a multiple of 32
     float* x = nullptr;         // [rows, columns]
-    float* half_sums = nullptr; // [rows, columns / 16] sums of x
-    int8_t* q = nullptr;        // [rows, columns]; wide: the high bytes, or nothing where there are pairs
+    float* half_sums = nullptr; // [rows, columns / 16] sums of x over 16 columns
+    int8_t* q = nullptr;        // [rows, columns] whole numbers; if wide, their high bytes (unused if there are pairs)
 #if GRAPHCORE_AVX2
-    int16_t* pairs = nullptr;   // [rows, columns] the whole numbers, those of a quad in the order 0 2 1 3
+    int16_t* pairs = nullptr;   // [rows, columns] whole numbers; those of a quad are in the order 0 2 1 3
 #else
-    int8_t* low = nullptr;      // [rows, columns] the low bytes where rounding is wide
+    int8_t* low = nullptr;      // [rows, columns] low bytes of whole numbers, if wide
 #endif
     float* scales = nullptr;    // [rows, columns / 32]
-    int32_t* token_sums = nullptr;  // [rows] sums of q
-    float* q_sums = nullptr;    // [rows, columns / 32] sums of q, times the scale
-    float* half_q_sums = nullptr;  // [rows, columns / 16] the same of 16 columns
+    int32_t* token_sums = nullptr;  // [rows] sums of q over a row
+    float* q_sums = nullptr;    // [rows, columns / 32] sums of q over 32 columns, times the scale
+    float* half_q_sums = nullptr;  // [rows, columns / 16] sums of q over 16 columns, times the scale
 
     static int padded(int columns) { return (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS * BLOCK_COLUMNS; }
 
@@ -66,7 +66,7 @@ struct Activations {
     const float* x_row(int row) const { return x + size_t(row) * columns; }
     const int8_t* q_row(int row) const { return q + size_t(row) * columns; }
 
-    // Rounds row `row` of x, which is filled up to `columns`; what lies between is padding and is zero.
+    // Rounds row `row` of x and computes its sums. The caller has filled the row; its padding up to `columns` is zero.
     void finish(int row) {
         float* values = x + size_t(row) * columns;
         if (rounding == Rounding::NONE) {
@@ -84,7 +84,7 @@ struct Activations {
             const float* here = values + BLOCK_COLUMNS * block;
             const float size = rounding == Rounding::PER_TOKEN ? token_size : largest_of(here, BLOCK_COLUMNS);
             const float range = rounding == Rounding::WIDE ? 127.0f * 256.0f : 127.0f;
-            const float steps = size > 1e-34f ? range / size : 0.0f;  // below, it would not be finite: x counts as zero
+            const float steps = size > 1e-34f ? range / size : 0.0f;  // not finite for smaller sizes; their x counts as zero
             const size_t index = size_t(row) * columns / 32 + block;
             scales[index] = rounding == Rounding::PER_TOKEN ? 1.0f / steps : size / range;
             const size_t at = size_t(row) * columns + 32 * block;

@@ -11,9 +11,9 @@ inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
 inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
-constexpr int MOST_HEADS = 4;  // query heads of one kv head that are attended together: keys are widened once for all
+constexpr int MOST_HEADS = 4;  // most query heads of one kv head that share the widening of its keys
 
-// [sum(rows[0]), sum(rows[1]), ...]: halves are folded onto each other until each lane holds one row's sum.
+// Returns [sum(rows[0]), sum(rows[1]), ...]. It folds halves onto each other until each lane holds one row's sum.
 #if GRAPHCORE_AVX2
 inline FloatPart sums_of_rows(const FloatPart rows[PART_LANES]) {
     __m256 four[2];
@@ -46,7 +46,7 @@ inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
 }
 #endif
 
-// scores[h][i] = q[h] . keys[i] for `count` keys, one after another.
+// Computes scores[h][i] = q[h] . keys[i] for `count` contiguous keys.
 template <class T, int HEADS>
 void score_keys(const float* q, const T* keys, int count, int head_dim, float* scores, size_t score_stride) {
     const int whole = head_dim / PART_LANES * PART_LANES;
@@ -71,7 +71,7 @@ void score_keys(const float* q, const T* keys, int count, int head_dim, float* s
     }
 }
 
-// out[h] += sum over i of weights[h][i] * values[i]
+// Computes out[h] += sum over i of weights[h][i] * values[i].
 template <class T, int HEADS>
 void add_values(const float* weights, size_t weight_stride, const T* values, int count, int head_dim, float* out) {
     constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
@@ -94,7 +94,7 @@ void add_values(const float* weights, size_t weight_stride, const T* values, int
                 out[h * head_dim + rest] += weights[h * weight_stride + i] * widen_one(values + size_t(i) * head_dim + rest);
 }
 
-// scores become cap * tanh(score / cap), to within cap * 2^-22.
+// Replaces each score by cap * tanh(score / cap), to within cap * 2^-22.
 inline void cap_scores(float* scores, int count, float cap) {
     const float steps = 1.0f / cap;
     int i = 0;
@@ -103,7 +103,7 @@ inline void cap_scores(float* scores, int count, float cap) {
     for (; i < count; i++) scores[i] = cap * std::tanh(scores[i] * steps);
 }
 
-// scores become weights; a sink takes its share of the softmax and gives nothing.
+// Replaces scores by their softmax. A sink (which may be null) counts in the sum like one more score, but has no value.
 inline void softmax(float* scores, int count, const float* sink) {
     float most = sink ? *sink : -INFINITY;
     for (int i = 0; i < count; i++) most = std::max(most, scores[i]);
@@ -122,14 +122,14 @@ inline void softmax(float* scores, int count, const float* sink) {
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 
-// Keys and values that lie one after another.
+// Contiguous keys and values.
 template <class T>
 struct Run {
     const T *keys, *values;
     int count;
 };
 
-// The positions begin .. end - 1 of a ring, as two runs.
+// Divides positions begin .. end - 1 of a ring into two runs.
 template <class T>
 void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int slots, int head_dim, Run<T> runs[2]) {
     const int count = int(end - begin), first = int(begin % slots), whole = std::min(count, slots - first);
@@ -137,10 +137,10 @@ void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int s
     runs[1] = {keys, values, count - whole};
 }
 
-// Floats of scratch for the scores of heads that are attended together, and for their queries.
+// Returns the floats of scratch that attention takes: the new entry, the queries of MOST_HEADS heads, and their scores.
 inline size_t attend_floats(int head_dim, int keys) { return size_t(2 + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES); }
 
-// out[h] = softmax(capped(q[h] . keys)) values, for HEADS rows of q over three runs.
+// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q over three runs.
 template <class T, int HEADS>
 void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, float cap, int head_dim, float* scores, float* out) {
     const int count = runs[0].count + runs[1].count + runs[2].count;
@@ -168,7 +168,7 @@ void attend_some(int heads, const float* q, const Run<T> runs[3], const float* s
     }
 }
 
-// The new key and value as the cache will hold them: [2, head_dim].
+// Makes the new token's key and value in the cache's format. entry: [2, head_dim].
 template <class T>
 void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T* entry) {
     const int head_dim = a.head_dim;
@@ -180,8 +180,9 @@ void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T*
     }
 }
 
-// One token, heads first .. last - 1, all of one kv head. The new token's entry is not in the cache until the thread that
-// has the kv head's first query head has written it: nobody reads its slot before the next barrier.
+// Attends with heads first .. last - 1 of one token, which belong to one kv head. Every thread makes the new token's entry
+// for itself. The thread that has the kv head's first query head also writes it to the cache; nobody reads that slot before
+// the next phase.
 template <class T>
 void attend_heads(const Attend& a, int first, int last, float* scratch) {
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;

@@ -1,12 +1,12 @@
 // Attention of a chunk of one sequence: many tokens whose keys and values are not in the cache yet.
 //
-// What the chunk sees, past and new, is first widened to float32, keys with one column for each key, so that sixteen keys
-// are one vector and no score is a sum across lanes:
+// First all keys and values that the chunk sees, old and new, are widened to float32. Keys are transposed, so that a vector
+// has one feature of sixteen keys, and no score is a sum across lanes:
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
-// A row is one query head of one token; rows of a kv head follow each other token by token. Later tokens see more, so
-// tiles are dealt out to threads one by one. The ring is written last: it may lose its past to the chunk.
+// A row is one query head of one token. The rows of a kv head are in the order of their tokens. Later tokens see more keys,
+// so threads take tiles one at a time. The ring is written last, because the chunk may overwrite old keys that it sees.
 #pragma once
 
 #include "attend.h"
@@ -14,14 +14,14 @@
 namespace graphcore {
 
 struct Chunk {
-    const uint8_t *query, *key, *value;  // [tokens, heads, head_dim], [tokens, kv_heads, head_dim] twice, of format
-    uint8_t* out;                        // as query
+    const uint8_t *query, *key, *value;  // [tokens, heads, head_dim], and twice [tokens, kv_heads, head_dim], of format
+    uint8_t* out;                        // [tokens, heads, head_dim] of format
     uint8_t *k_cache, *v_cache;          // [kv_heads, slots, head_dim] of cache_format
     const float* sinks;                  // [heads], or null
-    int64_t start;                       // tokens that the cache holds
+    int64_t start;                       // position of the chunk's first token
     int32_t tokens, heads, kv_heads, head_dim, slots, window, format, cache_format;
     float scale;
-    float cap;  // scores become cap * tanh(score / cap); 0: they stay
+    float cap;  // scores become cap * tanh(score / cap); 0: no cap
 };
 
 constexpr int ROW_TILE = 8;
@@ -40,11 +40,11 @@ inline void narrow_row(const float* from, int count, int format, uint8_t* to) {
 
 inline size_t format_nbytes(int format) { return format == F32 ? 4 : 2; }
 
-// What a chunk is attended with, for all kv heads.
+// The widened keys and values that a chunk sees, for all kv heads.
 struct Seen {
     int64_t first;   // position of the oldest key
-    int count;       // keys, the chunk's own included
-    size_t stride;   // of keys, in floats: count, padded to whole vectors
+    int count;       // number of keys, the chunk's own included
+    size_t stride;   // floats of one row of keys: count, padded to whole vectors
     float *keys;     // [kv_heads, head_dim, stride]
     float *values;   // [kv_heads, count, head_dim]
 
@@ -62,7 +62,7 @@ struct Seen {
     }
 };
 
-// Widens one key and value, past ones from the ring, new ones rounded as the cache will hold them.
+// Widens one key and value. Old ones come from the ring; new ones are rounded to the cache's format first.
 inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index, float* row) {
     const int64_t position = seen.first + index;
     const int head_dim = a.head_dim;
@@ -82,7 +82,7 @@ inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index
     fetch(a.v_cache, a.value, seen.values + (size_t(kv_head) * seen.count + index) * head_dim);
 }
 
-// Scores of ROW_TILE rows with keys begin .. end - 1, begin being a whole number of vectors.
+// Computes the scores of ROW_TILE rows with keys begin .. end - 1. begin: a multiple of LANES.
 inline void score_tile(const float* q, int head_dim, const float* keys, size_t stride, int begin, int end, float* scores) {
     for (int key = begin; key < end; key += PART_LANES) {
         FloatPart sums[ROW_TILE] = {};
@@ -94,7 +94,7 @@ inline void score_tile(const float* q, int head_dim, const float* keys, size_t s
     }
 }
 
-// out[r] = sum of weights[r][key] * values[key] for four rows.
+// Computes out[r] = sum over key of weights[r][key] * values[key] for four rows.
 inline void weigh_values(const float* weights, size_t stride, const float* values, int head_dim, int begin, int end, float* out) {
     constexpr int ROWS = 4, WIDTH = PARTS > 1 ? 2 : 4;
     int e = 0;
@@ -116,10 +116,10 @@ inline void weigh_values(const float* weights, size_t stride, const float* value
         }
 }
 
-// Floats of one thread's scratch.
+// Returns the floats of one thread's scratch.
 inline size_t tile_floats(const Chunk& a, const Seen& seen) { return ROW_TILE * (2 * size_t(a.head_dim) + seen.stride) + LANES; }
 
-// One tile of rows of a kv head; rows beyond the last repeat it and are not stored.
+// Attends with one tile of rows of a kv head. Rows beyond the last row repeat it and are not stored.
 inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile, float* scratch) {
     const int group = a.heads / a.kv_heads, head_dim = a.head_dim, num_rows = a.tokens * group, first_row = tile * ROW_TILE;
     float *q = scratch, *out = q + ROW_TILE * head_dim, *scores = out + ROW_TILE * head_dim;
@@ -129,7 +129,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
         widen_row(a.query + place_of(row_of(r)) * format_nbytes(a.format), head_dim, a.format, q + r * head_dim);
         for (int e = 0; e < head_dim; e++) q[r * head_dim + e] *= a.scale;
     }
-    // keys that row r sees, as indices into what the chunk sees
+    // Row r sees keys begin_of(r) .. end_of(r) - 1. Index 0 is the chunk's oldest key.
     const auto end_of = [&](int r) { return int(a.start + row_of(r) / group + 1 - seen.first); };
     const auto begin_of = [&](int r) { return a.window ? std::max(0, end_of(r) - a.window) : 0; };
     const int begin = begin_of(0) / LANES * LANES, end = end_of(ROW_TILE - 1);
@@ -148,7 +148,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
         narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));
 }
 
-// The attention of a chunk as a job: widen what it sees, attend, write the ring.
+// The attention of a chunk as a job of three phases: widen keys and values, attend, write the ring.
 class ChunkJob final : public Job {
   public:
     // scratch: [threads, tile_floats]
@@ -173,7 +173,7 @@ class ChunkJob final : public Job {
   private:
     enum { WIDEN, ATTEND, WRITE };
 
-    int kept() const { return std::min(a_.tokens, a_.slots); }  // entries that are not overwritten by the chunk itself
+    int kept() const { return std::min(a_.tokens, a_.slots); }  // new entries that the chunk does not overwrite itself
     int tiles() const { return (a_.tokens * (a_.heads / a_.kv_heads) + ROW_TILE - 1) / ROW_TILE; }
 
     void write_entry(int kv_head, int token, float* row) const {

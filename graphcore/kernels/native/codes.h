@@ -1,20 +1,20 @@
-// How the codes of sixteen rows lie in memory, by bits per code.
+// The memory layout of sixteen rows' codes, for each number of bits.
 //
 //     a block: 16 rows x 32 columns.     quad j: columns 4j .. 4j+3     a vector: 64 bytes
 //     vector of quad j, byte 4r + c  =  code of row r, column 4j + c
 //
-// One instruction then multiplies four columns of all sixteen rows with four activations and adds the products up within
-// each row: no sum ever crosses lanes. Codes of fewer than eight bits share vectors, quad by quad:
+// One instruction then multiplies four columns of all sixteen rows with four activations and adds the products of each
+// row, so no sum crosses lanes. Codes of fewer than eight bits share vectors, quad by quad:
 //
 //     4 bits   vector v (0..3): quad v in the low nibble, quad v + 4 in the high one
-//     5 bits   as 4, and one vector whose bit j is the fifth bit of quad j
-//     6 bits   as 4, and two vectors p whose bits 2s, 2s+1 are the upper bits of quad 4p + s
-//     3 bits   as 2, and one vector whose bit j is the third bit of quad j
+//     5 bits   like 4, and one vector whose bit j is the fifth bit of quad j
+//     6 bits   like 4, and two vectors p whose bits 2s, 2s+1 are the upper bits of quad 4p + s
+//     3 bits   like 2, and one vector whose bit j is the third bit of quad j
 //     2 bits   vector h (0..1): bits 2s, 2s+1 are quad 4h + s
 //     1 bit    one vector: bit j is quad j
 //
-// Rows do not mix: `quad` takes one quad of some rows, whose part of the first vector begins at `from`; `pack` may be given
-// the same part of every vector, V being narrower than 64 bytes.
+// Rows are independent, so narrow registers take some of the rows at a time. `quad` reads one quad of the rows whose bytes
+// begin at `from` in the first vector. `pack` may get the same part of every vector, as a type V of fewer than 64 bytes.
 #pragma once
 
 #include "vec.h"
@@ -27,7 +27,7 @@ constexpr int VECTOR_NBYTES = 64;
 
 template <class V>
 inline V bits_at(V bytes, int shift, int to, uint8_t mask) {
-    // the bits from `shift` on, moved to bit `to`; mask says which bits of the result are meant
+    // Moves the bits that begin at bit `shift` to bit `to`. mask: the bits of each resulting byte to keep.
     return shift > to ? shift_right(bytes, shift - to, mask) : shift_left(bytes, to - shift, mask);
 }
 

@@ -1,14 +1,16 @@
-// Whole-number products of a block: lane r gains the sum over columns of row r's codes times x. All are exact, so that
-// every instruction set finds the same number.
+// Integer dot products of a block: lane r of the result is the sum over columns of row r's codes times x. The sums are
+// exact, so every instruction set returns the same numbers.
 //
-// VNNI multiplies four bytes a lane at a time, and 16-bit activations are multiplied in two passes, high bytes and low ones.
-// AVX2 has two ways:
+// VNNI multiplies four bytes of each lane at once. It multiplies 16-bit activations in two passes: high bytes, then low
+// bytes. AVX2 has two ways:
 //
-//     bytes   codes times bytes of x into 16-bit sums of neighbours, as many quads as cannot overflow, then into 32 bits
-//     pairs   even and odd codes apart, as 16-bit numbers, times 16-bit x: 16-bit activations cost no second pass
+//     bytes   Codes times bytes of x give 16-bit sums of two neighbours. As many quads as cannot overflow are added in 16
+//             bits, then the sums are widened to 32 bits.
+//     pairs   Even and odd codes are widened to 16 bits separately and multiplied with 16-bit x. 16-bit activations need
+//             no second pass.
 //
-// dot_quads(values, first, end, x, at) multiplies quads first .. end - 1 of a block, values(j) being quad j's, with x's
-// numbers of that block, the first of which is number `at` of all.
+// dot_quads(values, first, end, x, at) multiplies quads first .. end - 1 of a block with x's numbers of the same block.
+// values(j): the values of quad j.  at: the index of the block's first number in the arrays of x.
 #pragma once
 
 #include "activations.h"
@@ -19,7 +21,7 @@ namespace graphcore {
 
 inline __m256i four_everywhere(const void* from) { return _mm256_set1_epi32(load<int32_t>(from)); }
 
-// Quads of codes up to `largest` whose products with bytes of x add up to less than 2^15; 0 where not even one does.
+// Returns how many quads can be added in 16 bits, for codes up to `largest` and any bytes of x; 0 if even one may overflow.
 constexpr int quads_in_16_bits(int largest) {
     int quads = QUADS;
     while (quads && quads * 2 * 128 * largest > INT16_MAX) quads /= 2;
@@ -59,12 +61,12 @@ __attribute__((always_inline)) inline IntPart dot_quads(const Values& values, in
 
 #else
 
-// Lane l of the result gains the sum over c of codes[4l + c] * x[c].
+// Returns total plus, in each lane l, the sum over c of codes[4l + c] * x[c]. x: four signed bytes.
 inline IntPart dot4(IntPart total, BytePart codes, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (IntPart)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
 #elif defined(__AVX512BW__)
-    // even and odd bytes apart, as 16-bit numbers: no sum of two products can saturate
+    // Even and odd bytes are multiplied separately, as 16-bit numbers, so that no sum of two products saturates.
     const __m512i four = _mm512_set1_epi32(x);
     const __m512i even_x = _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8), odd_x = _mm512_srai_epi16(four, 8);
     const __m512i even = _mm512_and_si512((__m512i)codes, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16((__m512i)codes, 8);

@@ -1,4 +1,4 @@
-// What the kernels know of encodings. graphcore/kernels/native_header.py writes it out of graphcore/quant/formats/.
+// The facts of encodings. graphcore/kernels/native_header.py writes this file from graphcore/quant/formats/.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace graphcore {
 
-// Those below DENSE_FORMATS are dtypes, too.
+// Numbers of the formats. Those below DENSE_FORMATS are dtypes, too.
 enum Format : int32_t {
     F32 = 0,
     F16 = 1,
@@ -32,7 +32,7 @@ enum Format : int32_t {
     DENSE_FORMATS = 3, NUM_FORMATS = 21
 };
 
-// Every one that is stored in blocks, in the order of the numbers; each is a struct in formats.h.
+// Applies X to each format that is stored in blocks, in the order of their numbers. Each is a struct in formats.h.
 #define GRAPHCORE_FORMATS(X) \
     X(Q4_0) \
     X(Q4_1) \
@@ -53,25 +53,25 @@ enum Format : int32_t {
     X(Q2_0) \
     X(I2_S)
 
-constexpr int GROUP_ROWS = 16;  // that lie together
-constexpr size_t TAIL_NBYTES = 64;  // behind the last group, for the scale of the whole tensor
+constexpr int GROUP_ROWS = 16;  // rows that are stored together
+constexpr size_t TAIL_NBYTES = 64;  // bytes after the last group, for the scale of the whole tensor
 
 constexpr bool has_tensor_scale(int32_t format) { return format == FORMAT_I2_S; }
 
-// What codes stand for, less the smallest of it.
+// Values of codes, minus the smallest value.
 inline constexpr uint8_t IQ4_NL_VALUES[16] = {0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240};
 inline constexpr uint8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 inline constexpr uint8_t Q1_0_VALUES[16] = {0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
 struct Encoding {
-    int columns, nbytes;    // of a stored block
-    int bits;               // of a code
-    int offset;             // what a value of zero is stored as
-    int largest;            // value, before the offset is taken off
-    const uint8_t* values;  // of the codes; null where they are the codes themselves
+    int columns, nbytes;    // columns and bytes of a stored block
+    int bits;               // bits of a code
+    int offset;             // stored number that means zero
+    int largest;            // largest value, before the offset is subtracted
+    const uint8_t* values;  // values of the codes; null if a code is its own value
 };
 
-// By number.
+// Facts of each format, indexed by its number.
 inline constexpr Encoding ENCODINGS[] = {
     {1, 4, 0, 0, 0, nullptr},  // f32
     {1, 2, 0, 0, 0, nullptr},  // f16

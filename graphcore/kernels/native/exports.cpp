@@ -1,4 +1,4 @@
-// What Python calls, by ctypes: plain functions on pointers and sizes.
+// The functions that Python calls with ctypes. They take pointers and sizes.
 #include <memory>
 
 #include "chunk.h"
@@ -8,9 +8,9 @@ using namespace graphcore;
 namespace {
 
 constexpr int MOST_THREADS = 1024;
-constexpr int64_t BETWEEN_STEPS = 400000;  // nanoseconds in which the next decode step comes, if there is one
+constexpr int64_t BETWEEN_STEPS = 400000;  // nanoseconds within which the next decode step begins, if there is one
 
-// The process's team of that size: two would take the cores from each other. It lives as long as the process, because
+// Returns the process's only team of that size; two teams would compete for the cores. It is never destroyed, because
 // threads cannot be joined while a process ends.
 Team& team_of(int threads) {
     static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
@@ -23,7 +23,7 @@ Team& team_of(int threads) {
 }
 
 void carry_out(int threads, Job& job, int64_t linger = 0) {
-    if (threads == 1) return Team(1).run(job, 0);  // by whoever calls, any number of them at a time
+    if (threads == 1) return Team(1).run(job, 0);  // the caller works alone, beside any number of other callers
     team_of(threads).run(job, linger);
 }
 
@@ -82,7 +82,7 @@ void load_dtype(const uint8_t* from, int count, int dtype, float* to) {
 
 int element_nbytes(int dtype) { return dtype == F32 ? 4 : 2; }
 
-// y = x @ matrix.T (+ bias)
+// The job y = x @ matrix.T (+ bias), in two phases: round x, multiply.
 class Product final : public Job {
   public:
     Product(const Matrix& matrix, const uint8_t* x, int tokens, int dtype, const float* bias, uint8_t* y, Activations& activations)
@@ -132,10 +132,10 @@ class Product final : public Job {
     Activations& activations_;
 };
 
-// Instructions in order, each a phase.
+// A job that runs instructions in order, each as one phase.
 class Step final : public Job {
   public:
-    // memory: thread_nbytes for each thread, the first row_nbytes of them its row.
+    // memory: thread_nbytes bytes for each thread, which begin with the row_nbytes bytes of its row.
     Step(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes)
         : instructions_(instructions), count_(count), memory_(scratch(size_t(threads) * sizeof(Scratch))), scratch_((Scratch*)memory_.get()) {
         for (int thread = 0; thread < threads; thread++) {
@@ -154,20 +154,20 @@ class Step final : public Job {
     const Instruction* instructions_;
     int count_;
     std::unique_ptr<void, FreeDeleter> memory_;
-    Scratch* scratch_;  // of each thread
+    Scratch* scratch_;  // [threads]
 };
 
 }  // namespace
 
 extern "C" {
 
-// Seconds that callers have slept in jobs of a team of that size because another thread was late.
+// Returns the seconds that callers slept in jobs of the team of that size because another thread was late.
 double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(threads).seconds_late(); }
 
 size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matrix_nbytes(format, rows, columns); }
 
-// Rows as the file has them, [rows, raw row bytes] and `stride` bytes apart, to the kernels' form; the last group's
-// missing rows are zeros.
+// Packs a file's rows in the kernels' layout. raw: [rows, bytes of a raw row], with rows `stride` bytes apart. Rows that the
+// last group lacks are zeros.
 void graphcore_pack(int threads, int format, int rows, int columns, const uint8_t* raw, size_t stride, uint8_t* packed) {
     const FormatOps& ops = format_ops(format);
     const size_t row_nbytes = size_t(columns / ops.raw_columns) * ops.raw_nbytes, group_nbytes = ops.group_nbytes(columns);
@@ -184,7 +184,7 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
     });
 }
 
-// The whole matrix, dense: [rows, columns] of float32, fp16 or bf16.
+// Unpacks the whole matrix. dense: [rows, columns] of float32, fp16 or bf16.
 void graphcore_unpack(int threads, const Matrix* matrix, int dtype, uint8_t* dense) {
     const FormatOps& ops = format_ops(matrix->format);
     const size_t row_nbytes = size_t(matrix->columns) * element_nbytes(dtype), group_nbytes = ops.group_nbytes(matrix->columns);
@@ -195,7 +195,7 @@ void graphcore_unpack(int threads, const Matrix* matrix, int dtype, uint8_t* den
     });
 }
 
-// Some rows, dense: [count, columns].
+// Unpacks the rows with the given ids. dense: [count, columns] of dtype.
 void graphcore_rows(const Matrix* matrix, const int64_t* ids, int count, int dtype, uint8_t* dense) {
     const FormatOps& ops = format_ops(matrix->format);
     const auto row = scratch(size_t(matrix->columns) * 4 + 64);
@@ -207,7 +207,8 @@ void graphcore_rows(const Matrix* matrix, const int64_t* ids, int count, int dty
     }
 }
 
-// y = x @ matrix.T (+ bias):  x [tokens, columns], y [tokens, rows], both of dtype; bias [rows] float32 or null.
+// Computes y = x @ matrix.T (+ bias). x: [tokens, columns] of dtype.  y: [tokens, rows] of dtype.  bias: [rows] float32, or
+// null.
 void graphcore_linear(int threads, const Matrix* matrix, const uint8_t* x, int tokens, int dtype, int rounding, const float* bias, uint8_t* y) {
     Activations activations;
     activations.rounding = Rounding(rounding);
@@ -217,7 +218,7 @@ void graphcore_linear(int threads, const Matrix* matrix, const uint8_t* x, int t
     carry_out(threads, job);
 }
 
-// Attention of a chunk of one sequence, and its keys and values into the cache.
+// Computes the attention of a chunk of one sequence, and writes its keys and values to the cache.
 void graphcore_attend_chunk(int threads, const Chunk* chunk) {
     Seen seen(*chunk);
     const auto seen_memory = scratch(seen.nbytes(*chunk));
@@ -234,10 +235,10 @@ void graphcore_run(int threads, const Instruction* instructions, int count, uint
     carry_out(threads, job, BETWEEN_STEPS);
 }
 
-// Bytes that the activations of an instruction take in each thread's scratch, after its row.
+// Returns the bytes that an instruction's activations take in each thread's scratch, after its row.
 size_t graphcore_activations_nbytes(int rows, int columns) { return Activations::nbytes(rows, columns); }
 
-// Sums a buffer of 64-byte lines, so that every byte is read and nothing else is done: what memory gives at best.
+// Sums a buffer of 64-byte lines. It reads every byte and does nothing else, so its speed is the most that memory gives.
 uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
     constexpr size_t PIECE_WORDS = 1 << 16;
     const size_t count = nbytes / 8;
@@ -251,7 +252,7 @@ uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
     return total;
 }
 
-// Floats of each thread's row that attention over that many slots takes.
+// Returns how many floats of each thread's row attention over that many slots takes.
 size_t graphcore_attend_floats(int head_dim, int slots) { return attend_floats(head_dim, slots); }
 
 }  // extern "C"

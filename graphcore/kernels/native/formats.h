@@ -1,10 +1,10 @@
-// The stored formats, as the kernels hold them: sixteen rows at a time, scales first, then codes.
+// The stored formats in the kernels' layout: sixteen rows at a time, scales first, then codes.
 //
 //     group of 16 rows:  [ scales of 256 columns | pad to 64 ][ their codes ]  [ scales of the next 256 ][ codes ] ...
 //     weight = scale * (value(code) - OFFSET)  (+ minimum)      value: the code itself, or a table's entry
 //
-// A format's struct says how large its blocks are and how to find the sixteen rows' scales of one part of a block
-// (`scale`, `minimum`). A part is 32 columns, or 16 where HALVES is set. How files have them: stored.h.
+// A format's struct says how large its blocks are. Its functions `scale` and `minimum` return the sixteen rows' numbers for
+// one part of a block. A part has 32 columns, or 16 if HALVES is set. stored.h has the layout in files.
 #pragma once
 
 #include "codes.h"
@@ -12,26 +12,26 @@
 
 namespace graphcore {
 
-// ---- numbers of a part of sixteen rows, those from row `lane` on
+// ---- Numbers of sixteen rows as float32, for the rows of one register, which begin at `lane`
 
 inline FloatPart fp16_lanes(const uint8_t* from, int lane) { return halves_to_float((const uint16_t*)from + lane); }
 inline FloatPart byte_lanes(const uint8_t* from, int lane) { return to_float(widen_bytes(from + lane)); }
 inline FloatPart signed_byte_lanes(const uint8_t* from, int lane) { return to_float(widen_signed_bytes(from + lane)); }
 
-// What most formats are: one scale for each part, no minimum.
+// Facts that most formats share: one scale for each part, no minimum.
 template <Format NUMBER_, int META_>
 struct Plain {
     static constexpr Format NUMBER = NUMBER_;
-    static constexpr int COLUMNS = ENCODINGS[NUMBER].columns;    // of a stored block
-    static constexpr int RAW_NBYTES = ENCODINGS[NUMBER].nbytes;  // of a stored block
-    static constexpr int META_NBYTES = META_;                    // of sixteen stored blocks' scales
-    static constexpr int BITS = ENCODINGS[NUMBER].bits;          // of a code
-    static constexpr int OFFSET = ENCODINGS[NUMBER].offset;      // of a value
-    static constexpr int LARGEST = ENCODINGS[NUMBER].largest;    // value, before the offset is taken off
-    static constexpr bool HALVES = false;                        // a scale for 16 columns, not 32
+    static constexpr int COLUMNS = ENCODINGS[NUMBER].columns;    // columns of a stored block
+    static constexpr int RAW_NBYTES = ENCODINGS[NUMBER].nbytes;  // bytes of a stored block
+    static constexpr int META_NBYTES = META_;                    // bytes of sixteen stored blocks' scales
+    static constexpr int BITS = ENCODINGS[NUMBER].bits;          // bits of a code
+    static constexpr int OFFSET = ENCODINGS[NUMBER].offset;      // number that is subtracted from values
+    static constexpr int LARGEST = ENCODINGS[NUMBER].largest;    // largest value, before the offset is subtracted
+    static constexpr bool HALVES = false;                        // a part has 16 columns, not 32
     static constexpr bool HAS_MINIMUM = false;                   // weight = scale * code + minimum
     static constexpr bool ONE_SCALE = has_tensor_scale(NUMBER);  // a single scale for the whole tensor
-    static constexpr bool HAS_TABLE = ENCODINGS[NUMBER].values != nullptr;  // values of the codes are a table's (`table`)
+    static constexpr bool HAS_TABLE = ENCODINGS[NUMBER].values != nullptr;  // values of codes are looked up in `table`
     static inline const uint8_t* table() { return ENCODINGS[NUMBER].values; }
     static inline FloatPart minimum(const uint8_t*, int, int) { return FloatPart{}; }
 };
@@ -60,7 +60,7 @@ struct Q8_0 : Plain<FORMAT_Q8_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-// 2^(exponent - 128); the two smallest are subnormal.
+// Returns 2^(exponent - 128). The two smallest results are subnormal.
 inline FloatPart half_powers_of_two(const uint8_t* exponents) {
     const IntPart e = widen_bytes(exponents);
     const IntPart normal = (e - 1) << 23, subnormal = splat_int(0x00200000) << (e & 1);
@@ -73,7 +73,7 @@ struct MXFP4 : Plain<FORMAT_MXFP4, 16> {
 
 struct NVFP4 : Plain<FORMAT_NVFP4, 64> {
     static constexpr bool HALVES = true;
-    // half of an unsigned E4M3: 0 and 0x7f are 0, and bit 7 is ignored (0xff is 480)
+    // Returns half of an unsigned E4M3 number. 0 and 0x7f give 0. Otherwise bit 7 is ignored, so 0xff stands for 480.
     static inline FloatPart scale(const uint8_t* meta, int part, int lane) {
         const IntPart bits = widen_bytes(meta + 16 * part + lane);
         const IntPart exponent = (bits >> 3) & 15, mantissa = bits & 7;
@@ -94,7 +94,7 @@ struct IQ4_XS : Plain<FORMAT_IQ4_XS, 160> {
     }
 };
 
-// ---- blocks of 256 with six-bit scales and minimums: d[16] dmin[16] scales[8][16] minimums[8][16]
+// ---- Blocks of 256 with six-bit scales and minimums: d[16] dmin[16] scales[8][16] minimums[8][16]
 
 template <Format NUMBER_>
 struct SixBitScales : Plain<NUMBER_, 320> {
@@ -111,7 +111,7 @@ struct Q4_K : SixBitScales<FORMAT_Q4_K> {
 struct Q5_K : SixBitScales<FORMAT_Q5_K> {
 };
 
-// ---- blocks of 256 with a scale for each 16 columns: scales[16][16], then d[16] (and dmin[16])
+// ---- Blocks of 256 with a scale for each 16 columns: scales[16][16], then d[16] (and dmin[16])
 
 struct Q6_K : Plain<FORMAT_Q6_K, 288> {
     static constexpr bool HALVES = true;
@@ -139,7 +139,7 @@ struct Q2_K : Plain<FORMAT_Q2_K, 320> {
     }
 };
 
-// ---- one and two bits
+// ---- One and two bits
 
 struct TQ2_0 : Plain<FORMAT_TQ2_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
@@ -153,7 +153,7 @@ struct Q1_0 : Plain<FORMAT_Q1_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
-// BitNet's ternary codes, whose scale belongs to the tensor; here a stored block is 128 columns of one row.
+// BitNet's ternary codes. Their scale belongs to the whole tensor. A stored block is 128 columns of one row.
 struct I2_S : Plain<FORMAT_I2_S, 0> {
     static inline FloatPart scale(const uint8_t*, int, int) { return splat(1.0f); }
 };

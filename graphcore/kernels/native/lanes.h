@@ -1,4 +1,4 @@
-// Elementwise functions of float32 rows.
+// Activations, norms and rotation of float32 rows.
 #pragma once
 
 #include "step.h"
@@ -31,7 +31,8 @@ inline f32x16 activate(Activation activation, f32x16 x) {
     return by_parts([&](int lane) { return activate_part(activation, load<FloatPart>((const float*)&x + lane)); });
 }
 
-// (min(gate, limit) * sigmoid(alpha * gate)) * (clamp(up) + 1): gpt-oss
+// Returns g * sigmoid(alpha * g) * (u + 1), the activation of gpt-oss. g: gate, at most limit.  u: up, clamped to
+// [-limit, limit].
 inline FloatPart clamped_swiglu_part(FloatPart gate, FloatPart up, float limit, float alpha) {
     const FloatPart most = splat(limit), least = splat(-limit);
     gate = gate > most ? most : gate;
@@ -69,7 +70,7 @@ inline float sum_of(const float* x, int count) {
     return rest;
 }
 
-// to = norm(x); in place is fine.
+// Writes norm(x) to `to`, which may be x itself.
 inline void normalise(const Norm& norm, const float* x, int count, float* to) {
     if (norm.kind == NormKind::NONE) {
         if (to != x) std::memcpy(to, x, size_t(count) * 4);
@@ -82,7 +83,7 @@ inline void normalise(const Norm& norm, const float* x, int count, float* to) {
         for (int i = 0; i < count; i++) to[i] += norm.bias[i];
 }
 
-// Halves paired: (x[i], x[i + E/2]) turned by the angle whose cosine and sine the row holds.
+// Rotates each pair (x[i], x[i + width / 2]) by its angle. row: [2, width / 2], the cosines and then the sines.
 inline void rotate(float* x, const float* row, int width) {
     const int half = width / 2;
     const float *cosines = row, *sines = row + half;

@@ -1,5 +1,5 @@
-// Unpacking, and what can be done with each format. Compiled without contraction into fused multiply-adds where
-// weights are unpacked: those values are compared bit by bit with ggml's.
+// Unpacking, and the table of operations for each format. This file is compiled without contraction into fused
+// multiply-adds, because unpacked weights are equal to ggml's to the bit.
 #include "matrix.h"
 
 namespace graphcore {
@@ -7,14 +7,14 @@ namespace {
 
 typedef uint8_t RowCodes[BLOCK_COLUMNS];
 
-// Row r's four columns of each quad stand in lane r of eight vectors; then side by side in row r.
+// Transposes eight quads. Lane r of quads[j] has columns 4j .. 4j+3 of row r; afterwards rows[r] has all 32 in order.
 #if GRAPHCORE_AVX2
 inline IntPart interleave_low(IntPart a, IntPart b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
 inline IntPart interleave_high(IntPart a, IntPart b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
 
 inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
     IntPart pairs[QUADS], fours[QUADS];
-    for (int j = 0; j < 4; j++) {  // lanes 0 1 4 5 and 2 3 6 7, of quads j and j + 4, interleaved
+    for (int j = 0; j < 4; j++) {  // interleaves lanes 0 1 4 5, and lanes 2 3 6 7, of quads j and j + 4
         pairs[2 * j] = interleave_low((IntPart)quads[j], (IntPart)quads[j + 4]);
         pairs[2 * j + 1] = interleave_high((IntPart)quads[j], (IntPart)quads[j + 4]);
     }
@@ -33,7 +33,7 @@ inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
 #else
 inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
     i32x16 pairs[QUADS], fours[QUADS];
-    for (int j = 0; j < 4; j++) {  // lanes 0 1 4 5 8 9 12 13 and the others, of quads j and j + 4, interleaved
+    for (int j = 0; j < 4; j++) {  // interleaves lanes 0 1 4 5 8 9 12 13, and the other lanes, of quads j and j + 4
         const i32x16 a = (i32x16)quads[j], b = (i32x16)quads[j + 4];
         pairs[2 * j] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
         pairs[2 * j + 1] = __builtin_shufflevector(a, b, 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
@@ -47,7 +47,7 @@ inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
     for (int part = 0; part < 2; part++)
         for (int half = 0; half < 2; half++) {
             const i32x16 a = fours[4 * part + half], b = fours[4 * part + 2 + half];
-            const int row = 4 * part + 2 * half;  // and row + 8, whose codes follow
+            const int row = 4 * part + 2 * half;  // each result has the codes of this row, then those of row + 8
             const auto put = [&](int row, i32x16 both) {
                 std::memcpy(rows[row], &both, BLOCK_COLUMNS);
                 std::memcpy(rows[row + 8], (const uint8_t*)&both + BLOCK_COLUMNS, BLOCK_COLUMNS);
@@ -58,7 +58,7 @@ inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
 }
 #endif
 
-// One block of the group, row by row: 32 codes each, and the rows' scales.
+// One block of a group, row by row: 32 codes of each row, and the rows' scales.
 template <class F>
 struct Block {
     alignas(64) RowCodes codes[LANES];
@@ -80,7 +80,7 @@ struct Block {
             }
     }
 
-    // Columns `column` .. + PART_LANES - 1 of a row.
+    // Returns the weights of columns column .. column + PART_LANES - 1 of row `lane`.
     FloatPart weights(int lane, int column, float scale) const {
         const IntPart values = widen_bytes(codes[lane] + column) - F::OFFSET;
         const int part = F::HALVES ? column / 16 : 0;
@@ -101,7 +101,7 @@ inline void store_halves(uint8_t* to, WordPart bits) {
 inline void store_narrow(int target, FloatPart values, uint8_t* row, int column) {
     if (target == F32) return store(row + 4 * column, values);
 #if defined(__AVX512BF16__)
-    constexpr int SUBNORMAL = 0x20;  // the instruction takes them for zero: MXFP4's smallest scales are some
+    constexpr int SUBNORMAL = 0x20;  // a class of numbers that the instruction turns to zero, such as MXFP4's smallest scales
     if (target == BF16 && !_mm512_fpclass_ps_mask((__m512)values, SUBNORMAL)) {
         _mm256_storeu_si256((__m256i*)(row + 2 * column), (__m256i)_mm512_cvtneps_pbh((__m512)values));
         return;
@@ -160,7 +160,7 @@ constexpr FormatOps operations(Multiply multiply) {
 
 }  // namespace
 
-// One per format, in products_*.cpp, where contraction is welcome.
+// One function for each format, defined in products_*.cpp, which are compiled with contraction.
 #define GRAPHCORE_DECLARE(F) \
     void multiply_##F(const uint8_t*, int, const Activations&, int, int, f32x16*);
 GRAPHCORE_FORMATS(GRAPHCORE_DECLARE)

@@ -1,4 +1,4 @@
-// A weight matrix of any format, and what can be done with it, by format number.
+// A weight matrix of any format, and the table of operations for each format.
 #pragma once
 
 #include "products.h"
@@ -10,17 +10,19 @@ struct Matrix {
     const uint8_t* bytes;
     int32_t rows, columns;
     int32_t format;
-    float scale;  // of the whole tensor where it has one, else 1
+    float scale;  // scale of the whole tensor if it has one, else 1
 };
 
-// Tokens that share a widened block. Registers of fewer bits hold fewer sums, and the compiler takes a minute over more.
+// Number of tokens that are multiplied with a block once it is widened. Narrow registers hold fewer sums, and for more
+// tokens the compiler would need a minute.
 #if defined(__AVX512F__)
 constexpr int TOKEN_TILE = 8;
 #else
 constexpr int TOKEN_TILE = 2;
 #endif
 
-// Multiplies the sixteen rows of one group with tokens first .. first + tokens - 1 (at most TOKEN_TILE of them).
+// A function that multiplies the sixteen rows of one group with tokens first .. first + tokens - 1. tokens: at most
+// TOKEN_TILE.
 using Multiply = void (*)(const uint8_t* group, int columns, const Activations& x, int first, int tokens, f32x16* totals);
 
 struct FormatOps {
@@ -35,7 +37,7 @@ struct FormatOps {
 const FormatOps& format_ops(int format);
 
 template <class F>
-void pack_group(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group);  // pack.cpp
+void pack_group(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* group);  // defined in pack.cpp
 
 inline size_t matrix_nbytes(int format, int rows, int columns) {
     if (format < DENSE_FORMATS) return size_t(rows) * columns * (format == F32 ? 4 : 2);
@@ -55,7 +57,7 @@ inline f32x16 multiply_dense_group(const Matrix& matrix, int group, const float*
     }
 }
 
-// The rows of one group of the matrix times each token.
+// Multiplies the rows of one group of the matrix with each token.
 inline void multiply_group(const Matrix& matrix, int group, const Activations& x, int first, int tokens, f32x16* totals) {
     if (matrix.format < DENSE_FORMATS) {
         for (int t = 0; t < tokens; t++) totals[t] = multiply_dense_group(matrix, group, x.x_row(first + t));

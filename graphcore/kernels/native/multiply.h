@@ -1,4 +1,4 @@
-// Instantiates the products of one format; see products.h.
+// GRAPHCORE_MULTIPLY(F), a macro that defines multiply_F: the products (products.h) of one format.
 #pragma once
 
 #include "matrix.h"

@@ -1,4 +1,4 @@
-// Sixteen stored rows to the kernels' form, for every format; see stored.h.
+// Packs sixteen stored rows in the kernels' layout, for every format; see stored.h.
 #include "matrix.h"
 #include "stored.h"
 
@@ -13,7 +13,7 @@ void pack_group(const uint8_t* const rows[GROUP_ROWS], int columns, uint8_t* gro
         const Stored<F> block{Rows{rows, size_t(index) * F::RAW_NBYTES}};
         uint8_t* to = group + (here.codes_of(within) - group);
         uint8_t* meta = group + (here.meta_of(within) - group);
-        if (F::META_NBYTES && within == 0) store(to - VECTOR_NBYTES, u8x64{});  // what pads the scales to whole vectors
+        if (F::META_NBYTES && within == 0) store(to - VECTOR_NBYTES, u8x64{});  // the scales' last vector may end in padding
         block.scales(meta);
         for (int b = 0; b < BLOCKS; b++, to += Codes<F::BITS>::NBYTES) {
             for (int from = 0; from < VECTOR_NBYTES; from += NATIVE_NBYTES) {

@@ -1,8 +1,8 @@
-// Sixteen rows of a packed matrix times the activations of one or several tokens.
+// Products of sixteen rows of a packed matrix and the activations of one or more tokens.
 //
-// With rounded activations (Rounding::PER_BLOCK) the products of a block are whole numbers and exact; the relative RMS
-// error is that of the rounding, below 1 %. With float activations every weight is widened to float32, and the error is
-// that of float32 sums over 32 columns, then over blocks: below 1e-6.
+// With rounded activations (Rounding::PER_BLOCK) the sum of a block is an exact whole number. The relative RMS error is
+// that of the rounding, below 1 %. With float activations every weight is widened to float32. The relative error is that
+// of float32 sums over 32 columns and then over blocks, below 1e-6.
 #pragma once
 
 #include "dot.h"
@@ -10,7 +10,8 @@
 
 namespace graphcore {
 
-// A group's memory is one stream: chunks of eight blocks, each its scales and then its codes. The last may be shorter.
+// A group is stored as consecutive chunks of eight blocks. A chunk has the scales of its blocks, then their codes. The last
+// chunk may have fewer blocks.
 constexpr int CHUNK_BLOCKS = 8;
 constexpr int CHUNK_COLUMNS = CHUNK_BLOCKS * BLOCK_COLUMNS;
 
@@ -28,7 +29,7 @@ constexpr size_t group_nbytes(int columns) {
     return size_t(blocks / CHUNK_BLOCKS) * chunk_nbytes<F>(CHUNK_BLOCKS) + chunk_nbytes<F>(blocks % CHUNK_BLOCKS);
 }
 
-// Some blocks of a group: where their scales and codes begin.
+// One chunk of a group: where its scales and its codes begin.
 template <class F>
 struct Stretch {
     const uint8_t *meta, *codes;
@@ -42,14 +43,14 @@ struct Stretch {
     }
 
     const uint8_t* codes_of(int within) const { return codes + size_t(within) * Codes<F::BITS>::NBYTES; }
-    // the stored block's scales, and which of its parts this block begins with
+    // meta_of: the scales of the stored block that this block belongs to. part_of: the first of its parts in this block.
     const uint8_t* meta_of(int within) const { return meta + size_t(within * BLOCK_COLUMNS / F::COLUMNS) * F::META_NBYTES; }
     static constexpr int part_of(int within) { return within % (F::COLUMNS / BLOCK_COLUMNS) * (F::HALVES ? 2 : 1); }
 };
 
 inline int num_chunks(int columns) { return (columns + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS; }
 
-// The values of a quad's codes, before the offset is taken off.
+// Returns the values of a quad's codes, before the offset is subtracted.
 template <class F>
 inline BytePart values_of(const uint8_t* codes, int quad) {
     const BytePart bytes = Codes<F::BITS>::quad(codes, quad);
@@ -62,8 +63,9 @@ inline void expand_values(const uint8_t* codes, BytePart quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) quads[j] = values_of<F>(codes, j);
 }
 
-// Has the cache fetch what lies PREFETCH_NBYTES on; a thread's groups are one run of memory, so that this is what it reads
-// next. The hardware's own prefetcher starts anew at each of a layer's small matrices and reaches half of the bandwidth.
+// How far ahead of a thread's reads memory is fetched into the cache. A thread's groups are contiguous, so it reads these
+// bytes next. The hardware's own prefetcher starts again at each of a layer's small matrices and reaches half of the
+// bandwidth.
 constexpr int PREFETCH_NBYTES = 4096;
 
 template <class F>
@@ -73,7 +75,7 @@ inline void prefetch_block(const uint8_t* chunk, int within) {
     for (int line = 0; line < STRIDE; line += VECTOR_NBYTES) __builtin_prefetch(ahead + line);
 }
 
-// What is added for each unit of sum(x): codes are unsigned, values are not.
+// Returns what each unit of sum(x) adds to a row's sum: it subtracts the offset of the unsigned codes and adds the minimum.
 template <class F>
 inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart scale) {
     FloatPart per_unit = F::OFFSET ? scale * splat(-float(F::OFFSET)) : FloatPart{};
@@ -81,13 +83,14 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
     return per_unit;
 }
 
-// One block of 32 columns, the rows from `lane` on that a register holds: widened once, multiplied with several tokens.
+// Multiplies one block of 32 columns with several tokens, for the rows of one register, which begin at `lane`. Codes are
+// widened once for all tokens.
 template <class F, int TOKENS, bool WIDE>
 __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int lane, int block, const Activations& x, int first, FloatPart (*sums)[PARTS]) {
 #if GRAPHCORE_AVX2
-    asm volatile("" ::: "memory");  // else GCC keeps what it has read of x for the next part, in memory again
+    asm volatile("" ::: "memory");  // without it GCC saves what it read of x for the next part, in memory
 #endif
-    // AVX2 has too few registers for all quads; where several tokens do not share them, each is made when it is needed.
+    // AVX2 has too few registers for all quads. If only one token uses them, each is expanded when it is needed.
     constexpr bool IS_EXPANDED = TOKENS > 1 || PARTS == 1;
     BytePart quads[QUADS];
     if constexpr (IS_EXPANDED) expand_values<F>(codes + 4 * lane, quads);
@@ -122,7 +125,7 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
     FloatPart sums[TOKENS][PARTS] = {};
     for (int chunk = 0; chunk < num_chunks(columns); chunk++) {
         const Stretch<F> here(group, columns, chunk);
-#if defined(__AVX512F__)  // else it takes the compiler a minute
+#if defined(__AVX512F__)  // with other instruction sets the compiler would need a minute
 #pragma GCC unroll 8
 #endif
         for (int within = 0; within < CHUNK_BLOCKS; within++) {
@@ -138,7 +141,7 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
 }
 
 #if GRAPHCORE_AVX2
-// Ternary codes and one scale per row of activations: whole numbers to the end.
+// Multiplies ternary codes with activations that have one scale for each row. Sums stay integers until the end.
 template <class F>
 inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activations& x, int row) {
     static_assert(F::META_NBYTES == 0, "codes lie one after another");
@@ -156,8 +159,8 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
     return by_parts([&](int lane) { return to_float(sums[lane / PART_LANES] - offset) * scale; });
 }
 #else
-// The same; codes are multiplied where they stand in their bytes (0, 2, 4 or 6 bits up) and the four sums are shifted back
-// once.
+// Does the same without shifting codes: each is multiplied at its place in the byte (0, 2, 4 or 6 bits up), and the four
+// sums are shifted back once.
 template <class F>
 inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activations& x, int row) {
     static_assert(F::META_NBYTES == 0, "codes lie one after another");
@@ -180,7 +183,7 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
 
 template <class F, int TOKENS>
 inline void multiply_float(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
-    // affine codes are centred, so that scale * code and the minimum do not cancel
+    // Codes with a minimum are centred, so that scale * code and the minimum do not cancel each other.
     constexpr int CENTRE = F::HAS_MINIMUM ? 1 << (F::BITS - 1) : F::OFFSET;
     FloatPart all[TOKENS][PARTS] = {};
     for (int block = 0; block < columns / BLOCK_COLUMNS; block++)
@@ -211,7 +214,7 @@ inline void multiply_float(const uint8_t* group, int columns, const Activations&
     for (int t = 0; t < TOKENS; t++) std::memcpy(totals + t, all[t], sizeof(f32x16));
 }
 
-// ---- dense rows, as torch has them: [rows, columns], one after another
+// ---- Dense rows in torch's layout: [rows, columns], contiguous
 
 inline FloatPart widen(const float* from) { return load<FloatPart>(from); }
 struct Bf16 {
@@ -231,7 +234,7 @@ inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
 
 template <class T>
 inline f32x16 multiply_dense(const T* rows, int num_rows, int columns, const float* x) {
-    constexpr int WIDTH = 4;  // sums of sixteen apart, so that one addition need not wait for the last
+    constexpr int WIDTH = 4;  // independent sums, so that an addition need not wait for the one before it
     float result[LANES] = {};
     for (int row = 0; row < num_rows; row++) {
         const T* from = rows + size_t(row) * columns;

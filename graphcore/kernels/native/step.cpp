@@ -1,4 +1,4 @@
-// Carries the instructions of a decode step out.
+// Carries out the instructions of a decode step.
 #include "step.h"
 
 #include "attend.h"
@@ -6,7 +6,7 @@
 namespace graphcore {
 namespace {
 
-// The row of a table of any format, as float32.
+// Reads one row of a table of any format as float32.
 void read_row(const Matrix& table, int64_t row, float* to) {
     const size_t offset = size_t(row) * table.columns;
     if (table.format >= DENSE_FORMATS) {
@@ -28,7 +28,7 @@ void run_embed(const Embed& a, Scratch& scratch) {
     for (int c = 0; c < a.table.columns; c++) a.x[c] += scratch.row[c];
 }
 
-// Fills row `row` of the thread's own activations.
+// Normalises and rounds x into row `row` of the thread's own activations.
 void take_in(const float* x, const Norm& norm, int columns, int row, Scratch& scratch) {
     float* to = scratch.activations.x + size_t(row) * scratch.activations.columns;
     normalise(norm, x, columns, to);
@@ -64,7 +64,7 @@ void enter_project(const Project& a, Scratch& scratch) {
     take_in(a.x, a.norm, a.matrices[0].columns, 0, scratch);
 }
 
-// Matrices whose outputs lie one after another; the second of a gated pair goes with the first.
+// Returns how many matrices are multiplied one after another. The second of a gated pair is multiplied with the first.
 int num_stacked(const Project& a) { return a.store == Store::GATED ? 1 : a.num_matrices; }
 
 int groups_of(const Project& a) {
@@ -93,7 +93,7 @@ void run_project(const Project& a, Range mine, Scratch& scratch) {
     }
 }
 
-// Heads of one kv head: they share its keys.
+// Attends with heads of one kv head, which share its keys.
 void run_attend(const Attend& a, Range heads, Scratch& scratch) {
     switch (a.cache_format) {
         case F32: return attend_heads<float>(a, heads.begin, heads.end, scratch.row);
@@ -145,7 +145,7 @@ void run_route(const Route& a, Scratch& scratch) {
 }
 
 Matrix matrix_at(const Matrix& first, int place) {
-    const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // all experts have the tensor's one scale
+    const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // each expert ends with the tensor's one scale
     Matrix matrix = first;
     matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;
@@ -192,7 +192,7 @@ void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
     }
 }
 
-constexpr int ELEMENTS = 1024;  // of a unit
+constexpr int ELEMENTS = 1024;  // elements of a unit of work
 
 int units_of(const Elementwise& a) { return (a.size + ELEMENTS - 1) / ELEMENTS; }
 

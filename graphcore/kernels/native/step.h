@@ -2,9 +2,9 @@
 //
 //     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
 //
-// An instruction is a phase of the team's job. What every thread needs of its input (the norm, the rounding to eight bits)
-// each thread computes for itself: that is cheaper than a phase of its own. Activations are float32 throughout. The structs
-// are mirrored in graphcore/kernels/instructions.py.
+// An instruction is one phase of the team's job. Every thread normalises and rounds the whole input of a product for itself,
+// because this takes less time than one more phase. Activations are float32 throughout. The same structs are in
+// graphcore/kernels/instructions.py.
 #pragma once
 
 #include "matrix.h"
@@ -24,16 +24,16 @@ struct Norm {
     const float* bias;
 };
 
-// x = row of the table * scale (+ row of the position table)
+// x = row of the table * scale (+ row of the position table).
 struct Embed {
-    Matrix table, positions;  // positions.bytes is null where there are none
+    Matrix table, positions;  // positions.bytes is null if there is no position table
     const int64_t* token_id;
     const int64_t* position;
     float* x;
     float scale;
 };
 
-// out = matrix @ norm(x) + bias for up to three matrices; what becomes of it is `store`'s to say.
+// y = matrix @ norm(x) + bias for up to three matrices. `store` says how y is stored.
 struct Project {
     const float* x;
     Norm norm;
@@ -46,7 +46,8 @@ struct Project {
     Activation activation;  // f
 };
 
-// Normalises, rotates and caches the new key; attends the live slots. Slot of position p: p mod slots.
+// Attention of one token: normalises and rotates queries and the new key, writes the new key and value to the cache, and
+// attends over the live slots. Position p is in slot p mod slots.
 struct Attend {
     const float *q, *k, *v;
     Norm q_norm, k_norm;
@@ -56,12 +57,12 @@ struct Attend {
     uint8_t *k_cache, *v_cache;  // [kv_heads, slots, head_dim]
     float* out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, slots, window, cache_format;
-    int32_t unrotated;  // features of a head, the last ones, that the rotation leaves alone
+    int32_t unrotated;  // last features of a head that are not rotated
     float scale;
-    float cap;  // scores become cap * tanh(score / cap); 0: they stay
+    float cap;  // scores become cap * tanh(score / cap); 0: no cap
 };
 
-// x += norm(y)
+// x += norm(y).
 struct AddNorm {
     const float* y;
     Norm norm;
@@ -69,9 +70,9 @@ struct AddNorm {
     int32_t dim;
 };
 
-constexpr int CHOICE_PARTS = 64;  // that the vocabulary is cut into for the choice of a token
+constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads search for the next token
 
-// The index of each part's largest logit; the first of equal ones.
+// Finds each part's largest logit and its index, which is the first of equal ones.
 struct Choose {
     const float* logits;
     int32_t vocab;
@@ -79,13 +80,14 @@ struct Choose {
     int64_t* best_index; // [CHOICE_PARTS]
 };
 
+// Takes the best of all parts as the next token, and moves on to the next position.
 struct Advance {
     const float* best;
     const int64_t* best_index;
     int64_t *chosen, *token_id, *position;
 };
 
-// The experts of one token: the `used` largest of the router's logits and the softmax over those.
+// Chooses the experts of one token: those with the `used` largest router logits. Their weights are the softmax over these.
 struct Route {
     const float* logits;
     int32_t experts, used;
@@ -93,13 +95,13 @@ struct Route {
     float* weights;    // [used]
 };
 
-// hidden[k] = f(gate_e x + b, up_e x + b) for each chosen expert e;  x is normalised here. The matrices of chosen[k] lie
-// at places[k], its biases at chosen[k].
+// hidden[k] = f(gate_e norm(x) + b, up_e norm(x) + b) for each chosen expert e = chosen[k]. The expert's matrices are number
+// places[k] in memory, its biases number chosen[k].
 struct ExpertsUp {
     const float* x;
     Norm norm;
     Rounding rounding;
-    Matrix gate, up;  // at the first place; the others follow, each of whole groups of rows
+    Matrix gate, up;  // matrices of place 0; those of other places follow, each padded to whole groups of rows
     const float *gate_bias, *up_bias;
     const int32_t *chosen, *places;
     float* hidden;  // [used, rows]
@@ -107,7 +109,7 @@ struct ExpertsUp {
     float limit, alpha;
 };
 
-// x += sum over k of weights[k] * (down_e hidden[k] + b)
+// x += sum over k of weights[k] * (down_e hidden[k] + b).
 struct ExpertsDown {
     const float* hidden;
     Rounding rounding;
@@ -134,16 +136,17 @@ struct Instruction {
     const void* arguments;
 };
 
-// A thread's own memory.
+// The memory of one thread.
 struct Scratch {
     Activations activations;
-    float* row;  // as long as the longest row, or the scores of all heads that share keys
+    float* row;  // room for the longest row, and for what attention takes (attend_floats)
 };
 
-// What of an instruction can be done side by side.
+// Returns the units of an instruction that threads can do in parallel.
 Deal deal_of(const Instruction& instruction, int threads);
-// What a thread computes for itself before its first units.
+// Prepares a thread before its first units of an instruction.
 void enter_instruction(const Instruction& instruction, Scratch& scratch);
+// Carries out some units of an instruction.
 void run_units(const Instruction& instruction, Range units, Scratch& scratch);
 
 }  // namespace graphcore

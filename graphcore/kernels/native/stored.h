@@ -1,13 +1,15 @@
-// The stored formats, as files have them: what sixteen rows' blocks say, in the kernels' order.
+// The stored formats as files have them. Stored<F> reads a block of sixteen rows and gives its numbers in the kernels'
+// order.
 //
-//     Stored<F> block{rows}        the same stored block of sixteen rows, its codes' bytes turned into words
-//     block.scales(meta)           writes the sixteen rows' scales, as formats.h finds them
-//     block.codes(b, from, quads)  the codes of its columns 32b .. 32b + 31, in the quads of codes.h; a vector of this
-//                                  processor may hold only some rows: those from byte `from` of a quad on
+//     Stored<F> block{rows}        reads the block at the same place of sixteen rows, and makes words of its bytes
+//     block.scales(meta)           writes the sixteen rows' scales where formats.h reads them
+//     block.codes(b, from, quads)  gives the codes of columns 32b .. 32b + 31 of the block as quads (codes.h). If the
+//                                  processor's vectors hold only some of the rows, it gives those whose bytes begin at
+//                                  byte `from` of a quad
 //
-// A word holds four neighbouring bytes of each row, and formats keep neighbouring columns in neighbouring bytes: taking
-// words apart by their bits gives quads, for all rows at once. The layouts are ggml's (ggml/src/ggml-common.h);
-// graphcore/quant/formats/ draws each of them.
+// A word has four neighbouring bytes of each row. Formats keep neighbouring columns in neighbouring bytes, so some bits of
+// each byte of a word are a quad, for all rows at once. The layouts are ggml's (ggml/src/ggml-common.h); the modules in
+// graphcore/quant/formats/ have a picture of each.
 #pragma once
 
 #include "formats.h"
@@ -18,9 +20,9 @@ namespace graphcore {
 template <class F>
 struct Stored;
 
-// ---- codes
+// ---- Codes
 
-// Words first .. first + 3 hold columns 0 .. 15 in their low nibbles and 16 .. 31 in the high ones.
+// Reads words first .. first + 3, which have columns 0 .. 15 in their low nibbles and 16 .. 31 in their high nibbles.
 template <int NBYTES>
 inline void low_high_halves(const Words<NBYTES>& words, int first, int from, Bytes quads[QUADS]) {
     for (int j = 0; j < 4; j++) {
@@ -29,22 +31,22 @@ inline void low_high_halves(const Words<NBYTES>& words, int first, int from, Byt
     }
 }
 
-// Block b has bits shift .. shift + 3 of eight words: even blocks the low nibbles, odd ones the high.
+// Reads a block's nibbles. Two blocks share eight words: even blocks have the low nibbles, odd blocks the high nibbles.
 inline void nibble_chunks(const Words<128>& words, int block, int from, Bytes quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 2) + j, from), 4 * (block % 2), 0, 15);
 }
 
-// Four blocks share eight words, two bits each.
+// Reads a block's codes of two bits. Four blocks share eight words, and each has two bits of every byte.
 inline void two_bit_planes(const Words<64>& words, int block, int from, Bytes quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) quads[j] = bits_at(words.at(8 * (block / 4) + j, from), 2 * (block % 4), 0, 3);
 }
 
-// Eight blocks share eight words, one bit each, which is bit `to` of the code.
+// Adds bit `to` to a block's codes. Eight blocks share eight words, and each has one bit of every byte.
 inline void add_bit_planes(const Words<32>& words, int block, int to, int from, Bytes quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) quads[j] |= bits_at(words.at(j, from), block, to, uint8_t(1 << to));
 }
 
-// Bit j of a row's word belongs to column j, as bit `to` of the code.
+// Adds bit `to` to codes. Bit j of a row's word belongs to column j.
 inline void add_bits(Fours words, int to, Bytes quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) {
         const Fours four = (words >> (4 * j)) & 15u;            // 0000dcba
@@ -53,13 +55,13 @@ inline void add_bits(Fours words, int to, Bytes quads[QUADS]) {
     }
 }
 
-// ---- scales
+// ---- Scales
 
 inline void put_columns(const Columns& columns, int first, int count, uint8_t* to) {
     for (int i = 0; i < count; i++) store(to + 16 * i, columns[first + i]);
 }
 
-// d[2] dmin[2] and twelve bytes of six-bit scales and minimums
+// Writes the scales of blocks that begin with d[2], dmin[2] and twelve bytes of six-bit scales and minimums.
 inline void six_bit_scales(const Rows& rows, uint8_t* meta) {
     put_halves(rows, meta);
     put_halves(rows.at(2), meta + 32);
@@ -73,9 +75,9 @@ inline void six_bit_scales(const Rows& rows, uint8_t* meta) {
     }
 }
 
-// ---- blocks of 32
+// ---- Blocks of 32
 
-// Scales of HALVES float16 numbers, then nibbles.
+// A stored block of HALVES float16 numbers, then nibbles.
 template <int HALVES>
 struct StoredNibbles {
     Rows rows;
@@ -91,7 +93,7 @@ template <> struct Stored<Q4_0> : StoredNibbles<1> {};
 template <> struct Stored<Q4_1> : StoredNibbles<2> {};
 template <> struct Stored<IQ4_NL> : StoredNibbles<1> {};
 
-// The same with 32 fifth bits before the nibbles.
+// A stored block of HALVES float16 numbers, the fifth bits of 32 codes, then nibbles.
 template <int HALVES>
 struct StoredFiveBits {
     Rows rows;
@@ -132,7 +134,7 @@ struct Stored<MXFP4> {
     void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
 };
 
-// Parts of 16 columns, each in 8 bytes: columns 0 .. 7 in the low nibbles.
+// A stored block of parts of 16 columns, each in 8 bytes: columns 0 .. 7 in the low nibbles, 8 .. 15 in the high nibbles.
 template <>
 struct Stored<NVFP4> {
     Rows rows;
@@ -144,7 +146,7 @@ struct Stored<NVFP4> {
     }
 };
 
-// ---- blocks of 256
+// ---- Blocks of 256
 
 template <>
 struct Stored<IQ4_XS> {
@@ -205,12 +207,12 @@ struct Stored<Q6_K> {
 template <>
 struct Stored<Q3_K> {
     Rows rows;
-    Words<32> high{rows};  // a clear bit means minus four
+    Words<32> high{rows};  // third bits of the codes: a clear bit means 4 less
     Words<64> words{rows.at(32)};
 
     void scales(uint8_t* meta) const {
         put_halves(rows.at(108), meta);
-        const Columns bytes(rows.at(94));  // two bytes early: sixteen do not end behind the block
+        const Columns bytes(rows.at(94));  // begins two bytes early, so that sixteen bytes end with the block
         for (int part = 0; part < 16; part++) {
             const u8x16 low = (bytes[2 + part % 8] >> (part / 8 * 4)) & 15;
             const u8x16 upper = (bytes[10 + part % 4] >> (2 * (part / 4))) & 3;
@@ -236,7 +238,7 @@ struct Stored<Q2_K> {
     void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
 };
 
-// ---- one and two bits
+// ---- One and two bits
 
 template <>
 struct Stored<TQ2_0> {
@@ -247,7 +249,7 @@ struct Stored<TQ2_0> {
     void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
 };
 
-// A byte holds four neighbouring columns: a quad is one byte of each row.
+// A stored block whose bytes each hold four neighbouring columns, so that a quad is one byte of each row.
 template <>
 struct Stored<Q2_0> {
     Rows rows;
@@ -275,7 +277,7 @@ struct Stored<Q1_0> {
     }
 };
 
-// Four blocks share eight words; the first has the highest bits.
+// A stored block of four blocks of 32 columns that share eight words. The first of them has the highest bits.
 template <>
 struct Stored<I2_S> {
     Rows rows;

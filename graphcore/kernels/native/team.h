@@ -1,20 +1,20 @@
-// A team of threads that carries out one job together, again and again, on a machine that may be busy.
+// A team of threads that carries out one job after another together, on a machine that may be busy.
 //
-// A job is a row of phases, and a phase some units of work that may be done in any order by anybody. Each thread has a
-// share of the units, cut into portions; it takes its own first, and when it then waits for long it takes those that the
-// others have not come to. What ends a phase is that all of its units are done, not that all threads have arrived: a
-// thread that has lost its core to a neighbour is waited for only while it holds a portion.
+// A job is a sequence of phases. A phase has units of work, which any thread may do in any order. Each thread has a share of
+// the units, cut into portions. It takes its own portions first. If it then has to wait for long, it takes portions that
+// other threads have not started. A phase ends when all of its units are done, even if some threads have not arrived. So a
+// thread that has lost its core to another program holds up the team only while it has a portion.
 //
-//     phase_     the phase that is open; a number that only grows, over all runs
-//     ticket     of each thread's share: (phase, portions taken). One that shows an earlier phase has not been touched yet,
-//                and whoever takes the first portion moves it on; so nobody has to reset anything between two phases
-//     inside_    workers that may be looking at the job; a run returns when there are none
+//     phase_     the number of the open phase. It only grows, over all runs.
+//     ticket     (phase, portions taken) for each thread's share. If it shows an earlier phase, no portion has been taken in
+//                this one. Taking the first portion updates the phase, so nothing has to be reset between two phases.
+//     inside_    the number of workers that may be reading the job. A run returns when it is 0.
 //
-// Who waits spins for a moment, because on a quiet machine the others come within microseconds, then sleeps, so that the
-// kernel has a core for whoever is late. A worker that sleeps has left the run first.
+// A thread that waits spins first, because on a quiet machine the others arrive within microseconds. Then it sleeps, so that
+// the operating system can give the core to a late thread. A worker leaves the run before it sleeps.
 //
-// Of C++ only what its headers define is used, here and in exports.cpp: a library then needs no C++ runtime, which torch
-// brings its own of, and which a compiler without one would have to build first.
+// This file and exports.cpp use only those parts of the C++ library that its headers define. So the built library needs no
+// C++ runtime: torch brings a runtime of its own, and a compiler that has none would have to build it first.
 #pragma once
 
 #include <pthread.h>
@@ -47,7 +47,7 @@ inline void pause() {
 #endif
 }
 
-// Holds a mutex for as long as it lives.
+// Holds a mutex during its lifetime.
 class Lock {
   public:
     explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
@@ -59,7 +59,7 @@ class Lock {
     pthread_mutex_t& mutex_;
 };
 
-// Sleeps while the number is that value; may return early.
+// Sleeps while number equals value. It may return early.
 inline void sleep_on(std::atomic<uint32_t>& number, uint32_t value) {
 #if defined(__linux__)
     syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -80,14 +80,14 @@ struct Range {
     int begin, end;
 };
 
-// The part of [0, count) that belongs to a thread: contiguous, sizes differ by one at most.
+// Returns the part of [0, count) that belongs to a thread. Parts are contiguous, and their sizes differ by at most one.
 inline Range share(int count, int thread, int threads) {
     return {int(int64_t(count) * thread / threads), int(int64_t(count) * (thread + 1) / threads)};
 }
 
-constexpr int PORTIONS = 8;  // of a thread's share, where nothing else says how finely it can be cut
+constexpr int PORTIONS = 8;  // portions of a thread's share, unless the units have a grain of their own
 
-// The units of a phase. Portions are cut at multiples of `grain`, so that units which gain from each other stay together.
+// The division of a phase's units. Portions are cut at multiples of `grain`, so that units that share work stay together.
 struct Deal {
     int units = 1, grain = 1;
 
@@ -105,12 +105,13 @@ struct Deal {
     }
 };
 
-// What derives from it defines all but `enter`. (Pure virtual functions would need the C++ runtime.)
+// The interface of jobs. A derived class defines every function; only `enter` is optional. The functions are not pure
+// virtual, because these would need the C++ runtime.
 class Job {
   public:
     virtual int phases() const { return 0; }
-    virtual Deal deal(int, int) const { return {}; }  // of a phase among so many threads
-    // What each thread computes for itself before its first portion of a phase.
+    virtual Deal deal(int, int) const { return {}; }  // phase, number of threads
+    // Prepares a thread before its first portion of a phase.
     virtual void enter(int, int) {}  // phase, thread
     virtual void carry_out(int, Range, int) {}  // phase, units, thread
 
@@ -120,7 +121,7 @@ class Job {
 
 class Team {
   public:
-    // The team is smaller where the system gives fewer threads.
+    // Starts the workers; the caller of `run` is thread 0. The team is smaller if the system gives fewer threads.
     explicit Team(int threads) : members_((Member*)std::aligned_alloc(alignof(Member), size_t(threads) * sizeof(Member))) {
         for (; size_ < threads; size_++) {
             Member& member = *new (members_ + size_) Member{.team = this, .thread = size_};
@@ -137,8 +138,8 @@ class Team {
 
     int size() const { return size_; }
 
-    // Returns when all phases are done. One caller at a time; others wait.
-    // linger: nanoseconds for which workers spin for the next run; on a busy machine they do not.
+    // Carries out a job and returns when all phases are done. If several callers come at once, each waits for its turn.
+    // linger: nanoseconds for which workers spin while they wait for the next run. On a busy machine they do not.
     void run(Job& job, int64_t linger) {
         const Lock one_caller(callers_);
         job_ = &job, count_ = uint32_t(job.phases()), first_ = phase_ + 1;
@@ -156,11 +157,11 @@ class Team {
             if (!await_other(inside_, left, SPIN)) sleep_on(inside_, left);
     }
 
-    // Seconds that callers of `run` have slept because another thread was late.
+    // Returns the seconds that callers of `run` slept because another thread was late.
     double seconds_late() const { return double(slept_.load(std::memory_order_relaxed)) * 1e-9; }
 
   private:
-    static constexpr int64_t STEAL = 3000, SPIN = 20000;  // nanoseconds of waiting before others' portions are taken, and before sleep
+    static constexpr int64_t STEAL = 3000, SPIN = 20000;  // nanoseconds that a thread waits before it steals portions, and before it sleeps
     static constexpr int PATIENCE = 64;                   // runs for which the machine counts as busy after a thread was late
     static constexpr int COUNT_BITS = 24;
 
@@ -168,7 +169,7 @@ class Team {
         std::atomic<uint64_t> ticket{0};
         Team* team;
         int thread;
-        pthread_t worker{};  // the caller's is none of ours
+        pthread_t worker{};  // not set for thread 0, the caller
     };
 
     static int64_t now() {
@@ -189,7 +190,7 @@ class Team {
             is_late = false;
             inside_++;
             seen = phase_;
-            if (is_over_.load()) return;  // told before the phase changes for the last time
+            if (is_over_.load()) return;  // is_over_ is set before the phase changes for the last time
             if (is_open_.load())
                 while (!is_late && seen - first_ < count_) {
                     take_part(seen, thread);
@@ -200,7 +201,7 @@ class Team {
         }
     }
 
-    // The index of a portion of the owner's share that nobody had taken, or -1.
+    // Takes a portion of the owner's share and returns its index, or -1 if none is left.
     int take(uint32_t phase, int owner, int portions) {
         std::atomic<uint64_t>& ticket = members_[owner].ticket;
         uint64_t seen = ticket.load(std::memory_order_relaxed);
@@ -213,7 +214,7 @@ class Team {
         }
     }
 
-    // Carries out what is left of the thread's own share, and if it steals of the others' too.
+    // Carries out the portions left in the thread's own share and, if `steals`, those left in the others' shares.
     void take_part(uint32_t phase, int thread, bool steals = false) {
         const int index = int(phase - first_);
         const Deal deal = job_->deal(index, size_);
@@ -238,21 +239,22 @@ class Team {
         if (sleepers_ && sleepers_.exchange(0)) wake_all(phase_);
     }
 
-    // Sleeps while the phase is open; may return early. Sleepers are counted before the phase is looked at for the last time,
-    // and it changes before they are counted, so that nobody is forgotten; it never has an earlier value again.
+    // Sleeps while the phase is open; may return early. A thread adds itself to sleepers_ before it reads phase_ for the
+    // last time, and open_phase changes phase_ before it reads sleepers_, so no sleeper is missed. phase_ never has an
+    // earlier value again.
     void sleep_in(uint32_t phase) {
         sleepers_++;
         if (phase_ == phase) sleep_on(phase_, phase);
     }
 
-    // Sleeps until the phase has ended.
+    // Sleeps until the phase has ended, and counts the time in slept_.
     void sleep_through(uint32_t phase) {
         const int64_t began = now();
         while (phase_ == phase) sleep_in(phase);
         slept_.fetch_add(now() - began, std::memory_order_relaxed);
     }
 
-    // Waits for the end of the phase and helps who is late; false if that took too long.
+    // Waits for the end of the phase, and helps threads that are late. Returns false if the phase took too long.
     bool await_end_of(uint32_t phase, int thread) {
         if (await_other(phase_, phase, STEAL)) return true;
         take_part(phase, thread, true);
@@ -261,7 +263,7 @@ class Team {
         return false;
     }
 
-    // Spins until the number has another value; false if that took longer than the nanoseconds.
+    // Spins until number differs from value. Returns false if that takes longer than `nanoseconds`.
     static bool await_other(const std::atomic<uint32_t>& number, uint32_t value, int64_t nanoseconds) {
         for (int i = 0; i < 64; i++, pause())
             if (number.load(std::memory_order_acquire) != value) return true;
@@ -275,11 +277,11 @@ class Team {
     int size_ = 0;
     pthread_mutex_t callers_ = PTHREAD_MUTEX_INITIALIZER;
     Job* job_ = nullptr;
-    uint32_t first_ = 0, count_ = 0;  // phases of the job
+    uint32_t first_ = 0, count_ = 0;  // number of the job's first phase, and how many there are
     alignas(64) std::atomic<uint32_t> phase_{0};
     alignas(64) std::atomic<uint32_t> inside_{0};
     alignas(64) std::atomic<uint32_t> sleepers_{0};  // workers and callers asleep in the open phase
-    alignas(64) std::atomic<int> done_{0};  // portions of the open phase
+    alignas(64) std::atomic<int> done_{0};  // portions of the open phase that are done
     alignas(64) std::atomic<bool> is_open_{false}, is_over_{false};
     std::atomic<int> lateness_{0};
     std::atomic<int64_t> linger_{0}, slept_{0};

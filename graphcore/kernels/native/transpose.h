@@ -1,7 +1,8 @@
-// Bytes of sixteen rows, turned so that what the rows have in the same place lies together.
+// Transposition of sixteen rows' bytes: bytes that the rows have in the same place become neighbours.
 //
-// Both ways interleave vectors i and i + half of all, again and again: each round moves one bit of the row's number into
-// the place within the vector. Vectors are 16 bytes, which every instruction set interleaves in one instruction.
+// `Words` and `Columns` do it in rounds. A round interleaves vectors i and i + n / 2 of n vectors, which moves one bit of
+// the row number into the place within a vector. Vectors have 16 bytes; every instruction set interleaves two of these in
+// one instruction.
 #pragma once
 
 #include "vec.h"
@@ -11,7 +12,7 @@ namespace graphcore {
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int32_t i32x4 __attribute__((vector_size(16)));
 
-// As wide as the instruction set's vectors: GCC 12 takes wider ones apart through memory, at a tenth of the speed.
+// Size of the instruction set's vectors. GCC 12 splits wider ones through memory, at a tenth of the speed.
 #if defined(__AVX512BW__)
 constexpr int NATIVE_NBYTES = 64;
 #elif defined(__AVX2__)
@@ -22,7 +23,7 @@ constexpr int NATIVE_NBYTES = 16;
 typedef uint8_t Bytes __attribute__((vector_size(NATIVE_NBYTES)));
 typedef uint32_t Fours __attribute__((vector_size(NATIVE_NBYTES)));
 
-// Where sixteen rows have something: byte `offset` of each.
+// Addresses in sixteen rows: byte `offset` of each row.
 struct Rows {
     const uint8_t* const* first_bytes;
     size_t offset;
@@ -31,7 +32,7 @@ struct Rows {
     Rows at(size_t more) const { return {first_bytes, offset + more}; }
 };
 
-// Words of 4 bytes: byte 4r + c of word w = byte 4w + c of row r, which is the order of codes.h's quads.
+// Words of 4 bytes of each row: byte 4r + c of word w is byte 4w + c of row r. This is the order of quads in codes.h.
 template <int NBYTES>
 struct Words {
     static_assert(NBYTES % 16 == 0 || NBYTES == 4);
@@ -48,7 +49,7 @@ struct Words {
             }
     }
 
-    // Some rows' bytes of a word, from byte `from` of it on.
+    // Returns the bytes of a word that begin at byte `from`, which belong to some of the rows.
     Bytes at(int word, int from) const { return load<Bytes>(bytes[word] + from); }
 
   private:
@@ -60,7 +61,7 @@ struct Words {
     }
 };
 
-// Single bytes, sixteen of each row: lane r of byte i = byte i of row r.
+// Sixteen bytes of each row: lane r of bytes[i] is byte i of row r.
 struct Columns {
     u8x16 bytes[16];
 
@@ -82,7 +83,7 @@ struct Columns {
     }
 };
 
-// The 2 bytes that each row has there, one row after another.
+// Copies the 2 bytes that each row has at the offset, one row after another.
 inline void put_halves(const Rows& rows, uint8_t* to) {
     for (int lane = 0; lane < LANES; lane++) std::memcpy(to + 2 * lane, rows[lane], 2);
 }

@@ -1,8 +1,8 @@
-// Vectors, written once: GCC's and clang's vector extensions lower them to whatever the target has.
+// Vectors for all instruction sets. GCC's and clang's vector extensions compile them for whatever the target has.
 //
-// Rows and columns go in sixteens. GCC keeps vectors that are wider than a register in memory, so loops that must be fast
-// take sixteen lanes part by part, a register each: FloatPart, IntPart, BytePart. Only conversions, table lookups and
-// products of bytes (dot.h) differ between instruction sets; they are chosen when the compiler builds the file.
+// A vector has sixteen lanes. GCC keeps vectors that are wider than a register in memory. So fast loops handle sixteen
+// lanes in parts of one register each: FloatPart, IntPart, BytePart. Only conversions, table lookups and products of bytes
+// (dot.h) are written separately for each instruction set, and the preprocessor chooses between them.
 #pragma once
 
 #include <cmath>
@@ -17,10 +17,10 @@
 
 namespace graphcore {
 
-constexpr int LANES = GROUP_ROWS;  // of a vector: one for each row of a group
+constexpr int LANES = GROUP_ROWS;  // lanes of a vector: one for each row of a group
 static_assert(LANES == 16, "vectors are written out in sixteens");
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define GRAPHCORE_AVX2 1  // and nothing better
+#define GRAPHCORE_AVX2 1  // AVX2 is the best that the target has
 constexpr int PART_LANES = 8;
 #else
 constexpr int PART_LANES = LANES;
@@ -50,12 +50,12 @@ inline void store(void* to, V value) {
 }
 
 template <class V = FloatPart>
-inline V splat(float value) { return value - V{}; }  // minus: a sum would turn -0 into 0
+inline V splat(float value) { return value - V{}; }  // a difference, because adding zero would turn -0 into 0
 inline IntPart splat_int(int32_t value) { return value - IntPart{}; }
 inline BytePart splat_byte(uint8_t value) { return value - BytePart{}; }
 inline FloatPart to_float(IntPart value) { return __builtin_convertvector(value, FloatPart); }
 
-// Sixteen lanes of which each part is function(first lane of the part).
+// Returns sixteen lanes, part by part: each part is function(lane), where lane is its first lane.
 template <class Function>
 __attribute__((always_inline)) inline f32x16 by_parts(const Function& function) {
     float lanes[LANES];
@@ -63,7 +63,8 @@ __attribute__((always_inline)) inline f32x16 by_parts(const Function& function) 
     return load<f32x16>(lanes);
 }
 
-// Shifts of bytes, as no instruction set has them; V is any vector of bytes. mask: bits of the result that are meant.
+// Shift each byte of a vector, which no instruction set does in one instruction. V: any vector of bytes. mask: the bits of
+// each resulting byte to keep.
 template <class V>
 inline V shift_right(V bytes, int bits, uint8_t mask) {
     typedef uint16_t Pairs __attribute__((vector_size(sizeof(V))));
@@ -75,7 +76,7 @@ inline V shift_left(V bytes, int bits, uint8_t mask) {
     return (V)((Pairs)bytes << bits) & (mask - V{});
 }
 
-// Halves are folded onto each other, so that every instruction set adds in the same order.
+// Adds all lanes. It folds one half onto the other, so that every instruction set adds in the same order.
 inline float sum(const FloatPart parts[PARTS]) {
     float total[LANES];
     std::memcpy(total, parts, sizeof(total));
@@ -108,7 +109,7 @@ inline FloatPart magnitude(FloatPart value) {
     return (FloatPart)((WordPart)value & (WordPart{} + 0x7fffffffu));
 }
 
-// ---- widening and narrowing of a part; GCC 12 takes __builtin_convertvector of bytes apart into scalars
+// ---- Widening and narrowing of a part. GCC 12 compiles __builtin_convertvector of bytes to scalar instructions.
 
 inline IntPart widen_bytes(const void* from) {
 #if defined(__AVX512F__)
@@ -147,7 +148,7 @@ inline void store_bytes(int8_t* to, IntPart value) {
 #endif
 }
 
-// The byte at each index (0..15) of a table of sixteen.
+// Looks up each index (0..15) in a table of sixteen bytes.
 inline BytePart lookup16(const uint8_t* table, BytePart index) {
 #if defined(__AVX512BW__)
     const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
@@ -161,7 +162,7 @@ inline BytePart lookup16(const uint8_t* table, BytePart index) {
 #endif
 }
 
-// ---- fp16, bf16
+// ---- Conversions of fp16 and bf16
 
 inline float half_to_float(uint16_t bits) {
 #if defined(__F16C__)
@@ -205,7 +206,7 @@ inline uint16_t float_to_half(float value) {
     const uint16_t sign = uint16_t(bits >> 16) & 0x8000;
     const uint32_t size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00;
-    if (size >= 0x477ff000u) return sign | 0x7c00;  // rounds to more than 65504
+    if (size >= 0x477ff000u) return sign | 0x7c00;  // would round to more than 65504, the largest fp16
     if (size < 0x38800000u) return sign | uint16_t(std::nearbyint(std::ldexp(std::fabs(value), 24)));
     return sign | uint16_t((size - 0x38000000u + 0xfff + ((size >> 13) & 1)) >> 13);
 #endif
@@ -230,9 +231,10 @@ inline uint16_t float_to_bf16(float value) {
     return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// ---- functions of float32 lanes
+// ---- Functions of float32 lanes
 
-// exp(x) to within 2 ulp for x in [-87, 88]; below, 0. Cody and Waite's reduction, then a polynomial of degree 6.
+// Returns exp(x) to within 2 ulp for x in [-87, 88]; below that 0, above it exp(88). It uses Cody and Waite's reduction and
+// a polynomial of degree 6.
 inline FloatPart exponential(FloatPart x) {
     const FloatPart low = splat(-87.0f), high = splat(88.0f);
     const IntPart vanishes = x < low;

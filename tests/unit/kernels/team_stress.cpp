@@ -1,5 +1,5 @@
-// Runs random jobs on one team, again and again, and fails where a phase begins before the one before it is whole, where
-// a unit is done twice or not at all, or where a run returns while somebody still works.
+// Runs many random jobs on one team. Fails if a phase begins before the previous phase is complete, if a unit is done twice
+// or not at all, or if a run returns while a thread still works.
 //
 //     team_stress THREADS RUNS SEED
 #include <chrono>
