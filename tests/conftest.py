@@ -18,6 +18,7 @@ import torch
 if not torch.cuda.is_available():  # Triton asks at its import; what is imported below may import it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from file_order import rank_of
 from hypothesis import settings
 from tiny_models import TinyModel, save_tiny
 
@@ -48,12 +49,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to who asks for them: `pytest -m slow`."""
+    """Begin with the files that take longest, and leave slow tests to who asks for them: `pytest -m slow`."""
+    items.sort(key=lambda item: rank_of(item.nodeid))
     if "slow" in config.getoption("markexpr"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     items[:] = [item for item in items if item not in slow]
     config.hook.pytest_deselected(items=slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Share files among workers as shared_files.py says; other ways to share tests are xdist's own."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from shared_files import LongestFilesFirst
+
+    return LongestFilesFirst(config, log)
 
 
 def pytest_collection_finish() -> None:

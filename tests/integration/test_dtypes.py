@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from streamed_engine import SIZES
 from tiny_models import BUILDERS, TinyModel
 
 from graphcore import Engine
@@ -35,8 +36,7 @@ def transformers_logits(tiny: TinyModel, dtype: torch.dtype) -> torch.Tensor:
 
 
 def load(tiny: TinyModel, dtype: str, graph: str, *overrides: str) -> Engine:
-    sizes = ["batch_size=2", "prefill_chunk=16", "context_length=64"]
-    return Engine.load(tiny.folder, dtype=dtype, device="cpu", graph=graph, overrides=[*sizes, *overrides])
+    return Engine.load(tiny.folder, dtype=dtype, device="cpu", graph=graph, overrides=[*SIZES, *overrides])
 
 
 @pytest.mark.parametrize(("name", "dtype", "graph"), CASES + COMPILED)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
+from streamed_engine import SIZES
 from tiny_models import GPT_OSS, VOCAB
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from graphcore.errors import CheckpointError
 TOLERANCE = 2e-5
 SEEDS = (0, 1, 2)
 LENGTH = 61  # the window is 8: rings wrap seven times
-SIZES = ("prefill_chunk=16", "context_length=64", "batch_size=2")
 SHAPE_OF_20B = {
     "hidden_size": 2880,
     "intermediate_size": 2880,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
+from streamed_engine import SIZES
 from tiny_models import VOCAB
 from torch import Tensor, nn
 
@@ -20,7 +21,6 @@ from graphcore.errors import CheckpointError, PlanError
 from graphcore.streaming.experts.cache import ExpertCache
 from graphcore.weights.experts import PARTS, expert_weight
 
-SIZES = ("prefill_chunk=16", "context_length=128", "batch_size=2")
 LAYERS, EXPERTS, TOP_K = 4, 6, 3
 PAGE = 4096  # reads past the page cache begin and end at multiples of it
 

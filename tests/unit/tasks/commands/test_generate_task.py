@@ -1,13 +1,12 @@
 """task=generate, against transformers' greedy tokens and hand-made prompts."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from chat_folder import TINY
+from command_process import graphcore
 from task_runs import RunTask
 
 from graphcore.engine.batch_run import BatchRun
@@ -160,8 +159,8 @@ def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
 def test_nothing_is_said_of_a_model_group_that_nobody_chose(tmp_path: Path, override: str, is_said: bool) -> None:
     """The default group stands for a llama; the checkpoint is a Qwen 3."""
     asked = (f"model.checkpoint={TINY / 'qwen3'}", "prompt_ids=[1]", "max_new_tokens=1", "graph=eager", "device=cpu")
-    command = [sys.executable, "-m", "graphcore.tasks.main", *asked, override, "outputs=false"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = graphcore(*asked, override, "outputs=false", cwd=tmp_path)
+    assert done.returncode == 0
     assert (" stands for " in done.stderr) == is_said
 
 

@@ -1,0 +1,39 @@
+"""The order in which test files run, and those that one worker runs where several share them (shared_files.py)."""
+
+# Files whose fixtures compile the same models: what the first has compiled, the others find in the process.
+TOGETHER = (
+    "integration/test_model_parity.py",
+    "integration/test_decode_equals_forward.py",
+    "integration/test_recompilation.py",
+    "integration/test_dtypes.py",
+    "integration/test_streaming_equality.py",
+)
+# Files that take longest, beginning with the longest; a new one need not be named.
+LONGEST = (
+    *TOGETHER,
+    "unit/kernels/gpu/test_gpu_compile.py",
+    "integration/test_streamed_experts.py",
+    "unit/graph/test_lowered_graphs.py",
+    "integration/test_command_line.py",
+    "integration/test_gpu_suite.py",
+    "integration/test_bitnet.py",
+    "unit/graph/test_composed_blocks.py",
+    "integration/test_install.py",
+    "unit/engine/test_device_decoding.py",
+    "unit/graph/test_native_decode.py",
+    "unit/kernels/gpu/attention/test_attend_gpu.py",
+    "unit/tasks/commands/test_microbench_task.py",
+    "integration/test_fuzz.py",
+    "integration/test_gpt_oss.py",
+)
+
+
+def file_of(nodeid: str) -> str:
+    """Return a test's file below tests/."""
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def rank_of(nodeid: str) -> int:
+    """Return a test's place in the order: that of its file, all others last."""
+    file = file_of(nodeid)
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
