@@ -1,8 +1,8 @@
-"""Builds the C++ kernels while pip installs, so that nobody needs a compiler to run them.
+"""Builds the C++ kernels while pip installs, so that running them needs no compiler.
 
-The libraries lie beside the sources, where git ignores them and an editable install finds them; a wheel gets them
-inside, and the tag of its platform. Where nothing can be built, the install goes on without: kernels are then built at
-their first use.
+The libraries are written beside the sources, where git ignores them and an editable install finds them. A wheel
+contains them and has the tag of its platform. If they cannot be built, pip installs graphcore without them, and the
+kernels are built at their first use.
 """
 
 import sys
@@ -19,12 +19,12 @@ FOLDER = "graphcore/kernels/built"
 
 
 def load_compiler(root: Path) -> ModuleType:
-    """Return graphcore/compiler.py alone: importing graphcore would need what is not installed yet."""
+    """Return graphcore/compiler.py as a single module; graphcore itself needs packages that are not installed yet."""
     spec = spec_from_file_location("graphcore_compiler", root / "graphcore" / "compiler.py")
     assert spec is not None, "graphcore/compiler.py is a part of the sources"
     assert spec.loader is not None, "a .py file has a loader"
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
@@ -33,13 +33,13 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
     """Builds a library of the kernels for each kind of processor that the platform may have."""
 
     def dependencies(self) -> list[str]:
-        """Return a compiler's package where the machine has no compiler that works, and the package a wheel for it."""
+        """Return the package of a compiler if no compiler on the machine works and the package supports the machine."""
         compiler = load_compiler(Path(self.root))
         needs_one = compiler.targets_here() and compiler.find_own_compiler() is None
         return [ZIGLANG] if needs_one else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the libraries and say where they are; `version` is "editable" or "standard"."""
+        """Build the libraries and tell hatchling where they are. `version` is "editable" or "standard"."""
         compiler = load_compiler(Path(self.root))
         if not compiler.targets_here():
             return
@@ -58,7 +58,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["tag"] = f"py3-none-{get_platform().replace('-', '_').replace('.', '_')}"
 
     def build(self, compiler: ModuleType, chosen: Any) -> list[Path]:
-        """Build what is not there yet, and return all of it."""
+        """Build the libraries that do not exist yet, and return the paths of all."""
         sources = Path(self.root) / "graphcore" / "kernels" / "native"
         folder = Path(self.root) / FOLDER
         folder.mkdir(exist_ok=True)
@@ -70,5 +70,5 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
             compiler.build_libraries(chosen, sources, missing)
         for path in folder.glob("kernels-*"):
             if path not in targets:
-                path.unlink()  # of sources that have changed since
+                path.unlink()  # built from older sources
         return list(targets)

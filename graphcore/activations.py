@@ -15,7 +15,7 @@ class Activation(IntEnum):
         NONE: x.
         SILU: x * sigmoid(x).
         GELU: x * the normal distribution's cumulative probability of x.
-        GELU_TANH: its approximation with tanh.
+        GELU_TANH: approximation of GELU with tanh.
         RELU: max(x, 0).
         RELU2: max(x, 0)^2.
         SIGMOID: 1 / (1 + e^-x).

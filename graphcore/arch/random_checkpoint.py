@@ -1,7 +1,7 @@
 """A checkpoint without a file: seeded random weights in a model's real shapes, for benchmarks and sweeps.
 
-    random:         every weight is drawn                                   minutes for 8 billion
-    random:FORMAT   POOL blocks of FORMAT are drawn; tensors are made of these blocks     at the speed of memory
+    random:         every weight is drawn; 8 billion take minutes
+    random:FORMAT   POOL blocks of FORMAT are drawn, and tensors are made of these blocks, at the speed of memory
 
 The packed bytes are valid, as in a real model, and the rows of a matrix differ. Repeated blocks do not change speeds,
 because kernels do not depend on the values of weights.
@@ -26,7 +26,7 @@ from graphcore.quant.format_choice import choose_format, packable
 from graphcore.quant.formats.i2_s import I2_S
 from graphcore.quant.formats.mxfp4 import MXFP4
 
-STANDARD_DEVIATION = 0.02  # of every matrix, as in usual initialisation
+STANDARD_DEVIATION = 0.02  # standard deviation of the weights of every matrix, as in usual initialisation
 TERNARY_SCALE = STANDARD_DEVIATION * 1.5**0.5  # -1, 0 and 1 in equal numbers have a variance of 2/3
 POOL = 4096  # number of blocks that are drawn for each encoding
 DENSE = 256  # number of weights in a block of a dense encoding

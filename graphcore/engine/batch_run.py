@@ -119,7 +119,7 @@ class BatchRun:
         return DeviceDecoding(program, self._requests, self._params, most, end_ids, self._wants_logprobs)
 
     def _most(self, request: RunningRequest) -> int:
-        """Return the most new tokens of a request: its limit, or fewer where its cache is full before that."""
+        """Return the largest number of new tokens of a request: its limit, or fewer if its cache is full earlier."""
         return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
 
     def _can_use(self, num_waiting: int) -> bool:

@@ -1,4 +1,4 @@
-"""From a plan to a runner: loads resident weights, binds slots, allocates caches; programs are built at first use."""
+"""Makes a runner from a plan: loads resident weights, binds slots, allocates caches. Programs come at first use."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -75,7 +75,7 @@ def _builder(
     choices, moving = parts.choices, stream.moving
     caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
     if moving.plan.is_streaming:
-        for cache in caches:  # memory that is only promised would be missing later, under a budget
+        for cache in caches:  # write now, as the system provides memory at the first write
             cache.k.zero_()
             cache.v.zero_()
     compiled: list[str] = []

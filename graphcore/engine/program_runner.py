@@ -96,7 +96,7 @@ class ProgramRunner(ModelRunner):
         return self.program(choosing_phase(params), width, is_greedy=params.is_greedy)
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
-        """Build the programs for that many sequences, compiled or loaded from the cache, and captured on a GPU.
+        """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
 
         Args:
             params: sampling parameters that will be used; None is greedy.
@@ -115,7 +115,7 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's first tokens need not run if row 0 of the cache holds `cached`; never all."""
+        """Return how many of the prompt's first tokens need not run if row 0 holds `cached`; at least one runs."""
         return common_prefix(cached, prompt, self.builder.caches)
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class ProgramRunner(ModelRunner):
         Args:
             rows: new tokens of each sequence, at least one.
             starts: number of tokens that each row's cache already holds.
-            on_progress: callback with "prefill", group or None, and tokens of the longest row, done and total.
+            on_progress: callback for "prefill", the group or None, and the longest row's tokens, done and in all.
 
         Returns:
             [len(rows), V] float32 logits after each row's last token.
@@ -254,7 +254,7 @@ def single_blocks(step: Step) -> list[BlocksStep]:
 
 
 def choosing_phase(params: SamplingParams) -> str:
-    """Return the phase of the decode program that samples with these parameters; fewer cuts need fewer kernels."""
+    """Return the phase of the decode program that samples with these parameters; "narrow" if they cut tokens."""
     if params.is_greedy:
         return "decode"
     return "narrow" if params.top_k > 0 or params.top_p < 1.0 else "sample"

@@ -104,7 +104,7 @@ class GraphBuilder:
         return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
 
     def sample(self, batch: int, narrows: bool) -> Program:
-        """Return a captured decode program that draws the next token. Args: narrows: True to apply top-k or top-p."""
+        """Return a captured decode program that draws the next token; `narrows` is True to apply top-k or top-p."""
         drawing = Drawing.allocate(batch, self.decoder.spec.vocab, self.device)
         return self._captured(batch, Choosing.allocate(batch, self.device, drawing), narrows)
 
@@ -129,7 +129,7 @@ class GraphBuilder:
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int) -> Program:
-        """Return the steps of a decode program one by one, never captured, for callers that look between them."""
+        """Return the steps of a decode program one by one, never captured, for callers that read between them."""
         return self._program(batch, "decode")
 
     def prefill(self, batch: int) -> Program:
@@ -137,7 +137,7 @@ class GraphBuilder:
         return self._program(batch, "prefill")
 
     def score(self, batch: int, is_one_token: bool) -> Program:
-        """Return the program from the hidden states [B, T, D] of its state to the logits after each token, [B, T, V].
+        """Return the program that turns its state's hidden states [B, T, D] into logits after each token, [B, T, V].
 
         Args:
             is_one_token: True if T is 1; otherwise T is at least 2.

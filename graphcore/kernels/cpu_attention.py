@@ -2,7 +2,7 @@
 
 Legend: T tokens, H heads, K kv heads, E head dim, S cache slots, L live keys. kernels/attend.py says what is computed.
 
-Lengths are read back sequence by sequence, so the cost follows the actual context.
+The host reads the length of each sequence, so the cost depends on the actual context.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from graphcore.kernels.library import open_library
 from graphcore.kernels.scoring import Scoring
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int32
-QUERY_BLOCK = 128  # queries that are attended together; compared with 64: faster at 256 tokens, equal at 512
+QUERY_BLOCK = 128  # queries that are attended together; 128 are faster than 64 at 256 tokens, and equal at 512
 
 
 def sliced_attend(
@@ -31,7 +31,7 @@ def sliced_attend(
     *how: Any,
     **named: Any,
 ) -> Tensor:
-    """Implement `attend` sequence by sequence, in C++ if there is a library, else on slices of the live length.
+    """Run `attend` for one sequence after another, in C++ if there is a library, else on slices of the live length.
 
     The arguments after `counts` are the fields of `Scoring`.
     """

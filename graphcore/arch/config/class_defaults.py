@@ -20,7 +20,7 @@ class ClassDefaults:
     """The defaults and rules of one model type; fields that are not listed are described in `ModelConfig`.
 
     Attributes:
-        num_key_value_heads: number of kv heads; None for as many as query heads, as an explicit null also means.
+        num_key_value_heads: number of kv heads; None, or an explicit null in the file, for as many as query heads.
         intermediate_size: hidden width of the MLP; None for four times hidden_size.
         sliding_window: default window in tokens.
         window_rule: rule for the sliding layers if layer_types is absent: none; every layer; with "opt_in" those from

@@ -56,7 +56,7 @@ def fetch_hub(source: HubSource, cache_dir: Path, hashes: Path, report: Progress
 
 
 def _check_hashes(files: list[Path], hashes: Path, report: Progress) -> None:
-    """Check the hash of every file that the cache names by its sha256; small files are named by git's hash instead.
+    """Check the files that the cache names by their sha256; small files have git's hash as name and are not checked.
 
     Raises:
         CheckpointError: a hash differs.

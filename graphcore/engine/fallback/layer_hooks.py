@@ -1,4 +1,4 @@
-"""A transformers model's forward, bracketed: each layer group and the head run between acquire and release.
+"""Hooks that acquire each layer group and the head of a transformers model before it runs, and release it afterwards.
 
 The model's own forward makes masks, positions and caches, and calls its layers; hooks around the layers tell the policy
 which group runs next. The order is checked after every pass, because a model that calls its layers in another order
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from graphcore.errors import UnsupportedError
 from graphcore.streaming.policy import Policy
 
-HIDDEN = "hidden_states"  # what transformers' layers call the residual stream where it is not the first argument
+HIDDEN = "hidden_states"  # name of the residual stream among a layer's arguments, if it is not the first
 
 
 @dataclass
@@ -28,7 +28,7 @@ class LayerHooks:
         layer_groups: the layers of each group, in order of use.
         heads: the head, or its slices, in order of use.
         policy: streaming policy of the groups: 0 (held for the whole pass), 1 .. G (layers) and G + 1 ... (heads).
-        entered: groups that the pass under way, or the last one, has reached.
+        entered: groups that the current pass, or else the last one, has reached.
     """
 
     model: nn.Module

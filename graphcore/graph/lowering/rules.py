@@ -165,7 +165,7 @@ def experts_and_sum(traced: Traced) -> None:
 
 
 def scaled_sums(traced: Traced) -> None:
-    """Turn other stream + x, or stream + x * number, into `add_scaled`; `scaled_sum` where the stream must stay."""
+    """Turn any other stream + x, or stream + x * number, into `add_scaled`; `scaled_sum` if the stream must stay."""
     in_place = {node: stream is node.args[1] for node, stream, _ in sums_in_place(traced)}
     for node in traced.nodes(operator.add):
         stream, x = reversed(node.args) if in_place.get(node) else node.args
@@ -211,7 +211,7 @@ def is_stream(node: object) -> bool:
 
 
 def norm_and_products(traced: Traced) -> None:
-    """Make each product that reads norm(x) read x and normalise it itself, however many there are."""
+    """Fold norm(x) into every product that reads it, even if several do; each then normalises x itself."""
     for node in traced.nodes():
         place = NORM_PLACES.get(node.target)
         if place is not None and traced.is_norm(node.args[place]) and node.args[place + 1] is None:
@@ -220,7 +220,7 @@ def norm_and_products(traced: Traced) -> None:
 
 
 def norm_and_product(traced: Traced) -> None:
-    """Make the only product that reads norm(x) read x and normalise it itself."""
+    """Fold norm(x) into the product that reads it, if there is only one; it then normalises x itself."""
     for node in traced.nodes():
         place = NORM_PLACES.get(node.target)
         if place is None or node.target is add_experts or not traced.is_norm(node.args[place]):
@@ -231,7 +231,7 @@ def norm_and_product(traced: Traced) -> None:
 
 
 def norm_of_sum(traced: Traced) -> None:
-    """Turn a normalised answer, its sum with the stream and that sum's norm into `add_normed_and_norm`."""
+    """Turn stream + norm(x), and the norm of that sum, into `add_normed_and_norm`."""
     for node in traced.nodes(add_normed):
         after = traced.modules[node.args[2].name]
         norms = [user for user in node.users if traced.is_norm(user)]

@@ -1,8 +1,7 @@
 """The operations of a decode step that torch runs, each with inputs of its own, so that they can be timed one by one.
 
-Where blocks run compiled, each operation is compiled as a graph of its own: operations that Inductor fuses in a block
-are separate here, and residual additions are left out. One sequence, one token.
-
+They are timed for one token of one sequence. Where blocks run compiled, each operation is compiled as a graph of its
+own: operations that Inductor fuses in a block are separate here, and residual additions are left out.
 """
 
 import inspect
@@ -160,7 +159,7 @@ def activate(activation: ActivationModule, gate: Tensor | None, up: Tensor) -> T
 
 
 def weight_format(module: nn.Module | None) -> str:
-    """Return how a module's weight is held: the packing's format, or the dtype; "" where there is no module."""
+    """Return the format of a module's packed weight, or the dtype of a dense one; "" if there is no module."""
     if module is None:
         return ""
     packing, weight = vars(module).get("packing"), module.get_buffer("weight")

@@ -14,7 +14,7 @@ from graphcore.processors import seconds_queued
 from graphcore.tasks.task import Record
 
 FILE_NAME = "result.json"
-WORTH_A_LINE = 0.1  # share of the time of a run's threads: a loss to neighbours from which on it is printed
+WORTH_A_LINE = 0.1  # a loss to neighbours is printed if it is at least this share of the threads' time
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "hydra-core")
 
 
@@ -52,7 +52,8 @@ class Neighbourhood:
 
     Attributes:
         began: seconds of the monotonic clock.
-        queued: seconds that this process's threads had waited for a processor; None where the system does not count.
+        queued: seconds that this process's threads had waited for a processor; None if the system does not count
+            them.
     """
 
     began: float

@@ -19,7 +19,7 @@ from graphcore.weights.planning.sizes import WeightSizes
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
 GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts
-AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # of free memory: a CPU's is shared with the rest of the system
+AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # shares of free memory; a CPU shares its memory with the rest of the system
 
 
 @dataclass(frozen=True)
