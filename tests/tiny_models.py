@@ -140,8 +140,13 @@ def _gpt2() -> nn.Module:
 
 def _gpt_oss() -> nn.Module:
     from transformers import GptOssConfig, GptOssForCausalLM
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-    return GptOssForCausalLM(GptOssConfig(**GPT_OSS))
+    model = GptOssForCausalLM(GptOssConfig(**GPT_OSS))
+    for module in model.modules():
+        if isinstance(module, GptOssExperts):  # transformers 5.17 reads neither from its config, 5.23 both
+            module.limit, module.alpha = GPT_OSS["swiglu_limit"], GPT_OSS["swiglu_alpha"]
+    return model
 
 
 def _bitnet(**changes: object) -> nn.Module:
