@@ -52,7 +52,8 @@ class Worker:
         answer = self._answer()
         if not answer:
             raise SystemExit(f"{self.name} died; its message is above")
-        return json.loads(answer)
+        times: dict[str, float] = json.loads(answer)
+        return times
 
     def _answer(self) -> str:
         assert self.process.stdout is not None

@@ -12,8 +12,8 @@ from random import Random
 
 import torch
 
-from benchmarks.fuzz import seeds
-from benchmarks.fuzz.mutation import damage_bytes, damage_json, damage_text
+from fuzz import seeds
+from fuzz.mutation import damage_bytes, damage_json, damage_text
 from graphcore.arch.config_from_json import load_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint

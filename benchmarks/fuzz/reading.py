@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from benchmarks.fuzz.kinds import MAKERS, Kind
+from fuzz.kinds import MAKERS, Kind
 from graphcore.errors import GraphcoreError
 
 SECONDS = {"template": 2.0}  # what a template may take before it is ended, which is then no finding

@@ -9,16 +9,17 @@ import numpy as np
 from safetensors.numpy import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+DIM, HIDDEN, VOCAB = 32, 64, 300
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
+    "hidden_size": DIM,
+    "intermediate_size": HIDDEN,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "vocab_size": 300,
+    "vocab_size": VOCAB,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -72,25 +73,24 @@ def byte_letters() -> list[str]:
 def vocabulary() -> list[str]:
     """Return as many spellings as the config has ids."""
     known = [*SPECIAL, *byte_letters(), *("".join(merge) for merge in MERGES)]
-    return [*known, *(f"[PAD{index}]" for index in range(CONFIG["vocab_size"] - len(known)))]
+    return [*known, *(f"[PAD{index}]" for index in range(VOCAB - len(known)))]
 
 
 def tensors() -> dict[str, np.ndarray]:
     """Return the weights by Hugging Face's names, [out, in] float32."""
-    dim, hidden, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
-    shapes = {
-        "model.embed_tokens.weight": (vocab, dim),
-        "model.layers.0.input_layernorm.weight": (dim,),
-        "model.layers.0.self_attn.q_proj.weight": (dim, dim),
-        "model.layers.0.self_attn.k_proj.weight": (16, dim),
-        "model.layers.0.self_attn.v_proj.weight": (16, dim),
-        "model.layers.0.self_attn.o_proj.weight": (dim, dim),
-        "model.layers.0.post_attention_layernorm.weight": (dim,),
-        "model.layers.0.mlp.gate_proj.weight": (hidden, dim),
-        "model.layers.0.mlp.up_proj.weight": (hidden, dim),
-        "model.layers.0.mlp.down_proj.weight": (dim, hidden),
-        "model.norm.weight": (dim,),
-        "lm_head.weight": (vocab, dim),
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, DIM),
+        "model.layers.0.input_layernorm.weight": (DIM,),
+        "model.layers.0.self_attn.q_proj.weight": (DIM, DIM),
+        "model.layers.0.self_attn.k_proj.weight": (16, DIM),
+        "model.layers.0.self_attn.v_proj.weight": (16, DIM),
+        "model.layers.0.self_attn.o_proj.weight": (DIM, DIM),
+        "model.layers.0.post_attention_layernorm.weight": (DIM,),
+        "model.layers.0.mlp.gate_proj.weight": (HIDDEN, DIM),
+        "model.layers.0.mlp.up_proj.weight": (HIDDEN, DIM),
+        "model.layers.0.mlp.down_proj.weight": (DIM, HIDDEN),
+        "model.norm.weight": (DIM,),
+        "lm_head.weight": (VOCAB, DIM),
     }
     random = np.random.default_rng(0)
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}

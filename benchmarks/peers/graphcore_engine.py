@@ -10,22 +10,24 @@ class Graphcore(PeerEngine):
     def __init__(self, source: str, threads: int, context: int, *overrides: str) -> None:
         from graphcore import Engine
         from graphcore.config.compose import compose_settings
+        from graphcore.tasks.task_engine import own_runner
 
         settings = [*json.loads(source), f"context_length={context}", f"threads={threads}", *overrides]
-        self.engine = Engine.from_settings(compose_settings(settings))
-        self.engine.warm_up()
+        engine = Engine.from_settings(compose_settings(settings))
+        engine.warm_up()
+        self.engine, self.runner = engine, own_runner(engine, "bench")
 
     def weight_nbytes(self) -> int:
         from graphcore.tasks.measuring.weight_reads import step_nbytes
 
-        return step_nbytes(self.engine.runner.builder.decoder, 1)
+        return step_nbytes(self.runner.builder.decoder, 1)
 
     def prefill(self, token_ids: list[int]) -> int:
         import torch
 
         with torch.inference_mode():
             self.length = len(token_ids)
-            return int(self.engine.runner.feed([token_ids], [0]).argmax())
+            return int(self.runner.feed([token_ids], [0]).argmax())
 
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         import torch
@@ -33,11 +35,11 @@ class Graphcore(PeerEngine):
         from graphcore.streaming.scheduler import run_program
 
         with torch.inference_mode():
-            program = self.engine.runner.program("decode", 1, is_greedy=True)
+            program = self.runner.program("decode", 1, is_greedy=True)
             program.state.put_rows([[token_id]], [self.length])
             chosen = []
             for _ in range(new_tokens):
-                run_program(program, self.engine.runner.policy)
+                run_program(program, self.runner.policy)
                 chosen.append(int(program.state.chosen))
             return chosen
 

@@ -17,17 +17,16 @@ class Transformers(PeerEngine):
 
         torch.set_num_threads(threads)
         self.model = transformers_model(path)
-        self.new_cache: Callable[[], Cache] = DynamicCache
+        self.cache: Cache = StaticCache(config=self.model.config, max_cache_len=context) if compiles else DynamicCache()
+        self.new_cache: Callable[[], Cache] = self._emptied_cache if compiles else DynamicCache
         self.step = self.model.forward
         if compiles:
-            self.cache = StaticCache(config=self.model.config, max_cache_len=context)
-            self.new_cache = self._emptied_cache
             self.step = torch.compile(self.model.forward, fullgraph=True, dynamic=False)
 
     def weight_nbytes(self) -> int:
         parameters = {parameter.data_ptr(): parameter.nbytes for parameter in self.model.parameters()}
-        table = self.model.get_input_embeddings().weight
-        is_tied = table.data_ptr() == self.model.get_output_embeddings().weight.data_ptr()
+        table = self.model.get_input_embeddings().get_parameter("weight")
+        is_tied = table.data_ptr() == self.model.get_output_embeddings().get_parameter("weight").data_ptr()
         return sum(parameters.values()) - (0 if is_tied else table.nbytes)
 
     def _emptied_cache(self) -> "Cache":
@@ -73,7 +72,8 @@ def transformers_model(path: str) -> "PreTrainedModel":
     _, loader = match_model(model, torch.float32)
     reference = load_reference(model, loader)
     reference.cast(torch.bfloat16)
-    return reference.model.eval()
+    evaluated: PreTrainedModel = reference.model.eval()
+    return evaluated
 
 
 def transformers_compiled(path: str, threads: int, context: int) -> Transformers:
@@ -127,7 +127,7 @@ def generate_by_transformers(
             pass
 
     prompt = torch.tensor([token_ids])
-    out = model.generate(
+    out: Tensor = model.generate(  # type: ignore[operator]  # transformers' mixin is not typed as a method
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=new_tokens,
@@ -135,7 +135,8 @@ def generate_by_transformers(
         do_sample=False,
         streamer=Listener(),
     )
-    return out[0, len(token_ids) :].tolist()
+    new: list[int] = out[0, len(token_ids) :].tolist()
+    return new
 
 
 EAGER = Peer("transformers", Transformers)

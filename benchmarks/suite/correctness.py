@@ -79,8 +79,9 @@ def run_tests(bench: Bench, name: str, paths: Sequence[str]) -> None:
     own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     verdicts: Counter[str] = Counter()
     failed: list[str] = []
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **both, text=True, cwd=ROOT, env=own) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=own
+    ) as process:
         assert process.stdout is not None, "it has a pipe"
         for line in process.stdout:
             print(line, end="", flush=True)  # into the suite's log

@@ -90,7 +90,8 @@ def worker(bench: Bench, model: str, context: int) -> Iterator[tuple[Answer, Ask
             line = answers.readline()
             if not line:
                 raise RuntimeError("transformers died; its message is in suite.log")
-            return json.loads(line)
+            found: Answer = json.loads(line)
+            return found
 
         def ask(prompt_tokens: int, new_tokens: int) -> Answer:
             print(prompt_tokens, new_tokens, file=lines, flush=True)

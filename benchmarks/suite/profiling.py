@@ -1,7 +1,7 @@
 """What takes the time of some steps: kernels by their share, and the time in which none ran."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ def profile_steps(work: Callable[[], object], steps: int, device: torch.device) 
 
 def summed(runs: Sequence[tuple[str, float, float]], steps: int) -> Profile:
     """Return what kernels' names, beginnings and ends, in microseconds, come to."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for name, begin, end in runs:
         seconds[short(name)] += (end - begin) / 1e6

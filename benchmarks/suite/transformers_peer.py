@@ -47,10 +47,10 @@ class StaticPeer:
 
     def weight_nbytes(self) -> int:
         """Return the bytes of parameters, the embedding table left out unless it is the head."""
-        parameters = {parameter.data_ptr(): parameter.nbytes for parameter in self.model.parameters()}
+        parameters: dict[int, int] = {each.data_ptr(): each.nbytes for each in self.model.parameters()}
         table = self.model.get_input_embeddings().weight
-        is_tied = table.data_ptr() == self.model.get_output_embeddings().weight.data_ptr()
-        return sum(parameters.values()) - (0 if is_tied else table.nbytes)
+        is_tied: bool = table.data_ptr() == self.model.get_output_embeddings().weight.data_ptr()
+        return sum(parameters.values()) - (0 if is_tied else int(table.nbytes))
 
     @torch.no_grad()
     def prefill(self, prompt: list[int]) -> torch.Tensor:
@@ -59,7 +59,8 @@ class StaticPeer:
         ids = torch.tensor([prompt], device=self.device)
         positions = torch.arange(len(prompt), device=self.device)[None]
         out = self.model(ids, past_key_values=self.cache, position_ids=positions, logits_to_keep=1)
-        return out.logits[:, -1].argmax(-1, keepdim=True)
+        token: torch.Tensor = out.logits[:, -1].argmax(-1, keepdim=True)
+        return token
 
     @torch.no_grad()
     def decode(self, token: torch.Tensor, start: int, new_tokens: int) -> list[int]:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from benchmarks.fuzz import __main__ as fuzz  # noqa: E402
-from benchmarks.fuzz import reading  # noqa: E402
-from benchmarks.fuzz.kinds import Kind  # noqa: E402
+import fuzz_files  # noqa: E402
+from fuzz import reading  # noqa: E402
+from fuzz.kinds import Kind  # noqa: E402
+
 from graphcore.errors import CheckpointError  # noqa: E402
 
 
@@ -46,9 +47,9 @@ def test_a_fault_is_found_and_the_other_cases_are_read(name: str, monkeypatch: p
         )
 
     monkeypatch.setattr(reading, "OTHER_SECONDS", 0.2)
-    monkeypatch.setitem(fuzz.MAKERS, "faulty", maker)
-    record = fuzz.Record()
-    fuzz.run_kind("faulty", 0, 8, record)
+    monkeypatch.setitem(fuzz_files.MAKERS, "faulty", maker)
+    record = fuzz_files.Record()
+    fuzz_files.run_kind("faulty", 0, 8, record)
     faulty = [number for number in range(8) if reading.damaged(maker(ROOT), "faulty", number) == b"\1"]
     assert 0 < len(faulty) < 8
     assert sum(record.counts.values()) == 8

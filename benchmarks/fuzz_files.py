@@ -1,8 +1,8 @@
 """Damages files of every kind and has graphcore read them: each loads, or is refused in one line of graphcore's own.
 
-python -m benchmarks.fuzz --cases 2000                  that many of each kind
-python -m benchmarks.fuzz --minutes 30                  in turns, until the time is over
-python -m benchmarks.fuzz --kinds gguf --case 1234      one again, with its traceback; the file is kept as case.bin
+python benchmarks/fuzz_files.py --cases 2000               that many of each kind
+python benchmarks/fuzz_files.py --minutes 30               in turns, until the time is over
+python benchmarks/fuzz_files.py --kinds gguf --case 1234   one again, with its traceback; the file is kept as case.bin
 
 A finding is another error, a crash, more than 5 s of processor time, or more than 1 GiB. Exit status 1 if there is one.
 """
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.fuzz.kinds import MAKERS
-from benchmarks.fuzz.reading import SECONDS, damaged, run
+from fuzz.kinds import MAKERS
+from fuzz.reading import SECONDS, damaged, run
 
 TURN = 2000  # cases of a kind before the next kind's turn, with --minutes
 PATIENCE = 120  # seconds without a case's end before a process is ended
@@ -137,7 +137,7 @@ def table(records: dict[str, Record]) -> str:
 
 def main() -> None:
     """Fuzz as the arguments say."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=list(MAKERS))
     parser.add_argument("--cases", type=int, default=TURN, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
