@@ -19,6 +19,7 @@ from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, ro
 from graphcore.kernels.gpu.packed.program_tiles import most_rows
 
 MOST_WARPS = 4
+DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread reads 16 bytes then
 
 
 @triton.jit
@@ -104,7 +105,7 @@ def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor,
 
 def rows_of(form: DeviceLayout | None) -> int:
     """Return the rows of a matrix that one program multiplies; None is a dense matrix."""
-    return 1 if form is None else most_rows(form)
+    return DENSE_ROWS if form is None else most_rows(form)
 
 
 def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:
