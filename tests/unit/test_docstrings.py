@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "graphcore"
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 SECTION = re.compile(r"^\s*(Args|Attributes):$")
 ENTRY = re.compile(r"^(?P<names>\*{0,2}\w+(, \*{0,2}\w+)*): (?P<text>.+)$")
+EXAMPLE = re.compile(r"^ *\| `(?P<file>[\w/]+\.\w+)` \| (?P<before>.+) \| (?P<after>.+) \|$", re.MULTILINE)
 REMNANT = re.compile(r"^(of|that|which)\b", re.IGNORECASE)
 
 
@@ -64,3 +66,18 @@ def copy(rows, at, to):
     """
 '''
     assert remnants(source) == ["rows: of the matrix, which may", "source, *target: that is read."]
+
+
+def on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_each_example_for_contributors_is_still_in_its_file() -> None:
+    examples = list(EXAMPLE.finditer(CONTRIBUTING.read_text(encoding="utf-8")))
+    assert len(examples) > 15
+    missing = [
+        f"{one['file']}: {line}"
+        for one in examples
+        if (line := one["after"].strip("` ")) not in on_one_line((PACKAGE / one["file"]).read_text(encoding="utf-8"))
+    ]
+    assert not missing, "write these lines of CONTRIBUTING.md anew, or choose others:\n" + "\n".join(missing)
