@@ -1,4 +1,4 @@
-"""The parts, what a short time on a GPU should measure first before the others. Imports nothing heavy."""
+"""The parts of the suite, in the order of their value for a short time on a GPU. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ LIMIT = 460  # seconds that a part may take: with its start and end under 8 minu
 
 @dataclass(frozen=True)
 class Part:
-    """One process.
+    """One part of the suite, which runs in a process of its own.
 
     Attributes:
         run: module and function in this folder; the function takes a `Bench`.
-        seconds: estimate on a fresh machine with an H100 and 16 cores, the start of the process included. Measured there:
-            ceilings, smoke, stream_8b and the parts that decode, but for q8_0.
+        seconds: estimate on a fresh machine with an H100 and 16 cores, including the start of the process. It was
+            measured there for ceilings, smoke, stream_8b and the parts that decode, except q8_0.
         limit: seconds after which the process is killed.
-        needs_gpu: it is left out of a dry run.
+        needs_gpu: True if a dry run leaves the part out.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Legend: R rows (output features), C columns (input features).
 
-    packed    X.weight uint8 [R / 4, C]: byte [r, c] has in bits 2k, 2k + 1 row r + k * R/4's code; code = ternary + 1
+    packed    X.weight uint8 [R / 4, C]: bits 2k, 2k + 1 of byte [r, c] code row r + k * R/4; code = ternary + 1
               X.weight_scale [1]: divides (linear_class bitlinear) or multiplies (autobitlinear)
     unpacked  X.weight float [R, C] of -1, 0, 1, and X.weight_scale [1]
     online    X.weight float [R, C]: scale = mean |w|, ternary = clip(round(w / scale), -1, 1)

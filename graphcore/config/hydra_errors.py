@@ -45,7 +45,7 @@ def config_error(error: BaseException, where: str = "") -> ConfigError:
     """Return the error as a one-line ConfigError that also says whether it is about something that does not exist.
 
     Args:
-            where: key that the error is about, where the error itself does not name it.
+        where: key that the error is about, if the error itself does not name it.
     """
     lines = _lines(error)
     prefix = f"{where}: " if where else ""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_UNKNOWN = 2
 EXIT_INTERRUPTED = 130
-OWN_FOLDERS = ("--config-dir", "-cd", "--config-path", "-cp", "hydra.searchpath")  # name folders of the user's options
+OWN_FOLDERS = ("--config-dir", "-cd", "--config-path", "-cp", "hydra.searchpath")  # options that name a folder
 CHOOSE_MODEL = ("model=", "experiment=")
 DEBUG = ("debug=true", "debug=on", "debug=yes", "debug=1")
 NO_OUTPUTS = ("outputs=false", "outputs=off", "outputs=no", "outputs=0")

@@ -4,7 +4,7 @@ Legend: N tokens, I columns.
 
     scale = 127 / max(|x|, 1e-5)      codes = clip(round(x * scale), -128, 127), halves to even      (nn/int8_rows.py)
 
-Codes stay in the compute dtype, where they are exact: they enter products like any x, and are divided by the scale.
+Codes stay in the compute dtype, which holds them exactly. Products take them like any x, and divide sums by the scale.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 ours:          the engine as configured (dtype, graph, device)
 expected:      transformers, float32, CPU
-transformers:  transformers in the engine's dtype, where that is not float32: how far rounding alone goes
+transformers:  transformers in the engine's dtype, if that is not float32; its error is that of rounding alone
 """
 
 import time
