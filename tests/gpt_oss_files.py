@@ -12,9 +12,8 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tiny_models import GPT_OSS, randomise
+from tiny_models import gpt_oss, randomise
 from torch import Tensor, nn
-from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 PARTS = ("gate_up_proj", "down_proj")
@@ -23,7 +22,7 @@ PARTS = ("gate_up_proj", "down_proj")
 def build(seed: int, **changes: object) -> nn.Module:
     """Return transformers' model with random weights; `changes` are of tiny_models.GPT_OSS."""
     torch.manual_seed(seed)
-    model = GptOssForCausalLM(GptOssConfig(**{**GPT_OSS, **changes}))
+    model = gpt_oss(**changes)
     randomise(model, seed)
     model.set_attn_implementation("eager")
     return model.eval().requires_grad_(False)

@@ -138,14 +138,16 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
 
 
-def _gpt_oss() -> nn.Module:
+def gpt_oss(**changes: object) -> nn.Module:
+    """Return a gpt-oss model; `changes` are of GPT_OSS."""
     from transformers import GptOssConfig, GptOssForCausalLM
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-    model = GptOssForCausalLM(GptOssConfig(**GPT_OSS))
+    config = {**GPT_OSS, **changes}
+    model = GptOssForCausalLM(GptOssConfig(**config))
     for module in model.modules():
         if isinstance(module, GptOssExperts):  # transformers 5.17 reads neither from its config, 5.23 both
-            module.limit, module.alpha = GPT_OSS["swiglu_limit"], GPT_OSS["swiglu_alpha"]
+            module.limit, module.alpha = config["swiglu_limit"], config["swiglu_alpha"]
     return model
 
 
@@ -166,7 +168,7 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gpt2": _gpt2,
-    "gpt_oss": _gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
+    "gpt_oss": gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss", "bitnet")  # one of each

@@ -23,6 +23,7 @@ def reference(seed: int = 0) -> GptOssMLP:
     )
     generator = torch.Generator().manual_seed(seed)
     mlp = GptOssMLP(config)
+    mlp.experts.limit, mlp.experts.alpha = SPEC.limit, SPEC.alpha  # transformers 5.17 reads neither from its config
     for parameter in mlp.parameters():
         parameter.data.normal_(0.0, 0.3, generator=generator)
     return mlp.requires_grad_(False)
