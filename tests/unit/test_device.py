@@ -148,7 +148,7 @@ torch.ones(16 << 20, dtype=torch.uint8)  # freed: from now on glibc takes what i
 large, small = [], []
 for _ in range(64):
     large.append(torch.ones(1 << 20, dtype=torch.uint8))
-    small.append(torch.ones(1 << 10, dtype=torch.uint8))
+    small.append(torch.ones(100 << 10, dtype=torch.uint8))  # too large for a gap that was there before
 before = psutil.Process().memory_info().rss
 large.clear()
 print(before - psutil.Process().memory_info().rss)
