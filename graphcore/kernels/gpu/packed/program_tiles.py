@@ -59,10 +59,11 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
     most = most_rows(layout)
     units = columns * layout.low // 128
     warps = min(MOST_WARPS, triton.next_power_of_2(triton.cdiv(units * most, UNITS_OF_WARP)))
-    per_program = max(1, most // tokens)  # more sums than that do not fit in registers
+    together = min(triton.next_power_of_2(tokens), TOKENS)
+    per_program = max(1, most // together)  # more sums than that do not fit in registers
     while per_program > 1 and rows // per_program * warps < FEWEST_WARPS:
         per_program //= 2
-    return Tile(min(triton.next_power_of_2(tokens), TOKENS), per_program, warps)
+    return Tile(together, per_program, warps)
 
 
 def most_rows(layout: DeviceLayout) -> int:
