@@ -1,6 +1,7 @@
 """Compiles every Triton kernel for GPUs that are not there, down to machine code, and says what came of it.
 
     python tests/gpu_compile.py 90 [part of a case's name ...]        one line of JSON for each kernel
+    python tests/gpu_compile.py table [--write] [part ...]            what the loops cost an H100 (gpu_loops.py)
 
 A case calls a kernel's wrapper with tensors on the meta device; the launch is left out. Triton specialises on what it
 is given (dtypes, alignment, integers that are 1 or multiples of 16), so shapes are those of real models. This runs in
@@ -15,9 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import gpu_loops
 
 FOLDER = Path(__file__).parent / "unit" / "kernels" / "gpu"
 Case = tuple[str, Callable[[], object]]
@@ -35,6 +39,7 @@ class Compiled:
             that no register sees count too.
         loads: how many such instructions there are, by their bytes.
         instructions: of machine code in all.
+        loops: what the loops of one token's product cost an H100; None for other kernels, and for other GPUs.
     """
 
     case: str
@@ -46,6 +51,7 @@ class Compiled:
     widest_load: int
     loads: dict[int, int]
     instructions: int
+    loops: gpu_loops.Loops | None
 
 
 class AbsentGpu:
@@ -86,54 +92,73 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
 
     driver.set_active(AbsentGpu(capability))
     compile_and_launch = JITFunction.run
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any, gpu_loops.Trip | None]] = []
 
-    def only_compile(self: Any, *args: object, grid: object, warmup: bool, **options: object) -> object:
+    def only_compile(self: Any, *args: object, grid: tuple[int, ...], warmup: bool, **options: object) -> object:
         kernel = compile_and_launch(self, *args, grid=grid, warmup=True, **options)
-        found.append((self.__name__, kernel))
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **options}
+        trip = gpu_loops.trip_of(self.__name__, arguments, grid) if capability == 90 else None
+        found.append((self.__name__, kernel, trip))
         return kernel
 
     JITFunction.run = only_compile
     assert not triton.knobs.runtime.interpret, "the interpreter is on: nothing would be compiled"
-    seen: set[bytes] = set()
-    for name, call in cases():
-        if parts and not any(part in name for part in parts):
-            continue
-        found.clear()
-        call()
-        for kernel_name, kernel in found:
-            if kernel.asm["cubin"] not in seen:
-                seen.add(kernel.asm["cubin"])
-                yield described(name, kernel_name, kernel)
+    codes: dict[bytes, Future[tuple[str, str]]] = {}
+    launches = []
+    with ThreadPoolExecutor(1) as beside:  # the disassembler runs while the next kernel is compiled
+        for name, call in cases():
+            if parts and not any(part in name for part in parts):
+                continue
+            found.clear()
+            call()
+            for kernel_name, kernel, trip in found:
+                cubin = kernel.asm["cubin"]
+                is_new = cubin not in codes
+                if is_new:
+                    codes[cubin] = beside.submit(disassembled, cubin)
+                if is_new or trip is not None:
+                    launches.append((name, kernel_name, kernel, trip))
+        for name, kernel_name, kernel, trip in launches:
+            yield described(name, kernel_name, kernel, trip, *codes[kernel.asm["cubin"]].result())
 
 
-def described(case: str, name: str, kernel: Any) -> Compiled:
-    """Return what a compiled kernel takes."""
+def disassembled(cubin: bytes) -> tuple[str, str]:
+    """Return what a kernel's machine code takes of a GPU, and the code."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        usage = run(str(tools / "cuobjdump"), "-res-usage", str(cubin))
-        code = run(str(tools / "nvdisasm"), "-c", str(cubin))
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        return run(str(tools / "cuobjdump"), "-res-usage", str(file)), run(
+            str(tools / "nvdisasm"), "-c", "-ndf", str(file)
+        )
+
+
+def described(case: str, name: str, kernel: Any, trip: gpu_loops.Trip | None, usage: str, code: str) -> Compiled:
+    """Return what a compiled kernel takes."""
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
-    widths = {"": 4, ".U8": 1, ".S8": 1, ".U16": 2, ".S16": 2, ".64": 8, ".128": 16}
     loads: dict[int, int] = {}
-    for opcode in re.findall(r"\bLDG(?:STS)?(\.[A-Z0-9_.]+)?", code):
-        sizes = [nbytes for suffix, nbytes in widths.items() if suffix and re.search(rf"{suffix}(?!\d)", opcode)]
-        nbytes = max(sizes, default=4)
+    for opcode in re.findall(r"\bLDG(?:STS)?[A-Z0-9_.]*", code):
+        nbytes = gpu_loops.load_nbytes(opcode)
         loads[nbytes] = loads.get(nbytes, 0) + 1
+    if trip is not None:
+        repeats = sum(loads.values()), kernel.asm["ptx"].count("ld.global")
+        assert repeats[0] == repeats[1], (
+            f"{case}: the assembler unrolled a loop, {repeats[1]} loads became {repeats[0]}"
+        )
+    shared, warps = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
     return Compiled(
         case=case,
         kernel=name,
         registers=used["REG"],
         stack=used["STACK"],
-        shared=int(kernel.metadata.shared),
-        warps=int(kernel.metadata.num_warps),
+        shared=shared,
+        warps=warps,
         widest_load=max(loads, default=0),
         loads=dict(sorted(loads.items())),
         instructions=len(re.findall(r"/\*[0-9a-f]{4,}\*/\s+\S", code)),
+        loops=trip and gpu_loops.loops_of(code, trip, used["REG"], shared, warps),
     )
 
 
@@ -141,7 +166,24 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def table(*words: str) -> int:
+    """Print the table of loops and what is worse than its records, or record it; return the exit status."""
+    parts = [word for word in words if word != "--write"]
+    compiled = compile_all(90, *(parts or gpu_loops.CASES))
+    found = {gpu_loops.launch_name(one.case, one.kernel): one.loops for one in compiled if one.loops is not None}
+    print(gpu_loops.as_table(found))
+    numbers = {name: asdict(loops) for name, loops in found.items()}
+    if "--write" in words:
+        gpu_loops.write(numbers, is_whole=not parts)
+        return 0
+    lost = gpu_loops.losses(numbers, is_whole=not parts)
+    print(*lost, sep="\n")
+    return bool(lost)
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"
+    if sys.argv[1] == "table":
+        sys.exit(table(*sys.argv[2:]))
     for one in compile_all(int(sys.argv[1]), *sys.argv[2:]):
         print(json.dumps(asdict(one)), flush=True)

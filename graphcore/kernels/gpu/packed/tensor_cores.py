@@ -26,7 +26,8 @@ from graphcore.kernels.gpu.packed.units import (
 def small_numbers(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
     """Return eight codes minus their zero, or their levels: [R, G, 8] float32, integers."""
     codes = eight_codes(words, bits, OCTET, L)
-    return level_of(codes, L.levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
+    levels: tl.constexpr = L.levels  # as in multiply_add.py
+    return level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
 
 
 @triton.jit

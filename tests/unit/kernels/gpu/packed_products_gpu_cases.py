@@ -13,6 +13,8 @@ LLAMA = (4096, 14336, (4096, 1024, 1024))  # dim, hidden, q k v rows
 GPT_OSS = (2880, 2880, (4096, 512, 512))
 BITNET = (2560, 6912, (2560, 640, 640))
 MODELS = {"i2_s": BITNET, "mxfp4": GPT_OSS}
+TARGETS = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "i2_s")  # formats whose speed has a target in docs/numbers.md
+VOCAB = 128256
 
 
 def matrix(name: str, rows: int, columns: int) -> DeviceMatrix:
@@ -40,9 +42,20 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             gate = up = matrix(name, hidden, dim)
             launch_packed_gated(few(dim, tokens), None, gate, up, False, "silu", few(hidden, tokens))
 
+        def square(name: str = name, dim: int = dim) -> None:
+            stream = few(dim, 1, torch.float32)
+            launch_packed_product(few(dim, 1), None, [matrix(name, dim, dim)], False, "", stream, True)
+
+        def head(name: str = name, dim: int = dim) -> None:
+            logits = few(VOCAB, 1, torch.float32)
+            launch_packed_product(few(dim, 1), None, [matrix(name, VOCAB, dim)], False, "", logits, False)
+
         yield f"{name} q, k, v", project
-        if name == "q4_k":  # of the others it compiles to what q, k and v do
+        if name in TARGETS:
+            yield f"{name} o", square
             yield f"{name} down", down
-        if name in ("q4_k", "q8_0", "i2_s", "mxfp4", "q6_k"):
+            yield f"{name} head", head
+        if name in (*TARGETS, "mxfp4"):
             yield f"{name} gate and up", gated
+        if name in ("q4_k", "q8_0", "i2_s", "mxfp4", "q6_k"):
             yield f"{name} down of 8", lambda down=down: down(tokens=8)

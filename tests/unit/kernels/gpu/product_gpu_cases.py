@@ -40,6 +40,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"Llama-3.1-8B gate and up x {tokens}", lambda n=tokens: gated(n, bf16, 4096, 14336)
         yield f"Llama-3.1-8B down x {tokens}", lambda n=tokens: product(n, bf16, 14336, 4096, adds=True)
     yield "Llama-3.1-8B gate and up of two formats", gate_apart
+    yield "Llama-3.1-8B o", lambda: product(1, bf16, 4096, 4096, adds=True)
     yield "Llama-3.1-8B head", lambda: product(1, bf16, 4096, 128256)
     yield "gpt-oss-20b qkv", lambda: product(1, bf16, 2880, 4096, 512, 512, has_bias=True)
     yield "Llama-3.1-8B qkv fp32", lambda: product(1, torch.float32, 4096, 4096, 1024, 1024)

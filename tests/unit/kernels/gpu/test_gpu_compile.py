@@ -1,11 +1,17 @@
-"""Every GPU kernel compiles for the GPUs that graphcore is for, keeps to its registers, and reads memory widely."""
+"""Every GPU kernel compiles for the GPUs that graphcore is for, keeps to its registers, and reads memory widely.
+
+The loops of one token's products take no more than they did when they were last recorded.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import gpu_loops
 import pytest
 
 TESTS = Path(__file__).parents[3]
@@ -14,13 +20,80 @@ READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of o
 CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet")}
 
 
-@pytest.mark.parametrize("capability", CASES)
-def test_kernels_compile_without_spills_and_with_wide_loads(capability: int) -> None:
+@cache
+def compiled(capability: int) -> list[dict[str, Any]]:
     command = [sys.executable, "-W", "ignore", str(TESTS / "gpu_compile.py"), str(capability), *CASES[capability]]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("capability", CASES)
+def test_kernels_compile_without_spills_and_with_wide_loads(capability: int) -> None:
+    kernels = compiled(capability)
     assert kernels
     assert [one for one in kernels if one["stack"]] == []
     assert [one for one in kernels if one["widest_load"] < 16 and one["kernel"] not in READ_LITTLE] == []
+
+
+def test_no_loop_of_a_product_got_worse() -> None:
+    if gpu_loops.triton_version() not in gpu_loops.recorded():
+        pytest.skip(f"no loops are recorded for Triton {gpu_loops.triton_version()}: gpu_compile.py table --write")
+    found = {gpu_loops.launch_name(one["case"], one["kernel"]): one["loops"] for one in compiled(90) if one["loops"]}
+    assert gpu_loops.losses(found, is_whole=True) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("instructions", 0.03),
+        ("whole", 0.1),
+        ("programs", -1),
+        ("barriers", 1),
+        ("round_trips", 1),
+        ("narrow", 1),
+        ("in_flight", -16),
+    ],
+)
+def test_a_worse_number_is_named_and_a_better_one_is_not(name: str, change: float) -> None:
+    record = dict.fromkeys(gpu_loops.Loops.__dataclass_fields__, 5.0)
+    assert gpu_loops.worse(record, record) == []
+    assert gpu_loops.worse(record, {**record, name: 5 - change}) == []
+    assert gpu_loops.worse(record, {**record, name: 5 + change}) == [f"{name} 5 -> {5 + change:g}"]
+
+
+def test_a_loop_is_counted_from_machine_code() -> None:
+    """Two trips of four rows of 32 units of 32 weights; what follows the end of the code is no part of it."""
+    opcodes = ["S2R R0", "LDG.E.128 R4", "LDG.E.U16 R8", "STS [R1]", "BAR.SYNC 0x0", "LDS R9", "FFMA R2", "NOP"]
+    lines = [f"        /*{16 * index:04x}*/                   {one} ;" for index, one in enumerate(opcodes)]
+    lines.insert(1, ".L_x_0:")
+    lines += ["        /*0090*/              @!P0 BRA `(.L_x_0) ;", "        /*00a0*/                   EXIT ;"]
+    lines += [
+        ".L_x_1:",
+        "        /*00b0*/                   BRA `(.L_x_1);",
+        "        /*00c0*/                   NOP ;",
+    ]
+    trip = gpu_loops.Trip(weights=4096, nbytes=2368, count=2, programs=3168)
+    loops = gpu_loops.loops_of("\n".join(lines), trip, registers=81, shared=16, warps=1)
+    assert loops == gpu_loops.Loops(
+        instructions=round(7 * 32 / 4096, 2),
+        whole=round((9 + 7) * 32 / 8192, 2),
+        registers=81,
+        shared=16,
+        programs=20,
+        waves=1.2,
+        barriers=1,
+        round_trips=1,
+        narrow=1,
+        wide=1,
+        in_flight=20 * 2368,
+    )
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "programs"),
+    [(32, 0, 1, 32), (72, 0, 1, 28), (139, 0, 4, 3), (155, 0, 4, 3), (32, 48 << 10, 4, 4), (30, 16, 4, 16)],
+)
+def test_programs_of_a_multiprocessor(registers: int, shared: int, warps: int, programs: int) -> None:
+    assert gpu_loops.programs_at_once(registers, shared, warps) == programs
