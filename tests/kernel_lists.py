@@ -5,7 +5,9 @@ their beginnings. A drift (a kernel more, a fusion lost, a copy that slipped in)
 """
 
 import difflib
+import fcntl
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,11 +51,19 @@ def stored_lists(key: str, folder: Path = GOLDEN) -> Lists:
 
 
 def store_list(key: str, name: str, found: Sequence[str], folder: Path) -> Path:
-    """Add a list to a folder's lists of that GPU and torch version; return the file."""
+    """Add a list to a folder's lists of that GPU and torch version; return the file.
+
+    Several processes may do so at once: each reads what the others have added and writes it again, one at a time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.json"
-    lists = {**stored_lists(key, folder), name: list(found)}
-    path.write_text(json.dumps(lists, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lists = {**stored_lists(key, folder), name: list(found)}
+        path.write_text(json.dumps(lists, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    finally:
+        os.close(lock)
     return path
 
 

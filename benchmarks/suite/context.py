@@ -19,6 +19,7 @@ STEPS = 32
 def run(bench: Bench) -> None:
     sizes = bench.sizes
     settings = (f"context_length={sizes.context}", f"prefill_chunk={sizes.long_prompt}")
+    bench.fit("llama3_8b", "random:bf16", ("off",), tokens=sizes.context)
     with bench.engine("llama3_8b", "random:bf16", *settings) as loaded:
         fill(bench, loaded)
         rows = [depth_row(bench, loaded, depth) for depth in sizes.depths]

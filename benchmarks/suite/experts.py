@@ -16,6 +16,7 @@ from suite.streaming import add_profile, budget_of, streamed_row, time_streamed
 
 def run(bench: Bench) -> None:
     """Measure both ways under the same budget, and everything streamed."""
+    bench.fit("gpt_oss", "random:bf16", ("off", "on"))
     with bench.engine("gpt_oss", "random:bf16", room_of(bench)) as loaded:
         total, experts = loaded.engine.plan.total_nbytes, loaded.engine.plan.resident_expert_nbytes
         whole = experts or loaded.engine.plan.weight_nbytes // 2

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.log import Line
+from suite.machine import ram_in_words
 from suite.registry import ALL
 
 COLUMNS = ("measurement", "median", "min to max", "GB/s", "of ceiling", "target", "met", "what takes the time")
@@ -24,14 +25,20 @@ def summarise(lines: Sequence[Line]) -> Line:
         "dry": any(line["dry"] for line in lines),
         "runs": [line for line in lines if "command" in line],
         "machines": distinct([line["machine"] for line in lines if "machine" in line]),
+        "smaller": [line for line in lines if "smaller" in line],
         "measurements": list(rows.values()),
         "outcomes": list(outcomes.values()),
         "not_run": [part.name for part in ALL if part.name not in outcomes],
     }
 
 
-def distinct(records: Sequence[Line]) -> list[Line]:
-    return [record for at, record in enumerate(records) if record not in records[:at]]
+def distinct(machines: Sequence[Line]) -> list[Line]:
+    """Return machines that differ in more than in how much RAM was free."""
+    known: dict[str, Line] = {}
+    for machine in machines:
+        lasting = {**machine, "ram": {**machine["ram"], "free": None}}
+        known.setdefault(json.dumps(lasting, sort_keys=True), machine)
+    return list(known.values())
 
 
 def write_report(lines: Sequence[Line], folder: Path) -> Line:
@@ -52,6 +59,8 @@ def markdown(report: Line) -> str:
             continue
         text += [f"## {part.name}: {part.title}", ""]
         text += [f"{line['outcome']}, {line.get('seconds', 0):.0f} s (estimated {part.seconds})" for line in ended]
+        smaller = [line["smaller"] for line in report["smaller"] if line["part"] == part.name]
+        text += [f"Smaller than the true shape: {words}." for words in dict.fromkeys(smaller)]
         text += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)] if rows else []
         text += ["| " + " | ".join(cells(row)) + " |" for row in rows]
         text.append("")
@@ -69,6 +78,7 @@ def machine_lines(report: Line) -> list[str]:
             f"- {machine['device']}, driver {machine['driver'] or 'none'}, CUDA {machine['cuda']}, "
             f"Python {machine['python']}, {versions}; {machine['cpu']}, {machine['system']}"
         )
+    lines += [f"- {words}" for words in dict.fromkeys(ram_in_words(one["ram"]) for one in report["machines"])]
     return lines + [f"- {run['at']}, commit {run['commit']}: `{run['command']}`" for run in report["runs"]]
 
 

@@ -35,6 +35,7 @@ def slowdown_rows(bench: Bench, model: str) -> None:
         "on, four layers a group": GROUPS_OF_FOUR,
         "auto, 14 GiB": ("streaming=auto", f"streaming.memory_budget={budget}"),
     }
+    bench.fit(model, "random:i2_s", ("off", "on"), *TERNARY)
     decode: dict[str, float] = {}
     prefill: dict[str, float] = {}
     for way, settings in ways.items():

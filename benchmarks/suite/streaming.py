@@ -34,6 +34,7 @@ class StreamedTime:
 
 def llama(bench: Bench) -> None:
     room = f"context_length={bench.sizes.prompt + 64}"
+    bench.fit("llama3_8b", "random:bf16", ("off", "on"))
     with bench.engine("llama3_8b", "random:bf16", room) as loaded:
         resident = answers(loaded)
         weights = loaded.engine.plan.weight_nbytes

@@ -1,5 +1,6 @@
 """Golden lists of kernels: their key, their file, and how a drift reads."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,13 @@ def test_lists_are_kept_by_what_ran(tmp_path: Path) -> None:
     store_list("gpu-torch-2.11", "llama3, batch 1", ["a", "b"], tmp_path)
     store_list("gpu-torch-2.11", "qwen3, batch 1", ["c"], tmp_path)
     assert stored_lists("gpu-torch-2.11", tmp_path) == {"llama3, batch 1": ["a", "b"], "qwen3, batch 1": ["c"]}
+
+
+def test_lists_that_several_workers_write_at_once_are_all_kept(tmp_path: Path) -> None:
+    names = [f"llama3, batch {batch}" for batch in range(40)]
+    with ThreadPoolExecutor(8) as pool:  # each opens the folder anew, as a process of its own would
+        list(pool.map(lambda name: store_list("gpu", name, [name] * 200, tmp_path), names))
+    assert stored_lists("gpu", tmp_path) == {name: [name] * 200 for name in names}
 
 
 def test_a_list_that_nobody_has_recorded_fails_and_is_skipped_only_where_it_is_written(tmp_path: Path) -> None:

@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
-from gpu_suite import __file__ as SUITE
+from gpu_suite import __file__ as COMMAND
 from suite.log import Log, Measurement, read_lines
+from suite.registry import ALL, CALLS
+from suite.wheels import fetch_commands
+
+SUITE = Path(COMMAND)
 
 
 def run_suite(*arguments: object, expect: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -41,10 +46,65 @@ def test_a_dry_run_of_parts_that_need_a_gpu_is_refused(tmp_path: Path) -> None:
     assert "each of these parts needs a GPU" in done.stderr
 
 
-def test_the_list_names_every_part_with_its_estimate() -> None:
+def test_the_list_names_every_part_with_its_estimate_and_its_call() -> None:
     lines = run_suite("--list").stdout.splitlines()
-    assert lines[0].startswith("ceilings")
+    assert [line.split()[0] for line in lines] == [part.name for part in ALL]
     assert all("about" in line for line in lines)
+    assert "call 3" in next(line for line in lines if line.startswith("host"))
+
+
+def test_a_call_that_is_repeated_leaves_out_what_ended_well(tmp_path: Path) -> None:
+    names = CALLS[3]
+    for name in names[1:]:
+        Log(tmp_path, "first", True, name).write({"outcome": "ok", "seconds": 1.0})
+    Log(tmp_path, "first", True, names[0]).write({"outcome": "killed after 100 s"})
+    assert chosen(tmp_path, "--dry-run") == [names[0]]
+    assert chosen(tmp_path, "--dry-run", "--again") == list(names)
+    assert chosen(tmp_path) == list(names), "what a dry run did well was not measured"
+
+
+def chosen(folder: Path, *more: str) -> list[str]:
+    code = "import sys; import gpu_suite; print(*gpu_suite.chosen_names(gpu_suite.parse_options()))"
+    command = [sys.executable, "-c", code, "--out", str(folder), "--call", "3", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=SUITE.parent)
+    return done.stdout.split()
+
+
+def test_a_call_has_nine_minutes_and_starts_nothing_that_does_not_fit(tmp_path: Path) -> None:
+    run_suite("--out", tmp_path, "--call", 1, "--budget-minutes", 0.2, expect=1)
+    outcomes = {line["part"]: line["outcome"] for line in read_lines(tmp_path) if "outcome" in line}
+    assert list(outcomes) == list(CALLS[1])
+    assert all(outcome.startswith("not started") for outcome in outcomes.values())
+
+
+def test_wheels_are_installed_without_an_index_and_parts_import_from_them(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    name, info = f"suitewheel{time.time_ns()}", "suitewheel-1.0.dist-info"
+    with zipfile.ZipFile(wheels / "suitewheel-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "WORD = 'from the wheel'\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: suitewheel\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    prepare = f"import gpu_suite, pathlib; gpu_suite.prepare_path(pathlib.Path({str(wheels)!r}))"
+    child = f"import {name}, graphcore; print({name}.WORD, graphcore.__version__)"
+    code = f"{prepare}; import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True, cwd='/')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ""}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SUITE.parent, env=environment)
+    assert done.stdout.split("\n")[0].startswith("from the wheel 0."), done.stderr
+
+
+def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
+    done = run_suite("--out", tmp_path / "out", "--call", 1, "--wheels", tmp_path, expect=2)
+    assert "has no wheels; --fetch-wheels puts them there" in done.stderr
+
+
+def test_wheels_are_fetched_for_the_other_machine_and_need_nothing_besides(tmp_path: Path) -> None:
+    build, download = fetch_commands(tmp_path, "3.12")
+    assert "--python-version=3.12" in download
+    assert {"--no-deps", "--only-binary=:all:"} <= set(download)
+    assert any(word.startswith("antlr4-python3-runtime==") for word in build), "it has no wheel of its own"
 
 
 def test_folders_merge_into_one_report(tmp_path: Path) -> None:

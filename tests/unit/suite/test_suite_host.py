@@ -1,0 +1,25 @@
+"""Steps whose host time is measured have tokens to make, whatever an earlier run left behind."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from suite.host import begin_steps, tokens_made
+
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.token_choice import Choosing
+
+
+@pytest.mark.parametrize("steps", [64, 4])
+def test_an_earlier_runs_end_token_and_limit_are_gone(steps: int) -> None:
+    cpu = torch.device("cpu")
+    state, choosing = StepState.empty(1, 1, cpu), Choosing.allocate(1, cpu)
+    choosing.begin([1], [5, 7])
+    program = Program(state, [], SimpleNamespace(choosing=choosing))
+    begin_steps(program, steps)
+    assert choosing.left.tolist() == [steps]
+    assert set(choosing.ends.tolist()) == {-1}
+    assert (state.span.starts.tolist(), state.span.counts.tolist()) == ([0], [1])
+    state.span.starts.add_(3)
+    assert tokens_made(program) == 3
