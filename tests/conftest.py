@@ -48,14 +48,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, and leave slow tests to who asks for them: `pytest -m slow`."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out slow tests unless `-m` names them, and thorough ones if neither `-m` nor a path says what to run."""
+    asked = config.option.markexpr  # in a worker of xdist: what the first process has made of it
+    chosen = [f"({asked})"] if asked else []
+    if "slow" not in asked:
+        chosen.append("not slow")
+    if not asked and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        chosen.append("not thorough")
+    config.option.markexpr = " and ".join(chosen)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
     items.sort(key=lambda item: rank_of(item.nodeid))
-    if "slow" in config.getoption("markexpr"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    items[:] = [item for item in items if item not in slow]
-    config.hook.pytest_deselected(items=slow)
 
 
 @pytest.hookimpl(optionalhook=True)
