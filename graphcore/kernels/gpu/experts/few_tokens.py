@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
-from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, row_sums, swiglu
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, row_sums, row_sums_of_two, swiglu
 from graphcore.kernels.gpu.packed.program_tiles import most_rows
 
 MOST_WARPS = 4
@@ -34,8 +34,9 @@ def _gate_up(
         return
     first = tl.program_id(1) * ROWS
     fed = x + pair // choices * columns
-    gates = row_sums(fed, gate + place * gate_stride, first, features, columns, GATE, ROWS, UNITS)
-    ups = row_sums(fed, up + place * up_stride, first, features, columns, UP, ROWS, UNITS)
+    gates, ups = row_sums_of_two(
+        fed, gate + place * gate_stride, up + place * up_stride, first, features, columns, GATE, UP, ROWS, UNITS
+    )
     rows = first + tl.arange(0, ROWS)
     is_row = rows < features
     gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)

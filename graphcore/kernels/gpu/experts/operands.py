@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.packed.multiply_add import dot_rows
+from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
 from graphcore.kernels.gpu.packed.planes import tensor_scale
 
 BLOCK = tl.constexpr(512)  # columns that a program multiplies at once
@@ -94,9 +94,27 @@ def row_sums(x, matrix, first, num_rows, columns, L: tl.constexpr, ROWS: tl.cons
     if L is None:
         sums = _dense_sums(x, matrix, first, num_rows, columns, ROWS)
     else:
-        sums = tl.reshape(dot_rows(x, columns, 1, matrix, first, num_rows, columns, L, 1, ROWS, UNITS), [ROWS])
+        row = tl.minimum(first + tl.arange(0, ROWS), num_rows - 1)
+        sums = tl.reshape(dot_rows(x, columns, 1, matrix, row, columns, L, 1, UNITS), [ROWS])
         sums *= tensor_scale(matrix, num_rows, columns, L)
     return sums
+
+
+@triton.jit
+def row_sums_of_two(
+    x, matrix, matrix1, first, num_rows, columns, L: tl.constexpr, L1: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+):  # fmt: skip
+    """Return `row_sums` of two matrices; where both have one packed format, x is read and prepared once for both."""
+    if L is not None and L == L1:
+        row = tl.minimum(first + tl.arange(0, ROWS), num_rows - 1)
+        sums, sums1 = dot_each(x, columns, 1, (matrix, matrix1), (row, row), columns, L, 1, UNITS)
+        sums = tl.reshape(sums, [ROWS]) * tensor_scale(matrix, num_rows, columns, L)
+        sums1 = tl.reshape(sums1, [ROWS]) * tensor_scale(matrix1, num_rows, columns, L)
+    else:
+        sums = row_sums(x, matrix, first, num_rows, columns, L, ROWS, UNITS)
+        sums1 = row_sums(x, matrix1, first, num_rows, columns, L1, ROWS, UNITS)
+    return sums, sums1
 
 
 @triton.jit

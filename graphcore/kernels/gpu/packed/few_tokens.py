@@ -30,7 +30,8 @@ def _products(
     if DOTS:
         sums = dotted_rows(x, x_stride, tokens, weight, start, rows, columns, L, N, R, G)
     else:
-        sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G)
+        row = tl.minimum(start + tl.arange(0, R), rows - 1)
+        sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, row, columns, L, N, G)
     if L.scale == "whole":
         sums *= tensor_scale(weight, rows, columns, L)
     token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]

@@ -18,7 +18,7 @@ denormals at full speed and exactly, unless they are flushed to zero; |x| has to
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, half_of, level_of, plane_rows, scale_and_minimum
 from graphcore.kernels.gpu.packed.units import (
     first_weight,
     octet_bits,
@@ -31,11 +31,13 @@ from graphcore.kernels.gpu.packed.units import (
     weights_of_unit,
 )
 
+IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter cannot run machine code
+WIDEN = tl.constexpr("{.reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi;}")
 X_LIFT = tl.constexpr(float(2**96))
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
-E2M1_SIZES = tl.constexpr(0x01C001C0)
+E2M1_SIZES = tl.constexpr(0x0E000E00)
 E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
-LEVELS_LIFT = tl.constexpr(float(2**31))  # factor for e2m1, whose unit is 2^-127 in place
+LEVELS_LIFT = tl.constexpr(float(2**15))  # factor for e2m1, whose unit is 2^-15 in place
 
 
 @triton.jit
@@ -58,10 +60,25 @@ def in_place(words, mask, byte):
 
 
 @triton.jit
-def e2m1_in_place(words, SHIFT: tl.constexpr):
-    """Return the E2M1 codes at bits SHIFT .. SHIFT + 3 of each byte, doubled, in multiples of 2^-127.
+def widened(words):
+    """Return the lower and the upper float16 of words: int32 -> two float32.
 
-    Two codes at once become bf16 in the halves of a word, s......e em......, and are then widened.
+    The compiler's own code takes one more instruction for each: it joins halves of two words first.
+    """
+    if IS_INTERPRETED:
+        low, high = half_of(words, 0), half_of(words, 1)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            WIDEN, "=f,=f,r", [words], dtype=(tl.float32, tl.float32), is_pure=True, pack=1
+        )
+    return low, high
+
+
+@triton.jit
+def e2m1_in_place(words, SHIFT: tl.constexpr):
+    """Return the E2M1 codes at bits SHIFT .. SHIFT + 3 of each byte, doubled, in multiples of 2^-15.
+
+    Two codes at once become float16 in the halves of a word, s...eem.........; one instruction widens each.
 
     Args:
         words: [R, G, W] int32.
@@ -72,13 +89,12 @@ def e2m1_in_place(words, SHIFT: tl.constexpr):
     R: tl.constexpr = words.shape[0]
     G: tl.constexpr = words.shape[1]
     W: tl.constexpr = words.shape[2]
-    words = tl.reshape(words, (R, G, W, 1, 1))
-    place = tl.arange(0, 2)[None, None, None, None, :] * 8 + SHIFT  # bit of a code in its half
-    sizes = tl.where(place < 6, words << tl.maximum(6 - place, 0), words >> tl.maximum(place - 6, 0))
+    place = tl.arange(0, 2)[None, None, None, :] * 8 + SHIFT  # bit of a code in its half
+    words = words[:, :, :, None]
+    sizes = tl.where(place < 9, words << tl.maximum(9 - place, 0), words >> tl.maximum(place - 9, 0))
     halves = (sizes & E2M1_SIZES) | ((words << (12 - place)) & E2M1_SIGNS)
-    is_upper = tl.arange(0, 2)[None, None, None, :, None] == 1
-    bits = tl.where(is_upper, halves & -0x10000, halves << 16)  # [R, G, W, 2, 2]: byte = 2 * upper + place
-    return tl.reshape(bits, (1, R, G, 4 * W)).to(tl.float32, bitcast=True)
+    both = tl.join(*widened(halves))
+    return tl.reshape(tl.permute(both, (0, 1, 2, 4, 3)), (1, R, G, 4 * W))  # byte = 2 * upper + place
 
 
 @triton.jit
@@ -89,6 +105,23 @@ def levels_in_place(words, shift, byte, LEVELS: tl.constexpr):
     W: tl.constexpr = words.shape[2]
     code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & 15
     return tl.reshape(level_of(code, LEVELS), (1, R, G, 4 * W))
+
+
+@triton.jit
+def eight_of(x, first):
+    """Return x[first] .. x[first + 7], [N, 1, G, 8] float32: pointers [N, 1, 1, 1] and multiples of 8 [1, 1, G, 1].
+
+    bf16 is read as pairs, which a shift and a mask widen; of single numbers the compiler would shift half of them twice.
+    """
+    N: tl.constexpr = x.shape[0]
+    G: tl.constexpr = first.shape[2]
+    if x.dtype.element_ty == tl.bfloat16:
+        pairs = tl.load(x.to(tl.pointer_type(tl.int32)) + first // 2 + tl.arange(0, 4)[None, None, None, :])
+        both = tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & -65536).to(tl.float32, bitcast=True))
+        eight = tl.reshape(both, (N, 1, G, 8))
+    else:
+        eight = tl.load(x + first + tl.arange(0, 8)[None, None, None, :]).to(tl.float32)
+    return eight
 
 
 @triton.jit
@@ -114,7 +147,7 @@ def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr
     place = tl.minimum(eight % 4, 2) * 8
     two = two_words(words, pair)
     if L.levels == "e2m1":
-        total += e2m1_in_place(two, shift) * (fed * X_LIFT)
+        total += e2m1_in_place(two, shift) * fed
     elif L.levels != "":
         total += levels_in_place(two, shift, byte, levels) * fed
     else:
@@ -161,11 +194,8 @@ def products_of_weights(product, all_x, scales, supers, first, L: tl.constexpr):
 
 
 @triton.jit
-def dot_rows(
-    x, x_stride, tokens, matrix, first, rows, columns,
-    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
-    """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; rows past the end: arbitrary.
+def dot_rows(x, x_stride, tokens, matrix, row, columns, L: tl.constexpr, N: tl.constexpr, G: tl.constexpr):
+    """Return the products of all tokens with some rows: [N, R] float32.
 
     The scale of an i2_s tensor is not applied (planes.tensor_scale).
 
@@ -173,35 +203,63 @@ def dot_rows(
         x: pointer to any float dtype; token t begins at t * x_stride, at a multiple of 16 bytes.
         tokens: number of tokens, at most N.
         matrix: pointer to uint8, at a multiple of 16 bytes.
-        first: first row; R is 1, 2, 4, 8 or 16.
-        rows: O; memory after these rows is not read.
+        row: [R] rows; R is 1, 2, 4, 8 or 16.
         columns: I.
         N: a power of two.
         G: number of units that are read at once; 32 for each warp of the program keep every sum in its thread.
     """
+    return dot_each(x, x_stride, tokens, (matrix,), (row,), columns, L, N, G)[0]
+
+
+@triton.jit
+def dot_each(x, x_stride, tokens, matrices, rows, columns, L: tl.constexpr, N: tl.constexpr, G: tl.constexpr):
+    """Return the same as `dot_rows` for each of several matrices of one format, as a tuple; x is prepared once for all.
+
+    Args:
+        matrices: tuple of pointers.
+        rows: tuple of rows, [R] for each matrix.
+    """
     weights: tl.constexpr = weights_of_unit(L)
     num_scales: tl.constexpr = scales_of_unit(L)
     octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
-    row = tl.minimum(first + tl.arange(0, R), rows - 1)
     token = tl.minimum(tl.arange(0, N), tokens - 1)
     fed_rows = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
-    scales = plane_rows(matrix, row, columns, 2, L)[:, None]
-    supers = plane_rows(matrix, row, columns, 3, L)[:, None]
-    sums = tl.zeros((N, R, G), tl.float32)
+    sums = ()
+    for at in tl.static_range(len(rows)):
+        sums = sums + (tl.zeros((N, rows[at].shape[0], G), tl.float32),)
     for begin in range(0, columns // weights, G):
-        unit = begin + tl.arange(0, G)
-        is_there = unit < columns // weights
+        unit = tl.minimum(begin + tl.arange(0, G), columns // weights - 1)  # threads past the end repeat the last unit
+        is_there = begin + tl.arange(0, G) < columns // weights
         start = first_weight(unit, L)
-        words, bits = unit_words(matrix, row, columns, unit, is_there, L)
+        words, bits = (), ()
+        for at in tl.static_range(len(rows)):
+            low, high = unit_words(matrices[at], rows[at], columns, unit, L)
+            words = words + (low,)
+            bits = bits + (high,)
         for index in tl.static_range(num_scales):
-            total = tl.zeros((N, R, G, 8), tl.float32)
             all_x = tl.zeros((N, 1, G, 8), tl.float32)
+            totals = ()
+            for at in tl.static_range(len(rows)):
+                totals = totals + (tl.zeros((N, rows[at].shape[0], G, 8), tl.float32),)
             for octet in tl.static_range(index * octets, (index + 1) * octets):
-                at = (start + offset_of(octet, L))[None, None, :, None] + tl.arange(0, 8)[None, None, None, :]
-                fed = tl.load(fed_rows + at, mask=is_there[None, None, :, None], other=0.0).to(tl.float32)
-                own = octet_bits(bits, matrix, row, columns, start, is_there, octet, L)
-                total = eight_products(total, fed, words, own, octet, L)
+                fed = eight_of(fed_rows, (start + offset_of(octet, L))[None, None, :, None])
                 all_x += fed
-            known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
-            sums += products_of_weights(tl.sum(total, axis=3), tl.sum(all_x, axis=3), scales, supers, known, L)
-    return tl.sum(sums, axis=2)
+                grown = ()
+                for at in tl.static_range(len(rows)):
+                    own = octet_bits(bits[at], matrices[at], rows[at], columns, start, octet, L)
+                    grown = grown + (eight_products(totals[at], fed, words[at], own, octet, L),)
+                totals = grown
+            known = start + offset_of(index * octets, L)
+            more = ()
+            for at in tl.static_range(len(rows)):
+                scales = plane_rows(matrices[at], rows[at], columns, 2, L)[:, None]
+                supers = plane_rows(matrices[at], rows[at], columns, 3, L)[:, None]
+                products = products_of_weights(
+                    tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scales, supers, known, L
+                )
+                more = more + (sums[at] + tl.where(is_there[None, None, :], products, 0.0),)
+            sums = more
+    results = ()
+    for at in tl.static_range(len(rows)):
+        results = results + (tl.sum(sums[at], axis=2),)
+    return results

@@ -45,10 +45,10 @@ def dotted_rows(
     supers = plane_rows(matrix, row, columns, 3, L)[:, None]
     sums = tl.zeros((G, R, N), tl.float32)
     for begin in range(0, columns // weights, G):
-        unit = begin + tl.arange(0, G)
-        is_there = unit < columns // weights
+        unit = tl.minimum(begin + tl.arange(0, G), columns // weights - 1)
+        is_there = begin + tl.arange(0, G) < columns // weights
         start = first_weight(unit, L)
-        words, bits = unit_words(matrix, row, columns, unit, is_there, L)
+        words, bits = unit_words(matrix, row, columns, unit, L)
         for index in tl.static_range(num_scales):
             total = tl.zeros((G, R, N), tl.float32)
             all_x = tl.zeros((G, N), tl.float32)
@@ -56,9 +56,9 @@ def dotted_rows(
                 at = (start + offset_of(2 * pair, L))[:, None, None] + tl.arange(0, 16)[None, None, :]
                 is_fed = is_there[:, None, None] & (token < tokens)
                 fed = tl.load(x + token.to(tl.int64) * x_stride + at, mask=is_fed, other=0.0)  # [G, N, 16]
-                own = octet_bits(bits, matrix, row, columns, start, is_there, 2 * pair, L)
+                own = octet_bits(bits, matrix, row, columns, start, 2 * pair, L)
                 even = small_numbers(words, own, 2 * pair, L)
-                own = octet_bits(bits, matrix, row, columns, start, is_there, 2 * pair + 1, L)
+                own = octet_bits(bits, matrix, row, columns, start, 2 * pair + 1, L)
                 odd = small_numbers(words, own, 2 * pair + 1, L)
                 sixteen = tl.permute(tl.join(even.to(fed.dtype), odd.to(fed.dtype)), (1, 0, 3, 2))  # [G, R, 2, 8]
                 total = tl.dot(tl.reshape(sixteen, (G, R, 16)), tl.permute(fed, (0, 2, 1)), total)
@@ -67,7 +67,7 @@ def dotted_rows(
             if L.scale == "whole":
                 sums += total
             else:
-                known = tl.where(is_there, start, 0) + offset_of(index * pairs * 2, L)
+                known = start + offset_of(index * pairs * 2, L)
                 places = scales + (known // L.group * L.scale_nbytes)[None, :]
                 scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)  # [R, G]
                 sums += total * tl.trans(scale)[:, :, None]

@@ -39,19 +39,19 @@ def _unpack(
     row = begin + place if ids is None else tl.load(ids + place, mask=is_place, other=0)
     is_row = (row >= 0) & (row < rows)
     row = tl.where(is_row, row, 0)
-    unit = tl.program_id(1) * G + tl.arange(0, G)
-    is_there = unit < columns // weights
+    unit = tl.minimum(tl.program_id(1) * G + tl.arange(0, G), columns // weights - 1)
+    is_there = tl.program_id(1) * G + tl.arange(0, G) < columns // weights
     start = first_weight(unit, L)
-    words, bits = unit_words(packed, row, columns, unit, is_there, L)
+    words, bits = unit_words(packed, row, columns, unit, L)
     scales = plane_rows(packed, row, columns, 2, L)[:, None]
     supers = plane_rows(packed, row, columns, 3, L)[:, None]
     to = out + (place.to(tl.int64) * columns)[:, None, None] + start[None, :, None] + tl.arange(0, 8)[None, None, :]
     is_stored = is_place[:, None, None] & is_there[None, :, None]
     for index in tl.static_range(num_scales):
-        known = tl.where(is_there, start, 0) + offset_of(index * octets, L)
+        known = start + offset_of(index * octets, L)
         scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
         for octet in tl.static_range(index * octets, (index + 1) * octets):
-            codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, is_there, octet, L), octet, L)
+            codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, octet, L), octet, L)
             values = weights_of(codes, scale, minimum, L)
             values = tl.where(is_row[:, None, None], values, 0.0)
             tl.store(to + offset_of(octet, L), values.to(out.dtype.element_ty), mask=is_stored)

@@ -63,18 +63,18 @@ def two_words(words, SECOND: tl.constexpr):
 
 
 @triton.jit
-def high_words(matrix, row, columns, start, is_there, FIRST: tl.constexpr, COUNT: tl.constexpr, L: tl.constexpr):
+def high_words(matrix, row, columns, start, FIRST: tl.constexpr, COUNT: tl.constexpr, L: tl.constexpr):
     """Return words of high codes, the bits of the unit's first slice lowest: [R, G, COUNT] int32.
 
     Args:
         row: [R].
-        start: [G] first weight of each unit.  is_there: [G].
+        start: [G] first weight of each unit.
         FIRST: offset from `start` of the first weight that the words hold.
     """
     span: tl.constexpr = 256 // L.high  # weights of 32 bytes
     high = plane_rows(matrix, row, columns, 1, L).to(tl.pointer_type(tl.int32))
     places = (start // span * 8 + start % 32 // 16 * 4 + FIRST // 4)[None, :, None] + tl.arange(0, COUNT)[None, None, :]
-    bits = tl.load(high[:, None, None] + places, mask=is_there[None, :, None], other=0)
+    bits = tl.load(high[:, None, None] + places)
     return bits >> (start % span // 32 * L.high)[None, :, None]
 
 
@@ -86,34 +86,35 @@ def first_weight(unit, L: tl.constexpr):
 
 
 @triton.jit
-def unit_words(matrix, row, columns, unit, is_there, L: tl.constexpr):
+def unit_words(matrix, row, columns, unit, L: tl.constexpr):
     """Return the words of low codes, [R, G, 4] int32, and of high codes if one load serves all octets, else [R, G, 1].
 
     Args:
-        row: [R].  unit: [G].  is_there: [G] True for units that exist; the others give zeros.
+        row: [R].
+        unit: [G], units that exist; a mask would take instructions to clear registers.
     """
     low = plane_rows(matrix, row, columns, 0, L).to(tl.pointer_type(tl.int32))
     places = (unit * 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
-    words = tl.load(low[:, None, None] + places, mask=is_there[None, :, None], other=0)
+    words = tl.load(low[:, None, None] + places)
     bits = words
     if L.low == 8:
         words ^= SIGNS  # stored as int8
     if L.high_runs:
         high = plane_rows(matrix, row, columns, 1, L).to(tl.pointer_type(tl.int32))
-        bits = tl.load(high[:, None] + unit[None, :], mask=is_there[None, :], other=0)[:, :, None]
+        bits = tl.load(high[:, None] + unit[None, :])[:, :, None]
     elif L.high > 0 and L.step >= 32:
-        bits = high_words(matrix, row, columns, first_weight(unit, L), is_there, 0, 4, L)
+        bits = high_words(matrix, row, columns, first_weight(unit, L), 0, 4, L)
     return words, bits
 
 
 @triton.jit
-def octet_bits(bits, matrix, row, columns, start, is_there, OCTET: tl.constexpr, L: tl.constexpr):
+def octet_bits(bits, matrix, row, columns, start, OCTET: tl.constexpr, L: tl.constexpr):
     """Return the words of an octet's high codes: [R, G, 2] int32; [R, G, 1] if they are stored as runs."""
     if L.high > 0 and not L.high_runs:
         if L.step >= 32:
             bits = two_words(bits, pair_of(OCTET, L))
         else:
-            bits = high_words(matrix, row, columns, start, is_there, offset_of(OCTET, L), 2, L)
+            bits = high_words(matrix, row, columns, start, offset_of(OCTET, L), 2, L)
     return bits
 
 
