@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.profiler import profile  # torch.profiler's imports the compiler when it starts
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
 
 # Operators that move no bytes: they make views, read shapes, or allocate memory.
 WITHOUT_KERNEL = frozenset(
@@ -65,11 +65,11 @@ def count_kernels(work: Callable[[], object], device: torch.device) -> int:
     does not see into compiled code; there these are the outermost calls that move bytes, where an operator or a whole
     compiled graph is one call. A native program does not go through torch and is not counted.
     """
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    with quiet_standard_error(), profile(activities=activities, acc_events=True) as profiler:
+    use_device = "cuda" if device.type == "cuda" else None
+    with quiet_standard_error(), profile(use_device=use_device, use_kineto=True, acc_events=True) as profiler:
         work()
         synchronize(device)
-    events = list(profiler.events())
+    events = list(profiler.function_events)
     if device.type == "cuda":
         on_device = [event for event in events if event.device_type.name == "CUDA"]
         return sum(not event.name.startswith(("Memcpy", "Memset")) for event in on_device)
