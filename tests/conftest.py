@@ -80,6 +80,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> None:
+    """Leave what earlier files have imported and made out of this file's collections.
+
+    Tests that wait for garbage collect many times, and each time would look through transformers and the compiler.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
     """Give the thread count back after each test: it is a guard of every compiled graph, shared engines' included."""

@@ -8,8 +8,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from chat_folder import save_chat_folder
-from command_process import environment
+from command_process import Started, environment
 
 PATIENCE = 60.0  # seconds for anything to appear
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -33,12 +31,8 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
         checkpoint = save_chat_folder(folder / "model")
         settings = ["task=chat", f"model.checkpoint={checkpoint}", "graph=eager", "device=cpu", "hydra.run.dir=run"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "graphcore.tasks.main", *settings, *arguments],
-            stdin=slave, stdout=slave, stderr=slave, cwd=folder, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env={**environment(), "TERM": "xterm", "INPUTRC": "/dev/null"},
-        )  # fmt: skip
+        variables = {**environment(), "TERM": "xterm", "INPUTRC": "/dev/null"}
+        self.process = Started([*settings, *arguments], folder, [slave] * 3, has_terminal=True, variables=variables)
         os.close(slave)
         self.shown = ""
 
@@ -72,7 +66,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     opened = Terminal(tmp_path, "max_new_tokens=300")
     opened.wait_for("> ")
     yield opened
-    opened.process.kill()
+    if opened.process.returncode is None:
+        opened.process.send_signal(signal.SIGKILL)
+        opened.process.wait()
     os.close(opened.master)
 
 

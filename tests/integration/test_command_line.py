@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chat_folder import TINY, save_chat_folder
-from command_process import ROOT, environment, graphcore
+from command_process import ROOT, Piped, environment, graphcore
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 
@@ -243,19 +243,12 @@ def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -
 
 
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "graphcore.tasks.main", *LLAMA, "prompt_ids=[1,2,3]", "max_new_tokens=100000"]
-    process = subprocess.Popen(
-        [*command, "context_length=131072"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    endless = ("prompt_ids=[1,2,3]", "max_new_tokens=100000", "context_length=131072")
+    process = Piped(*LLAMA, *endless, cwd=tmp_path)
     assert process.stdout.read(40)  # some tokens have come
     process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=60)[1]
+    process.stdout.read()
+    err = process.read_errors()
     record = result_of(tmp_path / "outputs")
     assert process.returncode == 130
     assert (record["status"], record["finish_reason"]) == ("interrupted", "interrupted")
@@ -264,6 +257,7 @@ def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    """In an interpreter of its own, which flushes its streams at its end."""
     command = [sys.executable, "-m", "graphcore.tasks.main", *LLAMA, "prompt_ids=[1]", "max_new_tokens=4000"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -282,14 +276,8 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "all"], ["plan", "progress=false", LLAMA[3]]])
 def test_a_reader_that_takes_nothing_of_a_text_or_a_table_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "graphcore.tasks.main", *arguments]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.close()  # before anything is written, so that writing fails for certain
-    assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(60)) == ("", 0)
+    process = Piped(*arguments, cwd=tmp_path, has_reader=False)  # so that writing fails for certain
+    assert (process.read_errors(), process.returncode) == ("", 0)
 
 
 def test_run_py_and_the_module_are_the_same_command(tmp_path: Path) -> None:
@@ -324,11 +312,8 @@ PRINTING = [
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=lambda arguments: " ".join(arguments[-2:]))
 def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "graphcore.tasks.main", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = graphcore(*arguments, cwd=tmp_path, stdout=full)
     said = "standard output cannot be written (No space left on device); send it to another place"
     assert done.stderr.splitlines()[-1] == f"graphcore: OutputError: {said}"
     assert "Traceback" not in done.stderr

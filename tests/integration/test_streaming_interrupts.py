@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_process import ROOT, SECONDS, environment
+from command_process import ROOT, run_program
 from tiny_models import add_tokenizer, save_tiny
 
 # Runs run.py as a process of its own; before the given read of weights, something happens.
@@ -42,13 +41,11 @@ def run(folder: Path, at: int, what: str, *arguments: str) -> tuple[subprocess.C
     """Run task=generate with weights that stream; return what it printed and result.json."""
     out = folder.parent / "out"
     command = [
-        *(sys.executable, "-c", SCRIPT, str(at), what, str(folder / "model.safetensors")),
+        *(str(at), what, str(folder / "model.safetensors")),
         *(f"model.checkpoint={folder}", "streaming=on", "graph=eager", "device=cpu", "dtype=fp32", "chat=off"),
         *("prefill_chunk=16", "max_new_tokens=300", f"prompt={PROMPT}", f"hydra.run.dir={out}", *arguments),
     ]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = run_program(command, ROOT, code=SCRIPT)
     return done, json.loads((out / "result.json").read_text())
 
 

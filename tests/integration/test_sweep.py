@@ -4,12 +4,10 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from chat_folder import TINY, save_chat_folder
-from command_process import environment, graphcore
+from command_process import Piped, graphcore
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 SMALL = ("task=bench", "task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1")
@@ -65,20 +63,17 @@ def test_text_reaches_every_job_unchanged(tmp_path: Path) -> None:
     assert found[0]["settings"]["stop"] == ["a,b"]
 
 
-def start_sweep(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "graphcore.tasks.main", "-m", *LLAMA, "prompt_ids=[1,2]", *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start_sweep(cwd: Path, *arguments: str, has_reader: bool = True) -> Piped:
+    return Piped("-m", *LLAMA, *arguments, cwd=cwd, has_reader=has_reader)
 
 
 def test_ctrl_c_ends_a_sweep_with_a_summary_of_what_ran(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "max_new_tokens=1,100000,5", "context_length=131072")
-    assert process.stdout is not None
+    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=1,100000,5", "context_length=131072")
     process.stdout.readline()  # of the first job, which is done
     assert process.stdout.read(20)  # of the second
     process.send_signal(signal.SIGINT)  # to the sweep alone: it tells its job
-    err = process.communicate(timeout=90)[1]
+    process.stdout.read()
+    err = process.read_errors()
     folder = sweep_folder(tmp_path)
     assert process.returncode == 130
     assert [row["status"] for row in summary(folder)] == ["ok", "interrupted"]
@@ -88,12 +83,12 @@ def test_ctrl_c_ends_a_sweep_with_a_summary_of_what_ran(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "max_new_tokens=100000,1", "context_length=131072")
-    assert process.stdout is not None
+    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=100000,1", "context_length=131072")
     assert process.stdout.read(20)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.stdout.read()
+    process.read_errors()
     first, second = records(sweep_folder(tmp_path))
     assert process.returncode == 1
     assert (first["status"], second["status"]) == ("failed", "ok")
@@ -102,15 +97,9 @@ def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None
 
 
 def test_a_sweep_whose_reader_leaves_ends_as_a_single_run_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "graphcore.tasks.main", *LLAMA, *SMALL, "seed=1,2", "-m"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()  # before a job has printed its table
-    err = process.stderr.read()
-    assert process.wait(60) == 0
+    process = start_sweep(tmp_path, *SMALL, "seed=1,2", has_reader=False)  # it left before a job printed its table
+    err = process.read_errors()
+    assert process.returncode == 0
     assert "Traceback" not in err
     assert "error" not in err.lower()
     assert [record["status"] for record in records(sweep_folder(tmp_path))] == ["interrupted", "interrupted"]

@@ -4,11 +4,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from command_process import run_program
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("graphcore", "conf", "benchmarks", "run.py")
@@ -80,25 +81,20 @@ class Checkout:
 
     def script(self, path: str, *arguments: str, cwd: Path | None = None, seconds: float = SECONDS) -> Finished:
         """Run a Python file of the checkout."""
-        return self._start([str(self.root / path), *arguments], cwd, seconds)
+        return self._start(arguments, cwd, seconds, script=str(self.root / path))
 
     def python(self, code: str, cwd: Path | None = None, seconds: float = SECONDS) -> str:
         """Run Python code that imports graphcore from this checkout, and return what it printed."""
-        done = self._start(["-c", code], cwd, seconds)
+        done = self._start((), cwd, seconds, code=code)
         assert done.status == 0, done.error
         return done.out
 
-    def _start(self, arguments: list[str], cwd: Path | None, seconds: float) -> Finished:
-        environment = {**os.environ, "PYTHONPATH": str(self.root)}
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=cwd or self.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+    def _start(
+        self, arguments: Sequence[str], cwd: Path | None, seconds: float, script: str = "", code: str | None = None
+    ) -> Finished:
+        variables = {**os.environ, "PYTHONPATH": str(self.root)}
+        program = {"script": script, "code": code, "variables": variables, "imported": "torch"}
+        done = run_program(arguments, cwd or self.root, seconds=seconds, **program)
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def assert_follows(self, title: str) -> None:
@@ -129,12 +125,12 @@ def recipe_paths(title: str) -> dict[str, re.Pattern[str]]:
 
 
 def copy_checkout(folder: Path) -> Checkout:
-    """Return a copy of this checkout in a folder, with the kernels that this one has built."""
+    """Return a copy of this checkout in a folder, with the kernels and the bytecode that this one has made."""
     root = folder / "checkout"
     root.mkdir()
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", BUILT.name))
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns(BUILT.name))
         else:
             shutil.copy2(ROOT / name, root / name)
     if (ROOT / BUILT).is_dir():
