@@ -87,7 +87,14 @@ class Bench:
         return [*model_overrides(model, checkpoint, self.is_dry), *where, *own, *fewer, *overrides]
 
     def fit(
-        self, model: str, checkpoint: str, ways: Sequence[str], *overrides: str, tokens: int = 0, copies: int = 1
+        self,
+        model: str,
+        checkpoint: str,
+        ways: Sequence[str],
+        *overrides: str,
+        tokens: int = 0,
+        copies: int = 1,
+        is_all_dense: bool = False,
     ) -> None:
         """Choose how many layers of a model this machine has room for, in all of the ways; the log says if not all.
 
@@ -96,12 +103,13 @@ class Bench:
         Args:
             ways: streaming's policies.  tokens: that keys and values are kept for; 0 is the default of the suite.
             copies: how often the weights are on the device at once, as `peers` has them.
+            is_all_dense: they are all in bf16 then.
         """
         self._layers[model, checkpoint] = ()
         if self.is_dry:
             return
         settings = self.settings(model, checkpoint, *overrides)
-        shape = shape_of(compose_settings(settings).model.random_config, checkpoint.partition(":")[2])
+        shape = shape_of(compose_settings(settings).model.random_config, checkpoint.partition(":")[2], is_all_dense)
         room = Room(torch.cuda.mem_get_info(self.device)[0], free_ram_nbytes())
         layers = layers_that_fit(shape, room, ways, tokens or self.sizes.long_prompt, copies)
         if layers < shape.layers:

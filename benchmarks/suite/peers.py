@@ -1,14 +1,16 @@
-"""graphcore beside transformers: the same shape, prompt and number of tokens, in alternating runs on one card.
+"""graphcore beside its peers: the same shape, prompt and number of tokens, in alternating runs on one card.
 
-gpt-fast is not run: it has no package, and its published figures are of other cards (docs/gpu_suite.md cites them).
+Each peer is a process of its own (peer_answers.py): transformers with a static cache, and gpt-fast's loop, which has no
+package to install and is written anew in gpt_fast_peer.py. All compile at the same time, and then take turns.
 """
 
 import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +19,78 @@ from graphcore.config.compose import compose_settings
 from graphcore.tasks.measuring.timed_runs import time_repeats
 from suite.bench import Bench
 from suite.log import Measurement
-from suite.timing import time_prefill
+from suite.peer_answers import prompt_of
 
-WORKER = Path(__file__).with_name("transformers_peer.py")
+FOLDER = Path(__file__).parent
 Answer = dict[str, Any]
-Ask = Callable[[int, int], Answer]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A peer that is on its way.
+
+    Attributes:
+        title: what it is called in the report.
+        answer: waits for its next line; the first one says that it is ready.
+        send: writes it a line.
+    """
+
+    title: str
+    answer: Callable[[], Answer]
+    send: Callable[[str], None]
+
+    def run(self, prompt_tokens: int, new_tokens: int) -> float:
+        """Return its decode tokens/s."""
+        self.send(f"{prompt_tokens} {new_tokens}")
+        rate: float = self.answer()["decode"]
+        return rate
 
 
 def llama(bench: Bench) -> None:
-    compare(bench, "llama3_8b", "Llama-3.1-8B bf16", ["random:bf16", "random:q4_k"])
+    compare(bench, "llama3_8b", "Llama-3.1-8B bf16", ["random:bf16", "random:q4_k"], ["transformers", "gpt_fast"])
 
 
 def gpt_oss(bench: Bench) -> None:
-    compare(bench, "gpt_oss", "gpt-oss-20b", ["random:bf16"])
+    compare(bench, "gpt_oss", "gpt-oss-20b", ["random:bf16"], ["transformers"])
 
 
-def compare(bench: Bench, model: str, title: str, checkpoints: list[str]) -> None:
-    """Time every checkpoint of graphcore's against transformers in bf16, run by run."""
+def compare(bench: Bench, model: str, title: str, checkpoints: Sequence[str], names: Sequence[str]) -> None:
+    """Time every checkpoint of graphcore's against the peers in bf16, run by run."""
     sizes = bench.sizes
     context = sizes.prompt + sizes.new + 8
-    with worker(bench, model, context) as (ready, ask):
-        ask(sizes.prompt, sizes.new)  # compiles
-        ask(sizes.prompt, sizes.new)
+    for checkpoint in ("random:", *checkpoints):
+        bench.fit(model, checkpoint, ("off",), tokens=context, copies=len(names) + 1, is_all_dense=True)
+    with ExitStack() as stack:
+        peers = [stack.enter_context(process(bench, name, model, context)) for name in names]
+        ready = [peer.answer() for peer in peers]  # all of them have compiled by then
+        for peer in peers:
+            peer.run(sizes.prompt, sizes.new)
         for checkpoint in checkpoints:
-            with bench.engine(model, checkpoint, f"context_length={context}") as loaded:
-                ours, theirs = alternate(bench, loaded.engine, ask)
             name = f"{title} ({checkpoint.partition(':')[2]})"
-            settings, version = loaded.settings, ready["transformers"]
-            bench.log.add(Measurement(f"{name}: graphcore decode beside it", "tokens/s", ours, settings=settings))
-            peer = Measurement(f"{name}: transformers {version} decode, static cache, compiled", "tokens/s", theirs)
-            peer.gb_per_second = ready["weight_bytes"] * peer.median / 1e9
-            bench.log.add(peer.of_ceiling("copy", bench.ceiling("copy"), peer.gb_per_second))
-            ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
-            row = Measurement(f"{name}: graphcore over transformers, decode", "x", [ratio])
-            bench.log.add(row.aim("1.3 x", ratio >= 1.3))
+            with bench.engine(model, checkpoint, f"context_length={context}") as loaded:
+                ours, theirs = alternate(bench, loaded.engine, peers)
+            rows = Measurement(f"{name}: graphcore decode beside them", "tokens/s", ours, settings=loaded.settings)
+            bench.log.add(rows)
+            for peer, said, rates in zip(peers, ready, theirs, strict=True):
+                peer_rows(bench, name, peer.title, said, ours, rates)
 
 
-def alternate(bench: Bench, engine: Engine, ask: Ask) -> tuple[list[float], list[float]]:
-    """Return both engines' decode tokens/s, run by run in turns."""
+def peer_rows(
+    bench: Bench, name: str, title: str, said: Answer, ours: Sequence[float], theirs: Sequence[float]
+) -> None:
+    """Write down a peer's rate, and how many times it graphcore's is."""
+    row = Measurement(f"{name}: {said['name']}, decode", "tokens/s", theirs)
+    row.gb_per_second = said["weight_bytes"] * row.median / 1e9
+    bench.log.add(row.of_ceiling("copy", bench.ceiling("copy"), row.gb_per_second))
+    ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    over = Measurement(f"{name}: graphcore over {title}, decode", "x", [ratio])
+    bench.log.add(over.aim("1.3 x", ratio >= 1.3) if title == "transformers" else over)
+
+
+def alternate(bench: Bench, engine: Engine, peers: Sequence[Process]) -> tuple[list[float], list[list[float]]]:
+    """Return graphcore's decode tokens/s and each peer's, run by run in turns."""
     sizes = bench.sizes
-    prompt = [(7 * index) % 400 + 100 for index in range(sizes.prompt)]
+    prompt = prompt_of(sizes.prompt)
 
     def seconds(tokens: int) -> float:
         run = lambda: engine.generate([prompt], max_new_tokens=tokens, ignore_eos=True)  # noqa: E731
@@ -64,43 +98,40 @@ def alternate(bench: Bench, engine: Engine, ask: Ask) -> tuple[list[float], list
 
     seconds(sizes.new + 1)
     first = statistics.median(seconds(1) for _ in range(3))
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: list[list[float]] = [[] for _ in peers]
     for _ in range(sizes.repeats):
         ours.append(sizes.new / max(seconds(sizes.new + 1) - first, 1e-9))
-        theirs.append(ask(sizes.prompt, sizes.new)["decode"])
-    time_prefill(engine, sizes.prompt, 1)
+        for peer, rates in zip(peers, theirs, strict=True):
+            rates.append(peer.run(sizes.prompt, sizes.new))
     return ours, theirs
 
 
 @contextmanager
-def worker(bench: Bench, model: str, context: int) -> Iterator[tuple[Answer, Ask]]:
-    """Start transformers on the model's shape; yield what it says and a way to ask it for a run.
-
-    Raises:
-        RuntimeError: it died; its message is in the suite's log.
-    """
-    config = compose_settings(bench.settings(model, "random:")).model.random_config
-    command = [sys.executable, "-P", str(WORKER), str(bench.device), str(context)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        lines, answers = process.stdin, process.stdout
+def process(bench: Bench, name: str, model: str, context: int) -> Iterator[Process]:
+    """Start a peer on the model's shape; its `answer` raises RuntimeError if it died, with a message in suite.log."""
+    settings = compose_settings(bench.settings(model, "random:")).model
+    config = {key: value for key, value in settings.random_config.items() if value is not None}
+    if settings.num_hidden_layers is not None:
+        config["num_hidden_layers"] = settings.num_hidden_layers
+    command = [sys.executable, "-P", str(FOLDER / f"{name}_peer.py"), str(bench.device), str(context)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        lines, answers = started.stdin, started.stdout
         assert lines is not None, "it has a pipe"
         assert answers is not None, "it has a pipe"
 
         def answer() -> Answer:
             line = answers.readline()
             if not line:
-                raise RuntimeError("transformers died; its message is in suite.log")
+                raise RuntimeError(f"{name} died; its message is in suite.log")
             found: Answer = json.loads(line)
             return found
 
-        def ask(prompt_tokens: int, new_tokens: int) -> Answer:
-            print(prompt_tokens, new_tokens, file=lines, flush=True)
-            return answer()
+        def send(line: str) -> None:
+            print(line, file=lines, flush=True)
 
         try:
-            print(
-                json.dumps({key: value for key, value in config.items() if value is not None}), file=lines, flush=True
-            )
-            yield answer(), ask
+            send(json.dumps(config))
+            yield Process(name.replace("_", "-"), answer, send)
         finally:
             lines.close()

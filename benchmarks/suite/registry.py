@@ -40,7 +40,7 @@ ALL = (
     Part("test_captured", "correctness:captured", 130, "tests: captured logits are the eager ones", needs_gpu=True),
     Part("fenced_70b_q4_k", "fenced:llama_q4_k", 150, "70B q4_k under 14 GiB of device memory"),
     Part("test_kernels", "correctness:kernels", 160, "tests: all other kernels against float64", needs_gpu=True),
-    Part("peers_8b", "peers:llama", 190, "transformers with a static cache, compiled, in alternating runs"),
+    Part("peers_8b", "peers:llama", 190, "transformers and gpt-fast's loop, compiled, in alternating runs"),
     Part("host", "host:run", 65, "host time per token, capture, second load"),
     Part("context_128k", "context:run", 80, "8B at 128K: bytes, decode at depth, what attention costs"),
     Part("experts", "experts:run", 110, "mapped experts against copied ones"),

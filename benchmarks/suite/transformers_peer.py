@@ -1,20 +1,19 @@
 """transformers on random weights, as a process of its own: a static cache and a compiled forward for decode.
 
-    python transformers_peer.py DEVICE CONTEXT < lines
+    python transformers_peer.py DEVICE CONTEXT < lines                 (peer_answers.py has the lines)
 
-The first line of standard input is the config of the model as JSON. It then says that it is ready with a line of JSON,
-and answers each line "prompt_tokens new_tokens" with another. Nothing of the timed loop waits for the host: the token
-stays on the device until the end.
+Nothing of the timed loop waits for the host: the token stays on the device until the end.
 """
 
-import json
-import os
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from suite.peer_answers import answer, prompt_of
 
 
 class StaticPeer:
@@ -30,20 +29,26 @@ class StaticPeer:
         self.device = device
         self.cache = StaticCache(config=self.model.config, max_cache_len=context)
         self.is_whole = True
-        self.step = self.compiled(fullgraph=True) if device.type == "cuda" else self.model.forward  # a dry run's
+        self.step: Callable[..., Any] = self.model.forward
 
-    def compiled(self, fullgraph: bool) -> Callable[..., Any]:
-        """Return the forward, compiled and captured at its first call."""
-        return torch.compile(self.model.forward, fullgraph=fullgraph, dynamic=False, mode="reduce-overhead")
+    def compile(self, **how: str) -> None:
+        """Compile a token's forward and run it until it is captured; where it is no whole graph, with breaks in it.
 
-    def first_decode(self, prompt_tokens: int) -> None:
-        """Compile; where the model is no whole graph, with breaks in it."""
-        try:
-            self.decode(self.prefill(prompt_of(prompt_tokens)), prompt_tokens, 4)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            print(f"no whole graph: {error}", file=sys.stderr)
-            self.is_whole, self.step = False, self.compiled(fullgraph=False)
-            self.decode(self.prefill(prompt_of(prompt_tokens)), prompt_tokens, 4)
+        Args:
+            how: torch.compile's.
+        """
+        for self.is_whole in (True, False):
+            self.step = torch.compile(  # type: ignore[call-overload]  # its options
+                self.model.forward, fullgraph=self.is_whole, dynamic=False, **how
+            )
+            try:
+                self.decode(self.prefill(prompt_of(8)), 8, 4)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                if not self.is_whole:
+                    raise
+                print(f"no whole graph: {error}", file=sys.stderr)
+            else:
+                return
 
     def weight_nbytes(self) -> int:
         """Return the bytes of parameters, the embedding table left out unless it is the head."""
@@ -75,39 +80,21 @@ class StaticPeer:
             chosen.append(token)
         return torch.cat(chosen, dim=1)[0].tolist()
 
-    def run(self, prompt_tokens: int, new_tokens: int) -> dict[str, Any]:
-        """Return tokens/s of a prefill and of a decode after it."""
-        prompt = prompt_of(prompt_tokens)
-        began = time.perf_counter()
-        token = self.prefill(prompt)
-        token.item()
-        middle = time.perf_counter()
-        chosen = self.decode(token, prompt_tokens, new_tokens)
-        ended = time.perf_counter()
-        rates = {"prefill": prompt_tokens / (middle - began), "decode": new_tokens / (ended - middle)}
-        return {**rates, "tokens": chosen[:8]}
+    def name(self) -> str:
+        """Return transformers' version, and whether its forward is one graph."""
+        import transformers
+
+        whole = "compiled whole" if self.is_whole else "compiled with graph breaks"
+        return f"transformers {transformers.__version__}, static cache, {whole}"
 
 
-def prompt_of(tokens: int) -> list[int]:
-    """Return the prompt that both engines run."""
-    return [(7 * index) % 400 + 100 for index in range(tokens)]
-
-
-def main() -> None:
-    device, context = torch.device(sys.argv[1]), int(sys.argv[2])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to standard output
-    import transformers
-
-    peer = StaticPeer(json.loads(sys.stdin.readline()), device, context)
-    peer.first_decode(8)
-    whole = "compiled whole" if peer.is_whole else "compiled with graph breaks"
-    ready = {"weight_bytes": peer.weight_nbytes(), "transformers": f"{transformers.__version__} ({whole})"}
-    print(json.dumps(ready), file=answers, flush=True)
-    for line in sys.stdin:
-        prompt_tokens, new_tokens = map(int, line.split())
-        print(json.dumps(peer.run(prompt_tokens, new_tokens)), file=answers, flush=True)
+def make(config: dict[str, Any], device: torch.device, context: int) -> StaticPeer:
+    """Return a peer that has compiled its step; without a GPU, where nothing can be captured, one that has not."""
+    peer = StaticPeer(config, device, context)
+    if device.type == "cuda":
+        peer.compile(mode="reduce-overhead")
+    return peer
 
 
 if __name__ == "__main__":
-    main()
+    answer(make)
