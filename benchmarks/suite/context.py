@@ -55,7 +55,7 @@ def depth_row(bench: Bench, loaded: Loaded, depth: int) -> Measurement:
     row = Measurement(name, "tokens/s", [work.new_tokens / each for each in seconds], rate, settings=loaded.settings)
     row.of_ceiling("copy", copy, rate).note = "GB/s of weights and of live keys and values"
     if depth in (0, REPORTED_DEPTH):
-        row.profile = profile_steps(work.decode, work.new_tokens, bench.device).line()
+        row.profile = profile_steps(work.decode, work.new_tokens, bench.device, own(loaded.engine)).line()
     if depth == REPORTED_DEPTH:
         row.aim("reported", met=True)
     bench.log.add(row)

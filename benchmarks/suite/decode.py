@@ -3,7 +3,7 @@
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.profiling import profile_steps
-from suite.timing import decode_work, prefill_flops, time_decode, time_prefill
+from suite.timing import decode_work, own, prefill_flops, time_decode, time_prefill
 
 PROFILED_STEPS = 8
 
@@ -70,7 +70,7 @@ def decode_row(bench: Bench, loaded: Loaded, name: str, target: float | None, ba
         row.aim(f"{target:.0%} of copy", (row.share or 0) >= target)
     bench.log.add(row)
     steps = decode_work(engine, batch, sizes.prompt, min(PROFILED_STEPS, sizes.new))
-    found = profile_steps(steps.decode, steps.new_tokens, bench.device)
+    found = profile_steps(steps.decode, steps.new_tokens, bench.device, own(engine), batch)
     row.profile = found.line()
     row.details["profile"] = found.record()
     bench.log.add(row)

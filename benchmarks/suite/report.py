@@ -9,6 +9,8 @@ from suite.machine import ram_in_words
 from suite.registry import ALL
 
 COLUMNS = ("measurement", "median", "min to max", "GB/s", "of ceiling", "target", "met", "what takes the time")
+LAUNCH_COLUMNS = ("kernel", "grid", "a step", "us each", "bytes of weights", "GB/s", "share of the time")
+MOST_LAUNCHES = 12
 DRY = "**Dry run: tiny shapes on the CPU. These numbers mean nothing; only that the code runs.**"
 
 
@@ -63,10 +65,29 @@ def markdown(report: Line) -> str:
         text += [f"Smaller than the true shape: {words}." for words in dict.fromkeys(smaller)]
         text += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)] if rows else []
         text += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+        for row in rows:
+            text += launch_lines(row)
         text.append("")
     if report["not_run"]:
         text += [f"Not run: {', '.join(report['not_run'])}.", ""]
     return "\n".join(text)
+
+
+def launch_lines(row: Line) -> list[str]:
+    """Return a table of the launches of a row's profile, those that take most first."""
+    profile = row["details"].get("profile")
+    if not profile or not profile["launches"]:
+        return []
+    lines = ["", f"Launches of {row['name'].replace('|', '/')}:", "", "| " + " | ".join(LAUNCH_COLUMNS) + " |"]
+    lines.append("|" + "---|" * len(LAUNCH_COLUMNS))
+    for launch in profile["launches"][:MOST_LAUNCHES]:
+        nbytes = "" if launch["bytes"] is None else f"{launch['bytes']:,}"
+        rate = "" if launch["gb_per_second"] is None else f"{launch['gb_per_second']:,.0f}"
+        each = launch["microseconds"] / launch["count"]
+        runs = f"{launch['count'] / profile['steps']:.3g}"
+        found = [launch["name"], launch["grid"], runs, f"{each:.2f}", nbytes, rate, f"{launch['share']:.1%}"]
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in found) + " |")
+    return lines
 
 
 def machine_lines(report: Line) -> list[str]:

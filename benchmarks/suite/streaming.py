@@ -11,7 +11,7 @@ from graphcore.tasks.results.stream_watch import Interval, StreamWatch
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.profiling import profile_steps
-from suite.timing import decode_work, prompts_of
+from suite.timing import decode_work, own, prompts_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def streamed_row(loaded: Loaded, name: str, timed: StreamedTime) -> Measurement:
 def add_profile(bench: Bench, loaded: Loaded, row: Measurement, batch: int = 1) -> None:
     """Profile a few steps and write the row down again."""
     steps = decode_work(loaded.engine, batch, bench.sizes.prompt, 2)
-    found = profile_steps(steps.decode, steps.new_tokens, bench.device)
+    found = profile_steps(steps.decode, steps.new_tokens, bench.device, own(loaded.engine), batch)
     row.profile = found.line()
     row.details["profile"] = found.record()
     bench.log.add(row)

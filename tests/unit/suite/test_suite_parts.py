@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from suite import correctness
 from suite.part_process import LOG, run_process
-from suite.profiling import short, summed
+from suite.profiling import Run, short, summed
 from suite.registry import ALL, CALL_SECONDS, CALLS, ENDING, EXTRA, INSTALLING, PARTS
 from suite.shapes import TINY, TRUE, model_overrides
 
@@ -90,10 +90,14 @@ def test_true_shapes_are_the_groups_own_and_tiny_ones_take_their_place(model: st
 
 
 def test_a_profile_says_who_takes_the_time_and_how_much_nobody_does() -> None:
-    runs = [("void gemv<4>(int)", 0.0, 60.0), ("_norm", 60.0, 70.0), ("Memcpy HtoD (Pinned -> Device)", 20.0, 30.0)]
-    found = summed([*runs, ("_norm", 90.0, 100.0)], 2)
-    assert found.line() == (
-        "gemv 60% (x0), _norm 20% (x1), Memcpy HtoD 10% (x0), other kernels 0%, none running 20%; "
+    runs = [
+        Run("void gemv<4>(int)", "[8 x 2]", 0.0, 60e-6),
+        Run("_norm", "[1]", 60e-6, 70e-6),
+        Run("Memcpy HtoD (Pinned -> Device)", "", 20e-6, 30e-6),
+        Run("_norm", "[1]", 90e-6, 100e-6),
+    ]
+    assert summed(runs, 2).line() == (
+        "gemv[8 x 2] 60% (x0), _norm[1] 20% (x1), Memcpy HtoD 10% (x0), other kernels 0%, none running 20%; "
         "2 kernels and 50 us a step"
     )
     assert short("at::native::elementwise_kernel<128>") == "elementwise_kernel"
