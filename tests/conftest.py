@@ -5,6 +5,7 @@ import os
 # Read by torch, here and in the processes that tests start:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers must not spin
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # g++ is not tried with each instruction set of the processor
 
 import gc
 from collections.abc import Callable, Iterator

@@ -7,6 +7,7 @@ is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no f
 """
 
 import errno
+import functools
 import os
 import sys
 import tempfile
@@ -125,8 +126,9 @@ def compiler_loading(device: torch.device, is_needed: bool) -> Iterator[None]:
             thread.join()
 
 
+@functools.cache
 def load_compiler(device: torch.device) -> None:
-    """Import the compiler and compile something small for the device, so that everything is loaded.
+    """Import the compiler and compile something small for the device, once, so that everything is loaded.
 
     What a GPU runs is not compiled for the processor too: on a machine that has never compiled, Inductor first tries
     the processor's vector instructions with the C++ compiler, which took most of a minute (docs/numbers.md).
