@@ -172,6 +172,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss", "bitnet")  # one of each
+# Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
+# one sequence that could run native or as a GPU's kernels does not run it.
+AT_BOTH_WIDTHS = ("llama3", "gemma3", "gpt_oss")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, BUILDERS, WINDOW, TinyModel
+from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, WINDOW, TinyModel
 
 from graphcore import Engine
 
@@ -29,11 +29,13 @@ def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_logits_are_those_of_transformers(name: str, graph: str, tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model(name), load_tiny(name, graph)
     assert tiny.ids.shape[1] > 2 * engine.runner.sizes.prefill_chunk > WINDOW
-    logits = engine.logits(tiny.ids)
-    assert logits.dtype is torch.float32
-    assert worst(logits, tiny.logits) < TOLERANCE
     # One sequence alone takes the programs of width one.
-    assert worst(engine.logits(tiny.ids[1:]), tiny.logits[1:]) < TOLERANCE
+    logits = engine.logits(tiny.ids[1:])
+    assert logits.dtype is torch.float32
+    assert worst(logits, tiny.logits[1:]) < TOLERANCE
+    # Compiled, other families run a batch token by token instead (test_decode_equals_forward.py).
+    if graph == "eager" or name in AT_BOTH_WIDTHS:
+        assert worst(engine.logits(tiny.ids), tiny.logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", BUILDERS)

@@ -45,18 +45,18 @@ def settings_of(folder: Path, combination: Sequence[str], dtype: str) -> list[st
 
 
 @pytest.fixture(scope="module")
-def resident(tiny_model: Tiny) -> Callable[[Path, str, str, int], Mapping[str, object]]:
-    """A function from a checkpoint, a dtype, a graph kind and a number of tokens to resident results."""
+def resident(tiny_model: Tiny) -> Callable[..., Mapping[str, object]]:
+    """A function from a checkpoint, a dtype, a graph kind, a number of tokens and sizes to resident results."""
 
     @cache
-    def run(folder: Path, dtype: str, graph: str, num_tokens: int) -> Mapping[str, object]:
-        with load(folder, streaming="off", dtype=dtype, graph=graph) as engine:
+    def run(folder: Path, dtype: str, graph: str, num_tokens: int, *sizes: str) -> Mapping[str, object]:
+        with load(folder, *sizes, streaming="off", dtype=dtype, graph=graph) as engine:
             return results(engine, num_tokens)
 
     return run
 
 
-Resident = Callable[[Path, str, str, int], Mapping[str, object]]
+Resident = Callable[..., Mapping[str, object]]
 
 
 def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str = "eager") -> None:
@@ -86,13 +86,16 @@ def test_streamed_is_resident_to_the_bit_in_every_combination(
         check(tiny_model(name).folder, resident, combination, dtype)
 
 
-@pytest.mark.parametrize(("name", "graph"), [("llama3", "captured"), ("qwen3", "compiled")])
+@pytest.mark.parametrize(
+    ("name", "graph", "batch_size"),
+    [("llama3", "captured", 3), ("qwen3", "compiled", 1)],  # one sequence runs native where several run compiled
+)
 def test_streamed_is_resident_to_the_bit_compiled_and_captured(
-    tiny_model: Tiny, resident: Resident, name: str, graph: str
+    tiny_model: Tiny, resident: Resident, name: str, graph: str, batch_size: int
 ) -> None:
-    folder = tiny_model(name).folder
-    expected = resident(folder, "bf16", graph, 40)
-    with load(folder, "streaming.layer_group_size=2", dtype="bf16", graph=graph) as engine:
+    folder, width = tiny_model(name).folder, f"batch_size={batch_size}"
+    expected = resident(folder, "bf16", graph, 40, width)
+    with load(folder, "streaming.layer_group_size=2", width, dtype="bf16", graph=graph) as engine:
         assert engine.choices.graph == graph
         assert differing(results(engine, 40), expected) == []
 
