@@ -55,7 +55,9 @@ class Kind:
 def _gguf(folder: Path) -> Kind:
     whole = [seeds.gguf_bytes(folder, is_spm) for is_spm in (False, True)]
     return Kind(
-        whole, partial(damage_bytes, header=11000), partial(_load, folder / "model.gguf", folder / "model.gguf")
+        whole,
+        partial(damage_bytes, header=11000),
+        partial(_load, folder / "model.gguf", folder / "model.gguf", graph="eager"),  # see `_load`
     )
 
 
@@ -209,10 +211,14 @@ def _write_folder(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_bytes(seeds.tokenizer_config())
 
 
-def _load(checkpoint: Path, path: Path, content: bytes) -> None:
-    """Do all that loading does, but for building programs: every weight is read, unpacked and folded."""
+def _load(checkpoint: Path, path: Path, content: bytes, graph: str = "auto") -> None:
+    """Do all that loading does, but for building programs: every weight is read, unpacked and folded.
+
+    With graph=auto a decode step is traced as well, which takes as long as the rest and depends on the settings of the
+    file alone: the kind `config` damages those.
+    """
     path.write_bytes(content)
-    settings = _settings()
+    settings = _settings(graph)
     settings.model.checkpoint = str(checkpoint)
     model = open_model(settings.model, 0, path.parent, ignore_progress)
     loader = prepare_model(settings, model).loader
@@ -223,8 +229,8 @@ def _load(checkpoint: Path, path: Path, content: bytes) -> None:
 
 
 @cache
-def _settings() -> Settings:
-    return compose_settings([])  # takes longer than a case
+def _settings(graph: str = "auto") -> Settings:
+    return compose_settings([f"graph={graph}"])  # takes longer than a case
 
 
 @cache

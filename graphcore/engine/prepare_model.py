@@ -53,8 +53,8 @@ def prepare_model(
     """
     choices = choices or choices_here(settings, model, on_progress)
     decoder, loader = match_model(model, choices.dtype, choices.packing)
-    obstacle = native_obstacle(decoder)
-    if choices.graph == "captured" and choices.device.type == "cpu" and obstacle is not None:
+    is_native = choices.graph == "captured" and choices.device.type == "cpu"
+    if is_native and (obstacle := native_obstacle(decoder)) is not None:
         if settings.graph.kind == "captured":
             raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
         kind = "eager" if find_cpp_compiler() is None else "compiled"
