@@ -51,6 +51,12 @@ def test_one_sequence_brings_no_compiler_and_nothing_rare(graph: str, tmp_path: 
     assert generate(tmp_path, (*COMPILER, *RARE), f"graph={graph}", "device=cpu") == []
 
 
+def test_counting_the_kernels_of_an_eager_step_brings_no_compiler(tmp_path: Path) -> None:
+    small = ("task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1", "graph=eager", "device=cpu")
+    asked = ("task=bench", f"model.checkpoint={TINY / 'qwen3'}", "outputs=false", *small)
+    assert run(tmp_path, COMPILER, *asked) == (0, [])
+
+
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
 def test_what_is_compiled_brings_the_compiler(tmp_path: Path) -> None:
     """What the absence of the others is worth: these are the modules that compiling imports."""

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from graphcore.config.compose import VERSION_BASE, register_schemas
 from graphcore.config.conf_folder import conf_dir
@@ -28,14 +31,19 @@ class TaskRun:
 RunTask = Callable[..., TaskRun]
 
 
-def run_in(folder: Path, *overrides: str) -> TaskRun:
-    """Run a task into a folder; eager and quiet unless the overrides say otherwise."""
+@cache
+def composed(*overrides: str) -> DictConfig:
+    """Return what conf/ and the overrides give; composing takes longer than most of these runs."""
     register_schemas()
     with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        composed = compose("config", ["graph=eager", "device=cpu", "progress=false", *overrides])
+        return compose("config", list(overrides))
+
+
+def run_in(folder: Path, *overrides: str) -> TaskRun:
+    """Run a task into a folder; eager and quiet unless the overrides say otherwise."""
     status, error = 1, None
     try:
-        status = run_job(composed, folder)
+        status = run_job(deepcopy(composed("graph=eager", "device=cpu", "progress=false", *overrides)), folder)
     except GraphcoreError as raised:
         error = raised
     return TaskRun(status, json.loads((folder / "result.json").read_text(encoding="utf-8")), error)
