@@ -102,13 +102,13 @@ def chosen_names(options: argparse.Namespace) -> list[str]:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/gpu_suite"))
+    parser.add_argument("--out", type=absolute, default=absolute("outputs/gpu_suite"))
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--parts", type=parts, help="names with commas between them; all if left out")
     what.add_argument("--call", type=int, choices=CALLS, help="the parts of one fixed call of at most 9 minutes")
     parser.add_argument("--again", action="store_true", help="with --call: also the parts that ended well before")
     parser.add_argument("--budget-minutes", type=float, help="start no part whose estimate does not fit any more")
-    parser.add_argument("--cache-dir", type=Path, help="of graphcore: compiled code; its own if left out")
+    parser.add_argument("--cache-dir", type=absolute, help="of graphcore: compiled code; its own if left out")
     parser.add_argument("--commit", help="of the source, where there is no git")
     parser.add_argument("--fetch-wheels", type=Path, metavar="WHEELS", help="put packages into a folder, and end")
     parser.add_argument("--python", default=PYTHON, help="version that --fetch-wheels is for (default: %(default)s)")
@@ -132,6 +132,11 @@ def parse_options() -> argparse.Namespace:
         except OSError as error:
             parser.error(f"argument --out: {options.out} cannot be written: {error.strerror}")
     return options
+
+
+def absolute(text: str) -> Path:
+    """Return a path that means the same in any folder: tests run in the checkout."""
+    return Path(text).absolute()
 
 
 def make_writable(folder: Path) -> None:

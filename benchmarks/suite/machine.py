@@ -50,10 +50,11 @@ def describe_ram() -> dict[str, int | None]:
 
     from graphcore.memory_limit import free_ram_nbytes, groups_of_self
 
-    quota = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    quota, whole = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], psutil.virtual_memory().total
+    limits = [group.limit for group in groups_of_self() if group.limit < whole]  # more than there is limits nothing
     return {
-        "machine": psutil.virtual_memory().total,
-        "control_group": min((group.limit for group in groups_of_self()), default=None),
+        "machine": whole,
+        "control_group": min(limits, default=None),
         "free": free_ram_nbytes(),
         "lock_quota": None if quota == resource.RLIM_INFINITY else quota,
     }

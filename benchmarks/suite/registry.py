@@ -14,7 +14,7 @@ class Part:
         seconds: estimate on a fresh machine with an H100 and 16 cores, including the start of the process. It was
             measured there for ceilings, stream_8b and the parts that decode, except q8_0.
         limit: seconds after which the process is killed.
-        needs_gpu: True if a dry run leaves the part out.
+        needs_gpu: True if a dry run leaves the part out: without a GPU it would show nothing, or nothing new.
     """
 
     name: str
@@ -64,7 +64,7 @@ ALL = (
     Part("slowdown_70b", "slowdown:large", 200, "the same of 70B"),
     Part("test_compiled", "correctness:compiled", 250, "tests: compiled blocks are the eager ones", needs_gpu=True),
     Part("test_fallback", "correctness:fallback", 90, "tests: transformers' own classes on the device", needs_gpu=True),
-    Part("peers_gpt_oss", "peers:gpt_oss", 180, "transformers on the gpt-oss-20b shape in bf16"),
+    Part("peers_gpt_oss", "peers:gpt_oss", 180, "transformers on the gpt-oss-20b shape in bf16", needs_gpu=True),
 )
 PARTS = {part.name: part for part in ALL}
 

@@ -63,6 +63,13 @@ def test_a_call_that_is_repeated_leaves_out_what_ended_well(tmp_path: Path) -> N
     assert chosen(tmp_path) == list(names), "what a dry run did well was not measured"
 
 
+def test_a_folder_beside_is_the_same_for_parts_that_run_elsewhere(tmp_path: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv.pop()); import gpu_suite; print(gpu_suite.parse_options().out)"
+    command = [sys.executable, "-c", code, "--out", "beside", str(SUITE.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "beside")
+
+
 def chosen(folder: Path, *more: str) -> list[str]:
     code = "import sys; import gpu_suite; print(*gpu_suite.chosen_names(gpu_suite.parse_options()))"
     command = [sys.executable, "-c", code, "--out", str(folder), "--call", "3", *more]

@@ -71,6 +71,14 @@ def test_every_test_of_a_file_is_in_one_share(bench: Bench) -> None:
     assert len({line["process"] for line in lines}) == 3
 
 
+def test_a_dry_run_only_finds_the_tests(tmp_path: Path, bench: Bench) -> None:
+    dry = Bench(tmp_path, bench.log, True)
+    run_tests(dry, "smoke", [write_tests(bench, "fails", "def test_fails(): assert 0\n")], select="fails")
+    assert not (tmp_path / RESULTS).exists()
+    with pytest.raises(RuntimeError, match="pytest ended with status 2"):
+        run_tests(dry, "smoke", [write_tests(bench, "broken", "raise ImportError('no such module')\n")])
+
+
 def test_a_worker_has_about_two_shares_and_one_worker_whole_files() -> None:
     assert len(shares_of(["a"], 10)) == 10
     assert len(shares_of(["a", "b", "c", "d"], 10)) == 20
