@@ -93,7 +93,7 @@ class Bench:
         ways: Sequence[str],
         *overrides: str,
         tokens: int = 0,
-        copies: int = 1,
+        copies: float = 1.0,
         is_all_dense: bool = False,
     ) -> None:
         """Choose how many layers of a model this machine has room for, in all of the ways; the log says if not all.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from suite.fitting import DEVICE_RESERVE, GIB, RAM_RESERVE, Room, layers_that_fit, shape_of
 from suite.machine import locked_row, ram_in_words
+from suite.peers import PACKED_BESIDE_DENSE
 from suite.shapes import TRUE, model_overrides
 
 from graphcore.config.compose import compose_settings
@@ -54,6 +55,14 @@ def test_8b_at_128k_and_beside_its_peers_is_whole_on_80_gb() -> None:
     shape = shape_of(config_of("llama3_8b", "bf16"), "bf16")
     assert layers_that_fit(shape, H100, ("off",), TRUE.context) == shape.layers
     assert layers_that_fit(shape, H100, ("off",), TRUE.prompt + TRUE.new, copies=3) == shape.layers
+
+
+def test_gpt_oss_is_whole_beside_a_peer_that_unpacks_it_on_80_gb() -> None:
+    packed, dense = (shape_of(config_of("gpt_oss", "bf16"), "bf16", is_dense) for is_dense in (False, True))
+    assert packed.tables + packed.layers * packed.layer < (PACKED_BESIDE_DENSE - 1) * dense.layers * dense.layer
+    tokens = TRUE.prompt + TRUE.new
+    assert layers_that_fit(dense, H100, ("off",), tokens, copies=PACKED_BESIDE_DENSE) == dense.layers
+    assert layers_that_fit(dense, H100, ("off",), tokens, copies=2) < dense.layers
 
 
 @pytest.mark.parametrize("way", ["off", "on", "auto"])
