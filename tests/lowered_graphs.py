@@ -1,12 +1,14 @@
 """What Inductor makes of every kind of block: its nodes and its launches, as text. Nothing is built or run.
 
-    python tests/lowered_graphs.py                     writes the golden files of the torch that runs it, all devices
-    python tests/lowered_graphs.py cuda FOLDER [NAME]  writes one device's files, or one model's, elsewhere
+    python tests/lowered_graphs.py                          writes the golden files of the torch that runs it
+    python tests/lowered_graphs.py cpu,cuda FOLDER [NAME]   writes files of these devices below a folder, or one model's
 
 Shapes are those of published models; tensors are fake, so they take no memory, and on "cuda" they need no GPU. Each
-file has one paragraph for each compiled function. A process of its own: `absent_cuda` changes torch for good.
+file has one paragraph for each compiled function. A process of its own: `absent_cuda` changes torch for good, so "cuda"
+comes last.
 """
 
+import gc
 import os
 import re
 import subprocess
@@ -214,15 +216,17 @@ def write(device: str, folder: Path, names: Iterable[str]) -> None:
         (folder / f"{name}.txt").write_text(lower(name, torch.device(device), library), encoding="utf-8")
 
 
-def golden_folder(device: str) -> Path:
-    """Return where this torch's golden files are: Inductor changes with every minor version."""
-    return GOLDEN / f"torch-{'.'.join(torch.__version__.split('.')[:2])}" / device
+def golden_folder() -> Path:
+    """Return where this torch's golden files are, by device: Inductor changes with every minor version."""
+    return GOLDEN / f"torch-{'.'.join(torch.__version__.split('.')[:2])}"
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        write(sys.argv[1], Path(sys.argv[2]), sys.argv[3:] or MODELS)
+        gc.disable()  # the process is short, and a tenth of its time would go into collections
+        for each in sys.argv[1].split(","):
+            write(each, Path(sys.argv[2]) / each, sys.argv[3:] or MODELS)
     else:
-        for each in DEVICES:
-            environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-            subprocess.run([sys.executable, __file__, each, str(golden_folder(each))], check=True, env=environment)
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, __file__, ",".join(DEVICES), str(golden_folder())]
+        subprocess.run(command, check=True, env=environment)
