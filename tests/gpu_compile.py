@@ -143,10 +143,8 @@ def described(case: str, name: str, kernel: Any, trip: gpu_loops.Trip | None, us
         nbytes = gpu_loops.load_nbytes(opcode)
         loads[nbytes] = loads.get(nbytes, 0) + 1
     if trip is not None:
-        repeats = sum(loads.values()), kernel.asm["ptx"].count("ld.global")
-        assert repeats[0] == repeats[1], (
-            f"{case}: the assembler unrolled a loop, {repeats[1]} loads became {repeats[0]}"
-        )
+        written, assembled = kernel.asm["ptx"].count("ld.global"), sum(loads.values())
+        assert written >= assembled, f"{case}: the assembler unrolled a loop, {written} loads became {assembled}"
     shared, warps = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
     return Compiled(
         case=case,

@@ -94,8 +94,7 @@ def row_sums(x, matrix, first, num_rows, columns, L: tl.constexpr, ROWS: tl.cons
     if L is None:
         sums = _dense_sums(x, matrix, first, num_rows, columns, ROWS)
     else:
-        row = tl.minimum(first + tl.arange(0, ROWS), num_rows - 1)
-        sums = tl.reshape(dot_rows(x, columns, 1, matrix, row, columns, L, 1, UNITS), [ROWS])
+        sums = tl.reshape(dot_rows(x, columns, 1, matrix, first, num_rows, columns, L, 1, ROWS, UNITS), [ROWS])
         sums *= tensor_scale(matrix, num_rows, columns, L)
     return sums
 
@@ -107,8 +106,7 @@ def row_sums_of_two(
 ):  # fmt: skip
     """Return `row_sums` of two matrices; where both have one packed format, x is read and prepared once for both."""
     if L is not None and L == L1:
-        row = tl.minimum(first + tl.arange(0, ROWS), num_rows - 1)
-        sums, sums1 = dot_each(x, columns, 1, (matrix, matrix1), (row, row), columns, L, 1, UNITS)
+        sums, sums1 = dot_each(x, columns, 1, (matrix, matrix1), first, num_rows, columns, L, 1, ROWS, UNITS)
         sums = tl.reshape(sums, [ROWS]) * tensor_scale(matrix, num_rows, columns, L)
         sums1 = tl.reshape(sums1, [ROWS]) * tensor_scale(matrix1, num_rows, columns, L)
     else:

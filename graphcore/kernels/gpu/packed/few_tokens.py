@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
-from graphcore.kernels.gpu.packed.multiply_add import dot_rows
+from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
 from graphcore.kernels.gpu.packed.planes import tensor_scale
 from graphcore.kernels.gpu.packed.program_tiles import constants_of, tile_for
 from graphcore.kernels.gpu.packed.tensor_cores import dotted_rows
@@ -23,15 +23,24 @@ from graphcore.kernels.gpu.packed.tensor_cores import dotted_rows
 
 @triton.jit
 def _products(
-    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns: tl.constexpr, x_stride,
     DIVIDES: tl.constexpr, L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return products of tokens from `first` with rows from `start` of a matrix, scaled, with bias: [N, R] float32."""
     if DOTS:
         sums = dotted_rows(x, x_stride, tokens, weight, start, rows, columns, L, N, R, G)
     else:
-        row = tl.minimum(start + tl.arange(0, R), rows - 1)
-        sums = dot_rows(x + first * x_stride, x_stride, tokens - first, weight, row, columns, L, N, G)
+        fed = x + first * x_stride
+        sums = dot_rows(fed, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G, IS_EVEN)
+    return _scaled(sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns, DIVIDES, L, N, R)
+
+
+@triton.jit
+def _scaled(
+    sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns,
+    DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     if L.scale == "whole":
         sums *= tensor_scale(weight, rows, columns, L)
     token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
@@ -42,9 +51,10 @@ def _products(
 @triton.jit
 def _packed_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
-    tokens, columns, rows, rows1, rows2, x_stride, out_stride,
+    tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(1)
     first = tl.program_id(0) * N  # programs of the same rows run side by side, so memory is read once for all
@@ -70,26 +80,37 @@ def _packed_product(
         rows = tl.where(is_before, rows, rows2)
     start = program * R
     values = _products(
-        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
-    )
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+        DIVIDES, L, DOTS, N, R, G, IS_EVEN,
+    )  # fmt: skip
     store_products(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
 
 @triton.jit
 def _packed_gated(
     x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
-    tokens, columns, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
+    tokens, columns: tl.constexpr, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
-    gates = _products(
-        x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
-        DIVIDES, L, DOTS, N, R, G,
-    )  # fmt: skip
-    ups = _products(
-        x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, DIVIDES, L, DOTS, N, R, G
-    )
+    if DOTS:
+        gates = _products(
+            x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
+            DIVIDES, L, DOTS, N, R, G, IS_EVEN,
+        )  # fmt: skip
+        ups = _products(
+            x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride,
+            DIVIDES, L, DOTS, N, R, G, IS_EVEN,
+        )  # fmt: skip
+    else:
+        fed = x + first * x_stride
+        gates, ups = dot_each(fed, x_stride, tokens - first, (gate, up), start, rows, columns, L, N, R, G, IS_EVEN)
+        gates = _scaled(
+            gates, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, L, N, R
+        )
+        ups = _scaled(ups, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, L, N, R)
     store_products(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
 
@@ -128,7 +149,7 @@ def launch_packed_product(
         DIVIDES=divides,
         ACTIVATION=activation,
         ADDS=adds,
-        **constants_of(matrices[0].format, tile),
+        **constants_of(matrices[0].format, tile, x.shape[1]),
     )
 
 
@@ -136,7 +157,9 @@ def launch_packed_gated(
     x: Tensor, x_scale: Tensor | None, gate: DeviceMatrix, up: DeviceMatrix, divides: bool, activation: str, out: Tensor
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
-    tile = tile_for(gate.format, gate.rows, x)
+    tile = tile_for(gate.format, 2 * gate.rows, x)
+    if not tile.dots:
+        tile = tile._replace(rows=max(1, tile.rows // 2))  # rows of each: both are multiplied in one loop
     _packed_gated[(triton.cdiv(len(x), tile.tokens), triton.cdiv(gate.rows, tile.rows))](
         x,
         x_scale,
@@ -153,5 +176,5 @@ def launch_packed_gated(
         out.stride(0),
         DIVIDES=divides,
         ACTIVATION=activation,
-        **constants_of(gate.format, tile),
+        **constants_of(gate.format, tile, x.shape[1]),
     )

@@ -18,16 +18,17 @@ denormals at full speed and exactly, unless they are flushed to zero; |x| has to
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, half_of, level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.packed.planes import half_of, level_of, rows_from
 from graphcore.kernels.gpu.packed.units import (
+    code_shift,
+    code_words,
     first_weight,
     octet_bits,
     offset_of,
-    pair_of,
-    part_of,
     scales_of_unit,
-    two_words,
+    unit_scales,
     unit_words,
+    units_from,
     weights_of_unit,
 )
 
@@ -109,9 +110,9 @@ def levels_in_place(words, shift, byte, LEVELS: tl.constexpr):
 
 @triton.jit
 def eight_of(x, first):
-    """Return x[first] .. x[first + 7], [N, 1, G, 8] float32: pointers [N, 1, 1, 1] and multiples of 8 [1, 1, G, 1].
+    """Return x[first] to x[first + 7], [N, 1, G, 8] float32: pointers [N, 1, 1, 1], multiples of 8 [1, 1, G, 1].
 
-    bf16 is read as pairs, which a shift and a mask widen; of single numbers the compiler would shift half of them twice.
+    bf16 is read as pairs, which a shift and a mask widen; single numbers the compiler would shift once more.
     """
     N: tl.constexpr = x.shape[0]
     G: tl.constexpr = first.shape[2]
@@ -138,41 +139,28 @@ def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr
         words: [R, G, 4] int32, low codes.
         bits: high codes, from `octet_bits`.
     """
-    exponent: tl.constexpr = 96
-    pair: tl.constexpr = pair_of(OCTET, L)
-    part: tl.constexpr = part_of(OCTET, L)
-    shift: tl.constexpr = 8 - L.low - part * L.low if L.is_descending else part * L.low
     levels: tl.constexpr = L.levels  # Triton 3.6 takes a string as an argument only as a constant
-    byte, eight = tl.arange(0, 4), tl.arange(0, 8)[None, None, None, :]
-    place = tl.minimum(eight % 4, 2) * 8
-    two = two_words(words, pair)
+    shift: tl.constexpr = code_shift(OCTET, L)
+    byte = tl.arange(0, 4)
+    two = code_words(words, bits, OCTET, L)
     if L.levels == "e2m1":
         total += e2m1_in_place(two, shift) * fed
     elif L.levels != "":
         total += levels_in_place(two, shift, byte, levels) * fed
     else:
-        total += in_place(two, ((1 << L.low) - 1) << shift, byte) * (fed * power_of_two(exponent - shift - place))
-    if L.high_runs:
-        bit: tl.constexpr = 16 * part + 8 * pair
-        lower: tl.constexpr = 8 if bit == 24 else 0
-        run = (bits >> lower) & (1 << (bit - lower + tl.arange(0, 8)))[None, None, :]
-        factor = power_of_two(exponent + L.low + lower - bit - eight)
-        total += run.to(tl.float32, bitcast=True)[None, :, :, :] * (fed * factor)
-    elif L.high > 0:
-        upper: tl.constexpr = L.step * part // 32 * L.high
-        factor = power_of_two(exponent + L.low - upper - place)
-        total += in_place(bits, ((1 << L.high) - 1) << upper, byte) * (fed * factor)
+        place = tl.minimum(tl.arange(0, 8) % 4, 2)[None, None, None, :] * 8
+        codes = in_place(two, ((1 << (L.low + L.high)) - 1) << shift, byte)
+        total += codes * (fed * power_of_two(96 - shift - place))
     return total
 
 
 @triton.jit
-def products_of_weights(product, all_x, scales, supers, first, L: tl.constexpr):
+def products_of_weights(product, all_x, scale, minimum, L: tl.constexpr):
     """Return the products of weights, [N, R, G], from those of codes.
 
     Args:
         product: [N, R, G], products of codes and x.  all_x: [N, 1, G], the sum of x.
-        scales, supers: [R, 1] pointers to uint8, at the rows of the planes.
-        first: [G] index of a weight that has the scale.
+        scale, minimum: from `unit_scales`; a scale of `whole` is not applied.
     """
     if L.levels == "":
         product *= LIFT
@@ -181,8 +169,6 @@ def products_of_weights(product, all_x, scales, supers, first, L: tl.constexpr):
     if L.scale == "whole":
         product -= all_x * L.zero
     else:
-        places = scales + (first // L.group * L.scale_nbytes)[None, :]
-        scale, minimum = scale_and_minimum(places, supers, (first // SUPER_WEIGHTS)[None, :], L)
         product *= scale[None, :, :]
         if L.scale == "pair":
             product += all_x * minimum[None, :, :]
@@ -194,8 +180,11 @@ def products_of_weights(product, all_x, scales, supers, first, L: tl.constexpr):
 
 
 @triton.jit
-def dot_rows(x, x_stride, tokens, matrix, row, columns, L: tl.constexpr, N: tl.constexpr, G: tl.constexpr):
-    """Return the products of all tokens with some rows: [N, R] float32.
+def dot_rows(
+    x, x_stride, tokens, matrix, first, rows, columns,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr = False,
+):  # fmt: skip
+    """Return the products of all tokens with rows first .. first + R - 1: [N, R] float32; rows past the end: arbitrary.
 
     The scale of an i2_s tensor is not applied (planes.tensor_scale).
 
@@ -203,63 +192,71 @@ def dot_rows(x, x_stride, tokens, matrix, row, columns, L: tl.constexpr, N: tl.c
         x: pointer to any float dtype; token t begins at t * x_stride, at a multiple of 16 bytes.
         tokens: number of tokens, at most N.
         matrix: pointer to uint8, at a multiple of 16 bytes.
-        row: [R] rows; R is 1, 2, 4, 8 or 16.
-        columns: I.
-        N: a power of two.
+        first: first row, a multiple of R.
+        rows: O; memory after the group of the last is not read.
+        columns: I; known when the kernel is compiled, they take no registers and no instructions for addresses.
+        N, R: powers of two.
         G: number of units that are read at once; 32 for each warp of the program keep every sum in its thread.
+        IS_EVEN: True if a row's units are a multiple of G.
     """
-    return dot_each(x, x_stride, tokens, (matrix,), (row,), columns, L, N, G)[0]
+    return dot_each(x, x_stride, tokens, (matrix,), first, rows, columns, L, N, R, G, IS_EVEN)[0]
 
 
 @triton.jit
-def dot_each(x, x_stride, tokens, matrices, rows, columns, L: tl.constexpr, N: tl.constexpr, G: tl.constexpr):
+def dot_each(
+    x, x_stride, tokens, matrices, first, rows, columns,
+    L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr = False,
+):  # fmt: skip
     """Return the same as `dot_rows` for each of several matrices of one format, as a tuple; x is prepared once for all.
 
     Args:
         matrices: tuple of pointers.
-        rows: tuple of rows, [R] for each matrix.
     """
     weights: tl.constexpr = weights_of_unit(L)
     num_scales: tl.constexpr = scales_of_unit(L)
     octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
+    last = columns // weights - 1
     token = tl.minimum(tl.arange(0, N), tokens - 1)
     fed_rows = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
-    sums = ()
-    for at in tl.static_range(len(rows)):
-        sums = sums + (tl.zeros((N, rows[at].shape[0], G), tl.float32),)
+    planes, sums = (), ()
+    for at in tl.static_range(len(matrices)):
+        low = rows_from(matrices[at], first, rows, columns, 0, L, R)
+        high = rows_from(matrices[at], first, rows, columns, 1, L, R)
+        scales = rows_from(matrices[at], first, rows, columns, 2, L, R)
+        supers = rows_from(matrices[at], first, rows, columns, 3, L, R)
+        planes = planes + ((low, high, scales, supers),)
+        sums = sums + (tl.zeros((N, R, G), tl.float32),)
     for begin in range(0, columns // weights, G):
-        unit = tl.minimum(begin + tl.arange(0, G), columns // weights - 1)  # threads past the end repeat the last unit
-        is_there = begin + tl.arange(0, G) < columns // weights
-        start = first_weight(unit, L)
-        words, bits = (), ()
-        for at in tl.static_range(len(rows)):
-            low, high = unit_words(matrices[at], rows[at], columns, unit, L)
-            words = words + (low,)
-            bits = bits + (high,)
+        start = first_weight(units_from(begin, last, 1, G, IS_EVEN), L)
+        words = ()
+        for at in tl.static_range(len(matrices)):
+            words = words + (unit_words(planes[at][0], planes[at][1], begin, last, G, IS_EVEN, L),)
         for index in tl.static_range(num_scales):
             all_x = tl.zeros((N, 1, G, 8), tl.float32)
             totals = ()
-            for at in tl.static_range(len(rows)):
-                totals = totals + (tl.zeros((N, rows[at].shape[0], G, 8), tl.float32),)
+            for _ in tl.static_range(len(matrices)):
+                totals = totals + (tl.zeros((N, R, G, 8), tl.float32),)
             for octet in tl.static_range(index * octets, (index + 1) * octets):
                 fed = eight_of(fed_rows, (start + offset_of(octet, L))[None, None, :, None])
                 all_x += fed
                 grown = ()
-                for at in tl.static_range(len(rows)):
-                    own = octet_bits(bits[at], matrices[at], rows[at], columns, start, octet, L)
-                    grown = grown + (eight_products(totals[at], fed, words[at], own, octet, L),)
+                for at in tl.static_range(len(matrices)):
+                    own = octet_bits(words[at][1], planes[at][1], begin, last, octet, G, IS_EVEN, L)
+                    grown = grown + (eight_products(totals[at], fed, words[at][0], own, octet, L),)
                 totals = grown
-            known = start + offset_of(index * octets, L)
             more = ()
-            for at in tl.static_range(len(rows)):
-                scales = plane_rows(matrices[at], rows[at], columns, 2, L)[:, None]
-                supers = plane_rows(matrices[at], rows[at], columns, 3, L)[:, None]
-                products = products_of_weights(
-                    tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scales, supers, known, L
-                )
-                more = more + (sums[at] + tl.where(is_there[None, None, :], products, 0.0),)
+            for at in tl.static_range(len(matrices)):
+                scale, minimum = 1.0, 0.0
+                if L.scale != "whole":
+                    scale, minimum = unit_scales(
+                        planes[at][2], planes[at][3], begin, last, offset_of(index * octets, L), G, IS_EVEN, L
+                    )
+                products = products_of_weights(tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scale, minimum, L)
+                if not IS_EVEN:
+                    products = tl.where((begin + tl.arange(0, G) <= last)[None, None, :], products, 0.0)
+                more = more + (sums[at] + products,)
             sums = more
     results = ()
-    for at in tl.static_range(len(rows)):
+    for at in tl.static_range(len(matrices)):
         results = results + (tl.sum(sums[at], axis=2),)
     return results

@@ -3,7 +3,8 @@
 Legend: O rows, I columns.
 
     weights_at     single weights, bit-exact with the format, at any rows and columns
-    plane_rows     the addresses of a plane's rows, for kernels that read them in their own way
+    plane_rows     the addresses of a plane's rows, for kernels that read them in their own way; `rows_from` of a
+                   program's rows
 
 `L` is the format's DeviceLayout. A tensor's own scale (i2_s) is not in the rows; `tensor_scale` reads it.
 """
@@ -56,6 +57,21 @@ def plane_rows(matrix, rows, columns, PLANE: tl.constexpr, L: tl.constexpr):
         before += row_nbytes(columns, plane, L)
     group = (rows // GROUP_ROWS).to(tl.int64) * row_nbytes(columns, 4, L)
     return matrix + (group + before) * GROUP_ROWS + rows % GROUP_ROWS * row_nbytes(columns, PLANE, L)
+
+
+@triton.jit
+def rows_from(matrix, first, rows, columns, PLANE: tl.constexpr, L: tl.constexpr, R: tl.constexpr):
+    """Return pointers to uint8, at the beginnings of rows first .. first + R - 1 in a plane; those past the end: some.
+
+    Args:
+        first: a multiple of R. Up to sixteen rows then lie in one group, which has memory for sixteen, and one address
+            serves all of them.
+    """
+    if R > GROUP_ROWS:
+        at = plane_rows(matrix, tl.minimum(first + tl.arange(0, R), rows - 1), columns, PLANE, L)
+    else:
+        at = plane_rows(matrix, first, columns, PLANE, L) + tl.arange(0, R) * row_nbytes(columns, PLANE, L)
+    return at
 
 
 @triton.jit

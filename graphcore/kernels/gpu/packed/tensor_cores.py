@@ -10,14 +10,16 @@ instructions per weight; here it is about ten, for any number of tokens.
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum
+from graphcore.kernels.gpu.packed.planes import level_of, rows_from
 from graphcore.kernels.gpu.packed.units import (
     eight_codes,
     first_weight,
     octet_bits,
     offset_of,
     scales_of_unit,
+    unit_scales,
     unit_words,
+    units_from,
     weights_of_unit,
 )
 
@@ -39,16 +41,16 @@ def dotted_rows(
     weights: tl.constexpr = weights_of_unit(L)
     num_scales: tl.constexpr = scales_of_unit(L)
     pairs: tl.constexpr = weights // 16 // num_scales  # pairs of octets that share a scale
-    row = tl.minimum(first + tl.arange(0, R), rows - 1)
+    low, high = rows_from(matrix, first, rows, columns, 0, L, R), rows_from(matrix, first, rows, columns, 1, L, R)
     token = tl.arange(0, N)[None, :, None]
-    scales = plane_rows(matrix, row, columns, 2, L)[:, None]
-    supers = plane_rows(matrix, row, columns, 3, L)[:, None]
+    scales = rows_from(matrix, first, rows, columns, 2, L, R)
+    supers = rows_from(matrix, first, rows, columns, 3, L, R)
+    last = columns // weights - 1
     sums = tl.zeros((G, R, N), tl.float32)
     for begin in range(0, columns // weights, G):
-        unit = tl.minimum(begin + tl.arange(0, G), columns // weights - 1)
-        is_there = begin + tl.arange(0, G) < columns // weights
-        start = first_weight(unit, L)
-        words, bits = unit_words(matrix, row, columns, unit, L)
+        is_there = begin + tl.arange(0, G) <= last
+        start = first_weight(units_from(begin, last, 1, G, False), L)
+        words, bits = unit_words(low, high, begin, last, G, False, L)
         for index in tl.static_range(num_scales):
             total = tl.zeros((G, R, N), tl.float32)
             all_x = tl.zeros((G, N), tl.float32)
@@ -56,9 +58,9 @@ def dotted_rows(
                 at = (start + offset_of(2 * pair, L))[:, None, None] + tl.arange(0, 16)[None, None, :]
                 is_fed = is_there[:, None, None] & (token < tokens)
                 fed = tl.load(x + token.to(tl.int64) * x_stride + at, mask=is_fed, other=0.0)  # [G, N, 16]
-                own = octet_bits(bits, matrix, row, columns, start, 2 * pair, L)
+                own = octet_bits(bits, high, begin, last, 2 * pair, G, False, L)
                 even = small_numbers(words, own, 2 * pair, L)
-                own = octet_bits(bits, matrix, row, columns, start, 2 * pair + 1, L)
+                own = octet_bits(bits, high, begin, last, 2 * pair + 1, G, False, L)
                 odd = small_numbers(words, own, 2 * pair + 1, L)
                 sixteen = tl.permute(tl.join(even.to(fed.dtype), odd.to(fed.dtype)), (1, 0, 3, 2))  # [G, R, 2, 8]
                 total = tl.dot(tl.reshape(sixteen, (G, R, 16)), tl.permute(fed, (0, 2, 1)), total)
@@ -67,9 +69,9 @@ def dotted_rows(
             if L.scale == "whole":
                 sums += total
             else:
-                known = start + offset_of(index * pairs * 2, L)
-                places = scales + (known // L.group * L.scale_nbytes)[None, :]
-                scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)  # [R, G]
+                scale, minimum = unit_scales(
+                    scales, supers, begin, last, offset_of(index * pairs * 2, L), G, False, L
+                )  # [R, G]
                 sums += total * tl.trans(scale)[:, :, None]
                 if L.scale == "pair":
                     sums += tl.trans(minimum)[:, :, None] * all_x[:, None, :]

@@ -17,6 +17,7 @@ from graphcore.kernels.gpu.packed.units import (
     offset_of,
     scales_of_unit,
     unit_words,
+    units_from,
     weights_of_unit,
 )
 
@@ -39,10 +40,11 @@ def _unpack(
     row = begin + place if ids is None else tl.load(ids + place, mask=is_place, other=0)
     is_row = (row >= 0) & (row < rows)
     row = tl.where(is_row, row, 0)
-    unit = tl.minimum(tl.program_id(1) * G + tl.arange(0, G), columns // weights - 1)
-    is_there = tl.program_id(1) * G + tl.arange(0, G) < columns // weights
-    start = first_weight(unit, L)
-    words, bits = unit_words(packed, row, columns, unit, L)
+    begin, last = tl.program_id(1) * G, columns // weights - 1
+    is_there = begin + tl.arange(0, G) <= last
+    start = first_weight(units_from(begin, last, 1, G, False), L)
+    high = plane_rows(packed, row, columns, 1, L)
+    words, bits = unit_words(plane_rows(packed, row, columns, 0, L), high, begin, last, G, False, L)
     scales = plane_rows(packed, row, columns, 2, L)[:, None]
     supers = plane_rows(packed, row, columns, 3, L)[:, None]
     to = out + (place.to(tl.int64) * columns)[:, None, None] + start[None, :, None] + tl.arange(0, 8)[None, None, :]
@@ -51,7 +53,8 @@ def _unpack(
         known = start + offset_of(index * octets, L)
         scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
         for octet in tl.static_range(index * octets, (index + 1) * octets):
-            codes = eight_codes(words, octet_bits(bits, packed, row, columns, start, octet, L), octet, L)
+            own = octet_bits(bits, high, begin, last, octet, G, False, L)
+            codes = eight_codes(words, own, octet, L)
             values = weights_of(codes, scale, minimum, L)
             values = tl.where(is_row[:, None, None], values, 0.0)
             tl.store(to + offset_of(octet, L), values.to(out.dtype.element_ty), mask=is_stored)

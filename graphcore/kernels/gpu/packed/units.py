@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 
 from graphcore.kernels.device_layout import DeviceLayout
-from graphcore.kernels.gpu.packed.planes import plane_rows
+from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, scale_and_minimum
 
 SIGNS = tl.constexpr(-0x7F7F7F80)  # 0x80808080
+ONES = tl.constexpr(0x01010101)
+SPREAD = tl.constexpr(0x02040810)  # its product with four bits has bit i at bit 4 of byte i
 
 
 @triton.constexpr_function
@@ -63,19 +65,71 @@ def two_words(words, SECOND: tl.constexpr):
 
 
 @triton.jit
-def high_words(matrix, row, columns, start, FIRST: tl.constexpr, COUNT: tl.constexpr, L: tl.constexpr):
-    """Return words of high codes, the bits of the unit's first slice lowest: [R, G, COUNT] int32.
+def units_from(begin, last, EACH: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Return `begin` and the G - 1 units after it, each EACH times: [EACH G]; past the last unit, that one.
+
+    A mask in place of such repeats would take instructions to clear registers.
 
     Args:
-        row: [R].
-        start: [G] first weight of each unit.
-        FIRST: offset from `start` of the first weight that the words hold.
+        IS_EVEN: True if no unit is past the last.
+    """
+    unit = begin + tl.arange(0, EACH * G) // EACH
+    return unit if IS_EVEN else tl.minimum(unit, last)
+
+
+@triton.jit
+def four_words(rows, places):
+    """Return the words at `places` of rows of a plane: [R] pointers to uint8 and [4 G] to [R, G, 4] int32.
+
+    They are loaded as rows: then neighbouring threads get neighbouring units of a row, as sums want them. In three
+    dimensions they would get neighbouring rows, and exchange words.
+
+    Args:
+        places: multiples of four and the three places after each.
+    """
+    G: tl.constexpr = places.shape[0] // 4
+    pointers = rows.to(tl.pointer_type(tl.int32))[:, None] + places[None, :]
+    pointers = tl.multiple_of(tl.max_contiguous(pointers, [1, 4]), [1, 16])
+    return tl.reshape(tl.load(pointers, eviction_policy="evict_first"), (rows.shape[0], G, 4))
+
+
+@triton.jit
+def high_words(high, begin, last, FIRST: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr):
+    """Return four words of high codes of each unit, as they are stored: [R, G, 4] int32.
+
+    Args:
+        FIRST: distance of the words' first weight from the unit's first; the others as in `unit_words`.
     """
     span: tl.constexpr = 256 // L.high  # weights of 32 bytes
-    high = plane_rows(matrix, row, columns, 1, L).to(tl.pointer_type(tl.int32))
-    places = (start // span * 8 + start % 32 // 16 * 4 + FIRST // 4)[None, :, None] + tl.arange(0, COUNT)[None, None, :]
-    bits = tl.load(high[:, None, None] + places)
-    return bits >> (start % span // 32 * L.high)[None, :, None]
+    start = first_weight(units_from(begin, last, 4, G, IS_EVEN), L)
+    return four_words(high, start // span * 8 + start % 32 // 16 * 4 + FIRST // 4 + tl.arange(0, G * 4) % 4)
+
+
+@triton.constexpr_function
+def last_slice(layout: DeviceLayout) -> int:
+    """Return the highest bit of a byte of high codes where a unit's first slice begins."""
+    layout = DeviceLayout(*layout)
+    sharing, weights, span = max(1, layout.step // 16), 128 // layout.low, 256 // layout.high
+    starts = [unit // sharing * weights * sharing + unit % sharing * 16 for unit in range(span)]
+    return max(start % span // 32 * layout.high for start in starts)
+
+
+@triton.jit
+def moved_up(bits, begin, last, OCTET: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr):
+    """Return words of high codes, [R, G, 2], shifted: an octet's are where a byte's low codes end.
+
+    One shift is enough if all units need it to the same side.
+    """
+    start = first_weight(units_from(begin, last, 1, G, IS_EVEN), L)
+    slices = (start % (256 // L.high) // 32 * L.high)[None, :, None]
+    up: tl.constexpr = L.low - L.step * part_of(OCTET, L) // 32 * L.high  # of the first slice
+    if up >= last_slice(L):
+        bits = bits << (up - slices)
+    elif up <= 0:
+        bits = bits >> (slices - up)
+    else:
+        bits = (bits >> slices) << up
+    return bits
 
 
 @triton.jit
@@ -86,57 +140,99 @@ def first_weight(unit, L: tl.constexpr):
 
 
 @triton.jit
-def unit_words(matrix, row, columns, unit, L: tl.constexpr):
+def unit_words(low, high, begin, last, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr):
     """Return the words of low codes, [R, G, 4] int32, and of high codes if one load serves all octets, else [R, G, 1].
 
     Args:
-        row: [R].
-        unit: [G], units that exist; a mask would take instructions to clear registers.
+        low, high: [R] pointers to uint8, at the rows of the planes.
+        begin, last, IS_EVEN: as in `units_from`.
     """
-    low = plane_rows(matrix, row, columns, 0, L).to(tl.pointer_type(tl.int32))
-    places = (unit * 4)[None, :, None] + tl.arange(0, 4)[None, None, :]
-    words = tl.load(low[:, None, None] + places)
+    words = four_words(low, units_from(begin, last, 4, G, IS_EVEN) * 4 + tl.arange(0, G * 4) % 4)
     bits = words
-    if L.low == 8:
-        words ^= SIGNS  # stored as int8
     if L.high_runs:
-        high = plane_rows(matrix, row, columns, 1, L).to(tl.pointer_type(tl.int32))
-        bits = tl.load(high[:, None] + unit[None, :])[:, :, None]
+        unit = units_from(begin, last, 1, G, IS_EVEN)
+        bits = tl.load(high.to(tl.pointer_type(tl.int32))[:, None] + unit[None, :])[:, :, None]
     elif L.high > 0 and L.step >= 32:
-        bits = high_words(matrix, row, columns, first_weight(unit, L), 0, 4, L)
+        bits = high_words(high, begin, last, 0, G, IS_EVEN, L)
     return words, bits
 
 
 @triton.jit
-def octet_bits(bits, matrix, row, columns, start, OCTET: tl.constexpr, L: tl.constexpr):
-    """Return the words of an octet's high codes: [R, G, 2] int32; [R, G, 1] if they are stored as runs."""
+def octet_bits(bits, high, begin, last, OCTET: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr):
+    """Return the words of an octet's high codes, from `moved_up`; if they are stored as runs, as stored: [R, G, 1]."""
     if L.high > 0 and not L.high_runs:
-        if L.step >= 32:
-            bits = two_words(bits, pair_of(OCTET, L))
-        else:
-            bits = high_words(matrix, row, columns, start, offset_of(OCTET, L), 2, L)
+        pair: tl.constexpr = pair_of(OCTET, L)
+        if L.step < 32:  # two octets have four words; the compiler loads them once
+            bits = high_words(high, begin, last, offset_of(OCTET, L) - 8 * pair, G, IS_EVEN, L)
+        bits = moved_up(two_words(bits, pair), begin, last, OCTET, G, IS_EVEN, L)
     return bits
 
 
 @triton.jit
-def eight_codes(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
-    """Return the codes of an octet: [R, G, 8] int32.
+def unit_scales(
+    scales, supers, begin, last, OFFSET: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr
+):
+    """Return the scales and the minimums of units' weights at OFFSET: [R, G] float32, or minimum 0.0.
+
+    They are loaded in one dimension, one row after another: so a thread gets those of the units that it multiplies. In
+    two it would get neighbours' too, and threads would exchange them through shared memory.
+
+    Args:
+        scales, supers: [R] pointers to uint8, at the rows of the planes.
+        begin, last, IS_EVEN: as in `units_from`.
+    """
+    R: tl.constexpr = scales.shape[0]
+    first = (first_weight(units_from(begin, last, 1, G, IS_EVEN), L) + OFFSET)[None, :]
+    places = tl.max_contiguous(tl.reshape(scales[:, None] + first // L.group * L.scale_nbytes, (R * G,)), [1])
+    rows = tl.reshape(tl.broadcast_to(supers[:, None], (R, G)), (R * G,))
+    blocks = tl.reshape(tl.broadcast_to(first // SUPER_WEIGHTS, (R, G)), (R * G,))
+    scale, minimum = scale_and_minimum(places, rows, blocks, L)
+    if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
+        minimum = tl.reshape(minimum, (R, G))
+    return tl.reshape(scale, (R, G)), minimum
+
+
+@triton.jit
+def code_words(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+    """Return an octet's codes as the bytes of two words, [R, G, 2] int32; above `code_shift` and the code's bits: any.
 
     Args:
         words: [R, G, 4] int32, low codes.  bits: high codes, from `octet_bits`.
     """
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    part: tl.constexpr = part_of(OCTET, L)
-    shift: tl.constexpr = 8 - L.low - part * L.low if L.is_descending else part * L.low
-    byte = tl.arange(0, 4)[None, None, None, :] * 8
-    two = two_words(words, pair_of(OCTET, L))[:, :, :, None]
-    codes = tl.reshape((two >> (byte + shift)) & ((1 << L.low) - 1), (R, G, 8))
-    if L.high_runs:
-        run: tl.constexpr = 16 * part + 8 * pair_of(OCTET, L)
-        codes |= ((bits >> (run + tl.arange(0, 8))[None, None, :]) & 1) << L.low
-    elif L.high > 0:
-        upper: tl.constexpr = L.step * part // 32 * L.high
-        high = (bits[:, :, :, None] >> (byte + upper)) & ((1 << L.high) - 1)
-        codes |= tl.reshape(high, (R, G, 8)) << L.low
-    return codes
+    shift: tl.constexpr = low_shift(OCTET, L)
+    two = two_words(words, pair_of(OCTET, L))
+    if L.low == 8:
+        two ^= SIGNS  # stored as int8
+    if L.high > 0:
+        if L.high_runs:
+            run: tl.constexpr = 16 * part_of(OCTET, L) + 8 * pair_of(OCTET, L)
+            upper = ((bits >> (run + 4 * tl.arange(0, 2))[None, None, :]) & 15) * SPREAD
+        else:
+            upper = bits
+        low_bits: tl.constexpr = ((1 << L.low) - 1) * ONES
+        two = ((two >> shift) & low_bits) | (upper & ~low_bits)
+    return two
+
+
+@triton.constexpr_function
+def low_shift(octet: int, layout: DeviceLayout) -> int:
+    """Return the bit of a byte where an octet's low codes begin."""
+    layout = DeviceLayout(*layout)
+    part = part_of(octet, layout)
+    return 8 - layout.low - part * layout.low if layout.is_descending else part * layout.low
+
+
+@triton.constexpr_function
+def code_shift(octet: int, layout: DeviceLayout) -> int:
+    """Return the bit of a byte of `code_words` where the codes begin."""
+    layout = DeviceLayout(*layout)
+    return 0 if layout.high else low_shift(octet, layout)
+
+
+@triton.jit
+def eight_codes(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+    """Return the codes of an octet: [R, G, 8] int32; arguments as in `code_words`."""
+    two = code_words(words, bits, OCTET, L)[:, :, :, None]
+    shift: tl.constexpr = code_shift(OCTET, L)
+    codes = (two >> (tl.arange(0, 4)[None, None, None, :] * 8 + shift)) & ((1 << (L.low + L.high)) - 1)
+    return tl.reshape(codes, (words.shape[0], words.shape[1], 8))

@@ -51,9 +51,10 @@ def product(x: Tensor, matrices: list[DeviceMatrix], x_scale: Tensor | None = No
 
 @pytest.mark.parametrize("name", list(DEVICE_LAYOUTS))
 def test_golden_blocks_are_multiplied(name: str) -> None:
+    """Eight tokens, because one token's product with one large row may happen to be small beside what is summed."""
     matrix = golden_matrix(name)
     is_finite = matrix.dense.isfinite().all(1) & (matrix.dense.abs().amax(1) < 1e30)
-    x = random(1, matrix.dense.shape[1])
+    x = random(8, matrix.dense.shape[1])
     expected = x.double() @ matrix.dense.double().T
     found = product(x, [packed(matrix)])
     assert relative_error(found[:, is_finite], expected[:, is_finite]) < BOUNDS[torch.float32]
