@@ -228,6 +228,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr + done.stdout
 
 
+@pytest.mark.thorough
 def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -> None:
     found = []
     for name in ("first", "second"):

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 VOCAB = 1280  # so that the head has slices: a layer of these models has 100 to 200 KB, the head 320 KB
 SIZES = ["context_length=128", "batch_size=2", "model.fallback=transformers", "streaming.memory_budget=64MB"]
 STREAMS = {

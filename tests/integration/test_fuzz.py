@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 CASES = 2000
 FEWER = {"template_process": 40, "kept_tokenizer": 8}  # slow ones

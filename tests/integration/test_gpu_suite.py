@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from suite.machine import ram_in_words
 from suite.registry import ALL
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "benchmarks" / "gpu_suite.py"
 # pytest finds the tests that need a GPU in each run of all tests; smoke_three would only let it find them once more.

@@ -22,7 +22,7 @@ from graphcore.config.byte_sizes import parse_nbytes
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from memory_group import Controller, MemoryGroup, memory_controller
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory groups are Linux's")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(sys.platform != "linux", reason="memory groups are Linux's")]
 TEXT = "A model whose weights do not fit runs all the same. " * 8
 SECONDS = 280
 

@@ -15,6 +15,10 @@ from graphcore.device import find_cpp_compiler
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp"
 HALF_MAX = 65504.0  # the largest float16
 pytestmark = pytest.mark.real
+both_models = pytest.mark.parametrize(
+    ("name", "fixture"),
+    [("smollm2", "smollm2_gguf"), pytest.param("gemma3", "gemma3_gguf", marks=pytest.mark.thorough)],
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def share(claims: Sequence[bool]) -> float:
 
 
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
-@pytest.mark.parametrize(("name", "fixture"), [("smollm2", "smollm2_gguf"), ("gemma3", "gemma3_gguf")])
+@both_models
 def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
     name: str, fixture: str, request: pytest.FixtureRequest
 ) -> None:
@@ -65,7 +69,7 @@ def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
     assert share([at.ours == at.float32 for at in found]) >= 0.995
 
 
-@pytest.mark.parametrize(("name", "fixture"), [("smollm2", "smollm2_gguf"), ("gemma3", "gemma3_gguf")])
+@both_models
 def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, request: pytest.FixtureRequest) -> None:
     with load(request.getfixturevalue(fixture), "fp32") as engine:
         found = positions(lambda token_ids: engine.logits([token_ids])[0], name)
@@ -103,6 +107,7 @@ def top_and_peak(path: Path, dtype: str, ids: list[list[int]]) -> tuple[Tensor, 
     return logits[0].argmax(dim=-1), max(layer.abs().max().item() for layer in hidden)
 
 
+@pytest.mark.thorough
 def test_gemma3_is_right_in_float16_though_its_residual_stream_does_not_fit(gemma3_gguf: Path) -> None:
     cases = json.loads((GOLDEN / "gemma3.json").read_text("utf-8"))
     ids = [token for case in cases[:3] for token in case["prompt_ids"] + case["token_ids"]]

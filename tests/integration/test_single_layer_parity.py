@@ -34,6 +34,8 @@ from graphcore.nn.span import Span
 from graphcore.weights.loader import Loader
 from graphcore.weights.slots import bind
 
+pytestmark = pytest.mark.thorough
+
 MAX_ERROR, MEAN_ERROR = 1e-2, 1e-3
 RATIO = 1.1
 STREAM = 0.05  # standard deviation of the input and, about, of each sublayer's output

@@ -144,12 +144,14 @@ def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path
     check(files(form), "eager", "bf16", "disk", (12, 24))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12)])
 def test_experts_between_instructions_give_resident_bits(files: Callable[[str], Path], form: str, slots: int) -> None:
     """A captured engine on the CPU: one sequence's decode step is native, several sequences run compiled."""
     check(files(form), "captured", "bf16", "disk", (slots,))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "dtype"), [("mxfp4", "bf16"), ("dense", "fp32")])
 def test_compiled_halves_give_resident_bits(files: Callable[[str], Path], form: str, dtype: str) -> None:
     """One sequence; of several, a captured engine runs the same as a compiled one."""

@@ -15,6 +15,7 @@ from graphcore.device import find_cpp_compiler
 PROCESS = Path(__file__).parents[1] / "budget_process.py"
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler, as compiled graphs do"),
 ]

@@ -6,8 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from chat_folder import TINY, save_chat_folder
 from command_process import Piped, graphcore
+
+pytestmark = pytest.mark.thorough
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 SMALL = ("task=bench", "task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1")

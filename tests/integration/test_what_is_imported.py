@@ -57,6 +57,7 @@ def test_counting_the_kernels_of_an_eager_step_brings_no_compiler(tmp_path: Path
     assert run(tmp_path, COMPILER, *asked) == (0, [])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
 def test_what_is_compiled_brings_the_compiler(tmp_path: Path) -> None:
     """What the absence of the others is worth: these are the modules that compiling imports."""

@@ -14,6 +14,8 @@ from checkout import Checkout
 from safetensors.torch import save_file
 from torch import Tensor
 
+pytestmark = pytest.mark.thorough
+
 FAMILY = Path(__file__).with_name("mira_family.py")
 YAML = """# Mira, a model of two layers.
 name: mira

@@ -6,7 +6,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
+import pytest
 from checkout import Checkout
+
+pytestmark = pytest.mark.thorough
 
 LLAMA = Path(__file__).parents[1] / "golden" / "tiny" / "llama3.gguf"
 NUMBER = 200  # of the toy in GGUF files; ggml's own end long before

@@ -10,6 +10,8 @@ from checkout import Checkout
 
 from graphcore.kernels.library import can_have_kernels
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 TITLE = "An operation"
 SECONDS = 500  # the kernels are built

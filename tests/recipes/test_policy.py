@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
 from checkout import Checkout
+
+pytestmark = pytest.mark.thorough
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama3"
 MODULE = '''"""streaming.policy=lazy: each group comes when it is asked for, and is fetched again for every use."""

@@ -27,6 +27,7 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.thorough
 def test_every_prefill_length_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
     eager = builder_of(compiled.decoder.spec, "eager")
     programs = eager.prefill(2), compiled.prefill(2)
@@ -127,6 +128,7 @@ def test_head_of_all_compiles_for_any_length(compiled: GraphBuilder) -> None:
 EXPERTS = replace(SLIDING, mlp=MoESpec(experts=5, top_k=2, hidden=20), sandwich=False)
 
 
+@pytest.mark.thorough
 def test_both_halves_of_a_block_with_experts_run_any_length_without_recompiling() -> None:
     names: list[str] = []
     spec = model_of(EXPERTS, FULL, EXPERTS)

@@ -134,6 +134,7 @@ def test_memory_and_seconds_are_counted(cuda: FakeCuda) -> None:
     assert builder.captures.seconds > 0
 
 
+@pytest.mark.thorough
 def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(cuda: FakeCuda) -> None:
     rows, spec = random_ids(1, 4), model_of(FULL)
     builder, plain = builder_of(spec, "captured", 1), builder_of(spec, "eager", 1)

@@ -12,6 +12,8 @@ from lowered_graphs import DEVICES, golden_folder
 
 from graphcore.device import find_cpp_compiler
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "lowered_graphs.py"
 ACCEPT = "python tests/lowered_graphs.py"
 

@@ -14,6 +14,8 @@ from typing import Any
 import gpu_loops
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 TESTS = Path(__file__).parents[3]
 READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of one token
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for

@@ -64,6 +64,7 @@ def test_units_and_sums_agree(run_task: RunTask, graph: str) -> None:
         assert step["weight_gb_per_second"] == pytest.approx(step["weight_bytes"] / step["microseconds"] / 1e3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [
@@ -79,6 +80,7 @@ def test_other_families_come_apart_too(run_task: RunTask, family: str, kinds: se
     assert eager <= TORCH_KINDS | {"experts"}
 
 
+@pytest.mark.thorough
 def test_packed_parts_name_their_format(run_task: RunTask) -> None:
     record = micro(run_task, "llama3", "graph=captured", "quant=q8_0", "dtype=bf16")
     formats = {part["format"] for part in record["operations"] if part["kind"] in ("linear", "head", "embed")}

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from graphcore.device import find_cpp_compiler
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 DIM, HIDDEN, LAYERS, VOCAB = 1024, 4096, 2, 60000
 # Beyond the plan: what the interpreter, torch's threads and the allocator take meanwhile.
 SLACK_NBYTES = 24 << 20
