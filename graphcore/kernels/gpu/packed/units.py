@@ -111,7 +111,8 @@ def last_slice(layout: DeviceLayout) -> int:
     layout = DeviceLayout(*layout)
     sharing, weights, span = max(1, layout.step // 16), 128 // layout.low, 256 // layout.high
     starts = [unit // sharing * weights * sharing + unit % sharing * 16 for unit in range(span)]
-    return max(start % span // 32 * layout.high for start in starts)
+    highest: int = max(start % span // 32 * layout.high for start in starts)
+    return highest
 
 
 @triton.jit
