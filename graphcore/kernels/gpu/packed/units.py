@@ -227,7 +227,8 @@ def low_shift(octet: int, layout: DeviceLayout) -> int:
 def code_shift(octet: int, layout: DeviceLayout) -> int:
     """Return the bit of a byte of `code_words` where the codes begin."""
     layout = DeviceLayout(*layout)
-    return 0 if layout.high else low_shift(octet, layout)
+    shift: int = 0 if layout.high else low_shift(octet, layout)
+    return shift
 
 
 @triton.jit
