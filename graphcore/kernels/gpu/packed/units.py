@@ -219,7 +219,7 @@ def code_words(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
 def low_shift(octet: int, layout: DeviceLayout) -> int:
     """Return the bit of a byte where an octet's low codes begin."""
     layout = DeviceLayout(*layout)
-    part = part_of(octet, layout)
+    part: int = part_of(octet, layout)
     return 8 - layout.low - part * layout.low if layout.is_descending else part * layout.low
 
 
