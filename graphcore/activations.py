@@ -1,11 +1,12 @@
 """The activations that graphcore computes, with their names and the kernels' numbers for them.
 
-The mathematics is in nn/mlp.py (torch), kernels/native/lanes.h (C++) and kernels/gpu/epilogue.py (Triton).
+The mathematics is in kernels/gating.py (torch), kernels/native/lanes.h (C++) and kernels/gpu/epilogue.py (Triton).
 """
 
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 
 class Activation(IntEnum):
@@ -47,3 +48,32 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "sigmoid": Activation.SIGMOID,
     }
 )
+
+CLAMPED_SWIGLU = "clamped_swiglu"
+
+
+class Gating(NamedTuple):
+    """The function by which a gated expert joins its gate and up products, elementwise.
+
+    Attributes:
+        activation: name of an activation, for activation(gate) * up; or CLAMPED_SWIGLU, for
+            (up + 1) * gate * sigmoid(alpha * gate), where gate is at most `limit` and up is within [-limit, limit].
+        limit, alpha: constants of CLAMPED_SWIGLU; 0 for an activation.
+    """
+
+    activation: str
+    limit: float = 0.0
+    alpha: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the function in the C++ kernels."""
+        return len(Activation) if self.activation == CLAMPED_SWIGLU else ACTIVATIONS[self.activation]
+
+    @property
+    def kernel_name(self) -> str:
+        """The name of the function in Triton's kernels."""
+        return CLAMPED_SWIGLU if self.activation == CLAMPED_SWIGLU else ACTIVATIONS[self.activation].kernel_name
+
+
+SILU = Gating("silu")

@@ -75,6 +75,7 @@ MODELS: Mapping[str, tuple[str | dict[str, object], int, str]] = {
     "gemma3": ("gemma3_1b", 6, "stored"),
     "gpt2": ("gpt2", 1, "stored"),
     "gpt_oss": ("gpt_oss", 2, "stored"),
+    "qwen3_moe": ("qwen3_moe", 1, "stored"),
     "bitnet": ("bitnet", 1, "stored"),
 }
 LAYERS = {"gpt2": "n_layer"}  # where a config calls their number otherwise

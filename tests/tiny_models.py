@@ -63,6 +63,18 @@ GPT_OSS = {
     },
     **NO_TOKENS,
 }
+QWEN3_MOE = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -151,6 +163,15 @@ def gpt_oss(**changes: object) -> nn.Module:
     return model
 
 
+def qwen3_moe(**changes: object) -> nn.Module:
+    """Return a Qwen 3 mixture of experts; `changes` are of QWEN3_MOE."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**QWEN3_MOE, **changes}))
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -169,9 +190,20 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gpt2": _gpt2,
     "gpt_oss": gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
+    "qwen3_moe": qwen3_moe,  # experts in every layer, q and k norms
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
-ARCHITECTURES = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "gpt_oss", "bitnet")  # one of each
+ARCHITECTURES = (  # one of each
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "gpt2",
+    "gpt_oss",
+    "qwen3_moe",
+    "bitnet",
+)
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
 AT_BOTH_WIDTHS = ("llama3", "gemma3", "gpt_oss")

@@ -228,9 +228,11 @@ def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
         keys.defaults.experts,
         num_local_experts=keys.required_size("expert_count"),
         num_experts_per_tok=keys.required_size("expert_used_count"),
-    )
-    return replace(
-        config,
-        intermediate_size=keys.size("expert_feed_forward_length") or config.intermediate_size,
-        experts=experts.check(keys.fields.source),
-    )
+        norm_topk_prob=True,  # no key says otherwise, and llama.cpp computes nothing else
+    ).check(keys.fields.source)
+    if experts.moe_intermediate_size is None:
+        width = keys.size("expert_feed_forward_length") or config.intermediate_size
+        return replace(config, intermediate_size=width, experts=experts)
+    keys.check_required(("expert_feed_forward_length",))
+    width = keys.required_size("expert_feed_forward_length")
+    return replace(config, experts=replace(experts, moe_intermediate_size=width))

@@ -74,7 +74,7 @@ def parse_model_config(
         max_position_embeddings=fields.size("max_position_embeddings") or defaults.max_position_embeddings,
         attention=_attention(fields, defaults, hidden_size, num_layers, source),
         rope=read_rope(fields, defaults) if defaults.has_rope else None,
-        experts=_experts(fields, defaults, source),
+        experts=_experts(fields, defaults, num_layers, source),
         norm_eps=eps or defaults.norm_eps,
         hidden_act=known_activation(fields.text("hidden_act") or defaults.hidden_act, fields.source),
         mlp_bias=_has_mlp_bias(fields, defaults),
@@ -216,15 +216,36 @@ def _has_mlp_bias(fields: Fields, defaults: ClassDefaults) -> bool:
     return defaults.bias_rule == "everywhere" or (bool(fields.flag("mlp_bias")) and defaults.bias_rule == "flags")
 
 
-def _experts(fields: Fields, defaults: ClassDefaults, source: str) -> ExpertsConfig | None:
-    if defaults.experts is None:
+def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: str) -> ExpertsConfig | None:
+    usual = defaults.experts
+    if usual is None:
         return None
-    return ExpertsConfig(
-        num_local_experts=fields.size("num_local_experts", "num_experts") or defaults.experts.num_local_experts,
-        num_experts_per_tok=fields.size("num_experts_per_tok") or defaults.experts.num_experts_per_tok,
-        swiglu_limit=fields.positive("swiglu_limit") or defaults.experts.swiglu_limit,
-        swiglu_alpha=fields.positive("swiglu_alpha") or defaults.experts.swiglu_alpha,
-    ).check(source)
+    experts = replace(
+        usual,
+        num_local_experts=fields.size("num_local_experts", "num_experts") or usual.num_local_experts,
+        num_experts_per_tok=fields.size("num_experts_per_tok") or usual.num_experts_per_tok,
+    )
+    if usual.moe_intermediate_size is None:
+        limit, alpha = fields.positive("swiglu_limit"), fields.positive("swiglu_alpha")
+        experts = replace(experts, swiglu_limit=limit or usual.swiglu_limit, swiglu_alpha=alpha or usual.swiglu_alpha)
+    else:
+        normalises = fields.flag("norm_topk_prob")
+        experts = replace(
+            experts,
+            moe_intermediate_size=fields.size("moe_intermediate_size") or usual.moe_intermediate_size,
+            norm_topk_prob=usual.norm_topk_prob if normalises is None else normalises,
+            mlp_only_layers=_mlp_only_layers(fields, num_layers),
+        )
+    return experts.check(source)
+
+
+def _mlp_only_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Return the layers without experts: those that are listed, and all except each decoder_sparse_step-th.
+
+    Source: transformers, modeling_qwen3_moe, `Qwen3MoeDecoderLayer`.
+    """
+    listed, step = fields.indices("mlp_only_layers"), fields.size("decoder_sparse_step") or 1
+    return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 
 def _token_ids(name: str, fields: Fields, generation: Fields, defaults: ClassDefaults) -> tuple[int, ...]:

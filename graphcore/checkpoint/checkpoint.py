@@ -79,6 +79,12 @@ class Checkpoint(ABC):
             CheckpointError: the checkpoint has no such tensor.
         """
 
+    def matrix_spans(self, name: str, index: int) -> tuple[FileSpan, ...]:
+        """Return the spans of one matrix of a tensor [X, R, C], such as an expert's, in the order of `spans`."""
+        count = self.find(name).shape[0]
+        runs = [(span, span.nbytes // count) for span in self.spans(name)]
+        return tuple(FileSpan(span.file, span.offset + index * nbytes, nbytes) for span, nbytes in runs)
+
     @abstractmethod
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor, as `read` does, from bytes that the caller has read.

@@ -3,9 +3,11 @@
     stored      ...experts.0.w1 [F, D]   ...experts.1.w1 [F, D]   ...   ...experts.0.w3 [F, D]   ...
     presented   ...experts.gate_up [X, 2F, D]     parts along the rows, experts along the first axis
 
+A file that names its experts by their number is so presented by `with_stacked_experts`, each projection on its own.
 Source of the order: transformers, core_model_loading.py, MergeModulelist and Concatenate.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,6 +18,7 @@ from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.errors import CheckpointError, quoted
 
 Stack = tuple[tuple[str, ...], ...]
+EXPERT = re.compile(r"(.+\.experts\.)(\d+)\.(.+)")
 
 
 class StackedCheckpoint(Checkpoint):
@@ -60,6 +63,13 @@ class StackedCheckpoint(Checkpoint):
             return self._stored.spans(name)
         return tuple(span for part in self._stacks[name] for one in part for span in self._stored.spans(one))
 
+    def matrix_spans(self, name: str, index: int) -> tuple[FileSpan, ...]:
+        """Return the spans of one matrix of a tensor [X, R, C]; for a stacked one that of the expert's own tensor."""
+        if name not in self._stacks:
+            return self._stored.matrix_spans(name, index)
+        (part,) = self._stacks[name]
+        return self._stored.spans(part[index])
+
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return one tensor, stacked if it is stored as several."""
         if name not in self._stacks:
@@ -69,3 +79,25 @@ class StackedCheckpoint(Checkpoint):
             torch.stack([self._stored.assemble(one, [next(rest)]) for one in part]) for part in self._stacks[name]
         ]
         return stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=1)
+
+
+def with_stacked_experts(stored: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with each projection's experts stacked, under their common name without the number.
+
+    Raises:
+        CheckpointError: an expert is missing, or the experts of one projection differ in shape or encoding.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for name in stored.tensors:
+        match = EXPERT.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[1] + match[3], {})[int(match[2])] = name
+    for stacked, experts in found.items():
+        absent = next((index for index in range(max(experts)) if index not in experts), None)
+        if absent is not None:
+            name = stacked.replace(".experts.", f".experts.{absent}.")
+            raise CheckpointError(f"{stored.source}: Missing required tensor: {quoted(name)}; the files are incomplete")
+    if not found:
+        return stored
+    stacks = {name: (tuple(experts[index] for index in range(len(experts))),) for name, experts in found.items()}
+    return StackedCheckpoint(stored, stacks)

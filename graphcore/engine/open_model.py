@@ -17,6 +17,7 @@ from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
+from graphcore.checkpoint.stacked_checkpoint import with_stacked_experts
 from graphcore.config.settings import ModelSettings
 from graphcore.errors import ConfigError
 from graphcore.nn.spec import ModelSpec
@@ -69,6 +70,7 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     config = stored.cut(settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
     weights = with_ternary_weights(checkpoint, config)
+    weights = weights if config.experts is None else with_stacked_experts(weights)
     dtype = stored_dtype(weights, config)
     tokenizer = read_tokenizer(checkpoint, cache_dir)
     return Model(weights, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)

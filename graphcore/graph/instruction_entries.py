@@ -211,7 +211,7 @@ class ModuleRecorder:
         program.add(arguments)
         return out
 
-    def choose(self, _node: Call, scores: Tensor, top_k: int) -> tuple[Choice, Tensor]:
+    def choose(self, _node: Call, scores: Tensor, top_k: int, over: str) -> tuple[Choice, Tensor]:
         """Append the choice of experts; return it and the shares."""
         program, shares = self.program, self.program.buffer(top_k)
         chosen = torch.zeros(top_k, dtype=torch.int32)
@@ -219,8 +219,8 @@ class ModuleRecorder:
         choice = Choice(self.layer, chosen, places, len(program.arguments) + 1)
         self.choices.append(choice)
         program.needs(row_floats=scores.numel() + 32)
-        picks = program.address(chosen, torch.int32)
-        program.add(instructions.Route(program.address(scores), scores.numel(), top_k, picks, program.address(shares)))
+        given, picks = program.address(scores), program.address(chosen, torch.int32)
+        program.add(instructions.Route(given, scores.numel(), top_k, picks, program.address(shares), over == "all"))
         return choice, shares
 
     def add_experts(
@@ -232,14 +232,14 @@ class ModuleRecorder:
         experts = self._module(name, Experts)
         parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
         gate, up, down = (program.matrix(part.weight[0], part.packing) for part in parts)  # the other experts follow
-        biases = [program.address(part.bias.float()) for part in parts]
+        biases = [program.address(None if part.bias is None else part.bias.float()) for part in parts]
         rounding, used = ROUNDINGS[experts.gate_proj.rounding], shares.numel()
         where = [program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)]
         hidden = program.address(program.buffer(used * gate.rows))
         program.needs(columns=gate.columns)
         program.needs(rows=used, columns=down.columns)
-        given, clamp = (program.address(x), self._norm(norm), rounding), (experts.limit, experts.alpha)
-        program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *clamp))
+        given, gating = (program.address(x), self._norm(norm), rounding), (experts.gating.number, *experts.gating[1:])
+        program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *gating))
         answer = (program.address(shares), program.address(stream), used)
         program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *answer))
         return stream

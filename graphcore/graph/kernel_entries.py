@@ -39,6 +39,7 @@ from graphcore.nn.mlp import ActivationModule, capped
 from graphcore.nn.moe import Experts, choose_experts, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.span import Span
+from graphcore.nn.spec import Shares
 
 NO_NORM = (None, None, 0.0, True, True)
 Fed = tuple[Tensor, Tensor | None]  # rows, and the scales they were multiplied with where they are int8 codes
@@ -174,17 +175,18 @@ class DeviceRun:
             query, *place, scoring.window, scoring.scale, scoring.sinks, self.arrivals, scoring.cap
         ).view(len(query), -1)
 
-    def choose(self, scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def choose(self, scores: Tensor, top_k: int, over: Shares) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
-        return choose_decode_experts(scores, self._counts, top_k)
+        return choose_decode_experts(scores, self._counts, top_k, over == "all")
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
         """Add the chosen experts' answers to the stream."""
         experts = self._module(name, Experts)
         parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
-        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+        weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
         formats = [DENSE if part.packing is None else part.packing.format for part in parts]
-        add_expert_answers(stream, x, chosen, shares, weights, biases, None, (experts.limit, experts.alpha), formats)
+        hidden = weights[0].shape[1] if parts[0].packing is None else parts[0].packing.rows
+        add_expert_answers(stream, x, chosen, shares, weights, biases, None, hidden, experts.gating, formats)
         return stream
 
     def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:

@@ -2,8 +2,8 @@
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
-    gate, up, down: [S, F, D], [S, F, D], [S, D, F] and their biases [X, F], [X, F], [X, D]
-    gate = min(gate x, limit);  up = clamp(up x, -limit, limit);  y = down((up + 1) * gate * sigmoid(alpha * gate))
+    gate, up, down: [S, F, D], [S, F, D], [S, D, F] and, in some models, their biases [X, F], [X, F], [X, D]
+    y = down(activation(gate x) * up x), or gpt-oss's clamped SwiGLU of the two (kernels/gating.py)
 
 An expert's matrices may lie at any place, and a call may have only some of the chosen experts; neither changes a bit of
 an expert's answer. So answers stay separate, one row for each choice, and the caller adds them in the order of the
@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from graphcore.kernels.gating import gated_features
+
 ExpertFunction = Callable[[Tensor, int, int], Tensor]
 Places = Sequence[int] | None
 ALIGNMENT = 64  # bytes; a product may add in another order if a matrix has another alignment
 
 torch.library.define(
     "graphcore::experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, float limit, float alpha,"
-    " int[]? places=None) -> Tensor",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, str activation, float limit,"
+    " float alpha, int[]? places=None) -> Tensor",
 )
 
 
@@ -35,6 +37,7 @@ def experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    activation: str,
     limit: float,
     alpha: float,
     places: Places = None,
@@ -45,16 +48,15 @@ def experts(
         x: [N, D] compute dtype.
         chosen: [N, C] int64, distinct within a token; -1 for no expert.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
-        biases: gate [X, F], up [X, F] and down [X, D], compute dtype.
-        limit: bound to which gate and up are clamped.
-        alpha: factor in the gate's sigmoid.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        activation, limit, alpha: fields of `Gating`, which say how gate and up are joined.
         places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
 
     Returns:
         [N, C, D] compute dtype; zeros for no expert and for missing experts.
     """
     op = torch.ops.graphcore.experts.default
-    return op(x, chosen, weights, biases, limit, alpha, places)  # type: ignore[no-any-return]
+    return op(x, chosen, weights, biases, activation, limit, alpha, places)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::experts")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -63,23 +65,24 @@ def answers_fake(x: Tensor, chosen: Tensor, *_: object) -> Tensor:
     return x.new_empty((*chosen.shape, x.shape[1]))
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """Return (up + 1) * gate * sigmoid(alpha * gate) of the clamped arguments, all of one shape."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * (gate * torch.sigmoid(alpha * gate))
-
-
 def looped_experts(
     x: Tensor,
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    activation: str,
     limit: float,
     alpha: float,
     places: Places = None,
 ) -> Tensor:
     """Implement `experts` expert by expert; an expert that no token chose is not read."""
-    return each_on_its_own(x, chosen, biases[0].shape[0], places, _runner(weights, biases, limit, alpha))
+    run = _runner(weights, biases, activation, limit, alpha)
+    return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
+
+
+def num_experts_of(weights: Sequence[Tensor], places: Places) -> int:
+    """Return the number of experts, X."""
+    return len(weights[0]) if places is None else len(places)
 
 
 def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
@@ -103,12 +106,16 @@ def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places,
     return y.view(*chosen.shape, x.shape[1])
 
 
-def _runner(weights: Sequence[Tensor], biases: Sequence[Tensor], limit: float, alpha: float) -> ExpertFunction:
+def _runner(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str, limit: float, alpha: float
+) -> ExpertFunction:
     """Return the function that runs some tokens [M, D] through one expert."""
 
     def run(x: Tensor, expert: int, place: int) -> Tensor:
-        gate, up = (linear(x, _matrix_at(weights[part], place), biases[part][expert]) for part in (0, 1))
-        return linear(clamped_swiglu(gate, up, limit, alpha), _matrix_at(weights[2], place), biases[2][expert])
+        def project(values: Tensor, part: int) -> Tensor:
+            return linear(values, _matrix_at(weights[part], place), biases[part][expert] if biases else None)
+
+        return project(gated_features(project(x, 0), project(x, 1), activation, limit, alpha), 2)
 
     return run
 
@@ -124,15 +131,17 @@ def masked_experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    activation: str,
     limit: float,
     alpha: float,
     places: Places = None,
 ) -> Tensor:
     """Implement `experts` without reading back the choice."""
+    num_experts = num_experts_of(weights, places)
     # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
-    if chosen.numel() <= biases[0].shape[0]:
-        return _gathered(x, chosen, weights, biases, limit, alpha, places)
-    return all_on_every(x, chosen, biases[0].shape[0], places, _runner(weights, biases, limit, alpha))
+    if chosen.numel() <= num_experts:
+        return _gathered(x, chosen, weights, biases, activation, limit, alpha, places)
+    return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, activation, limit, alpha))
 
 
 def _gathered(
@@ -140,6 +149,7 @@ def _gathered(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    activation: str,
     limit: float,
     alpha: float,
     places: Places,
@@ -149,10 +159,13 @@ def _gathered(
     at = flat if places is None else torch.tensor(places, device=x.device)[flat]
     nobody = (flat < 0) | (at < 0)
     flat, at = flat.clamp(min=0), at.clamp(min=0)
-    rows = x.repeat_interleave(chosen.shape[1], dim=0)[:, :, None]  # [N C, D, 1]
-    gate, up = (torch.bmm(weights[part][at], rows)[:, :, 0] + biases[part][flat] for part in (0, 1))
-    hidden = clamped_swiglu(gate, up, limit, alpha)[:, :, None]  # [N C, F, 1]
-    y = torch.bmm(weights[2][at], hidden)[:, :, 0] + biases[2][flat]  # [N C, D]
+    rows = x.repeat_interleave(chosen.shape[1], dim=0)  # [N C, D]
+
+    def project(values: Tensor, part: int) -> Tensor:
+        products = torch.bmm(weights[part][at], values[:, :, None])[:, :, 0]
+        return products + biases[part][flat] if biases else products
+
+    y = project(gated_features(project(rows, 0), project(rows, 1), activation, limit, alpha), 2)  # [N C, D]
     return y.masked_fill_(nobody[:, None], 0).view(*chosen.shape, x.shape[1])
 
 

@@ -107,7 +107,14 @@ class Route(ctypes.Structure):
     """Chooses the experts of one token and their shares."""
 
     KIND = 6
-    _fields_ = (("logits", POINTER), ("experts", INT), ("used", INT), ("chosen", POINTER), ("weights", POINTER))
+    _fields_ = (
+        ("logits", POINTER),
+        ("experts", INT),
+        ("used", INT),
+        ("chosen", POINTER),
+        ("weights", POINTER),
+        ("over_all", INT),
+    )
 
 
 class ExpertsUp(ctypes.Structure):
@@ -126,6 +133,7 @@ class ExpertsUp(ctypes.Structure):
         ("places", POINTER),
         ("hidden", POINTER),
         ("used", INT),
+        ("activation", INT),
         ("limit", FLOAT),
         ("alpha", FLOAT),
     )

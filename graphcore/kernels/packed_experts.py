@@ -9,32 +9,35 @@ sums in float32 and without rounding x. They may lie in page-locked memory of th
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from graphcore.activations import Gating
 from graphcore.kernels.device_packing import DevicePacking
 from graphcore.kernels.experts import (
     ExpertFunction,
     Places,
     all_on_every,
     answers_fake,
-    clamped_swiglu,
     each_on_its_own,
+    num_experts_of,
 )
+from graphcore.kernels.gating import gated_features
 from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 
 torch.library.define(
     "graphcore::packed_experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, float limit, float alpha,"
-    " str[] formats, str library, str rounding) -> Tensor",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
+    " float limit, float alpha, str[] formats, str library, str rounding) -> Tensor",
 )
 torch.library.define(
     "graphcore::device_experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, float limit, float alpha,"
-    " str[] formats) -> Tensor",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
+    " float limit, float alpha, str[] formats) -> Tensor",
 )
 
 
@@ -44,7 +47,7 @@ def packed_experts(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     places: Places,
-    clamp: tuple[float, float],
+    gating: Gating,
     packings: Sequence[Packing],
     rounding: str,
 ) -> Tensor:
@@ -53,8 +56,8 @@ def packed_experts(
     Args:
         x, chosen, places: [N, D], [N, C] and [X], as in kernels/experts.py.
         weights: gate, up and down, [S, nbytes] uint8 each.
-        biases: gate [X, F], up [X, F] and down [X, D], compute dtype.
-        clamp: limit and alpha of the activation.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        gating: function that joins gate and up.
         packings: packings of one expert's gate, up and down.
         rounding: rounding of the activations, as in kernels/kernel_packing.py.
 
@@ -65,51 +68,58 @@ def packed_experts(
     formats = [packing.format for packing in packings]
     if isinstance(first, DevicePacking):
         on_device = torch.ops.graphcore.device_experts.default
-        return on_device(x, chosen, weights, biases, places, *clamp, formats)  # type: ignore[no-any-return]
+        return on_device(x, chosen, weights, biases, places, first.rows, *gating, formats)  # type: ignore[no-any-return]
     library = first.library if isinstance(first, KernelPacking) else ""
     op = torch.ops.graphcore.packed_experts.default
-    return op(x, chosen, weights, biases, places, *clamp, formats, library, rounding)  # type: ignore[no-any-return]
+    how = (first.rows, *gating, formats, library, rounding)
+    return op(x, chosen, weights, biases, places, *how)  # type: ignore[no-any-return]
 
 
 torch.library.register_fake("graphcore::packed_experts", answers_fake)
 torch.library.register_fake("graphcore::device_experts", answers_fake)
 
 
+class _How(NamedTuple):
+    """The last arguments of the op `packed_experts`."""
+
+    hidden: int
+    activation: str
+    limit: float
+    alpha: float
+    formats: Sequence[str]
+    library: str
+    rounding: str
+
+
 def _looped(
-    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: object
+    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: Any
 ) -> Tensor:
-    return each_on_its_own(x, chosen, len(biases[0]), places, _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
+    run = _expert(x.shape[1], weights, biases, _How(*how))
+    return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
 
 
 def _masked(
-    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: object
+    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: Any
 ) -> Tensor:
-    return all_on_every(x, chosen, len(biases[0]), places, _expert(x, weights, biases, *how))  # type: ignore[arg-type]  # the op's types
+    run = _expert(x.shape[1], weights, biases, _How(*how))
+    return all_on_every(x, chosen, num_experts_of(weights, places), places, run)
 
 
-def _expert(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    limit: float,
-    alpha: float,
-    formats: Sequence[str],
-    library: str,
-    rounding: str,
-) -> ExpertFunction:
+def _expert(dim: int, weights: Sequence[Tensor], biases: Sequence[Tensor], how: _How) -> ExpertFunction:
     """Return the function that runs tokens [M, D] through one expert."""
-    dim, hidden = x.shape[1], biases[0].shape[1]
-    shapes = ((hidden, dim), (hidden, dim), (dim, hidden))
+    shapes = ((how.hidden, dim), (how.hidden, dim), (dim, how.hidden))
     packings = [
-        KernelPacking(name, *shape, library) if library else StoredPacking(name, *shape)
-        for name, shape in zip(formats, shapes, strict=True)
+        KernelPacking(name, *shape, how.library) if how.library else StoredPacking(name, *shape)
+        for name, shape in zip(how.formats, shapes, strict=True)
     ]
 
     def run(tokens: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:
-            return packings[part].linear(values, weights[part][place], biases[part][expert], rounding)
+            bias = biases[part][expert] if biases else None
+            return packings[part].linear(values, weights[part][place], bias, how.rounding)
 
-        return project(clamped_swiglu(project(tokens, 0), project(tokens, 1), limit, alpha), 2)
+        features = gated_features(project(tokens, 0), project(tokens, 1), how.activation, how.limit, how.alpha)
+        return project(features, 2)
 
     return run
 

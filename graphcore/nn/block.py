@@ -88,7 +88,7 @@ class Block(nn.Module):
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
-        chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k)
+        chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k, self.mlp.shares)
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:

@@ -17,25 +17,29 @@ from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
 from graphcore.nn.span import Span
-from graphcore.nn.spec import MoESpec
+from graphcore.nn.spec import MoESpec, Shares
 
 
 class ExpertLinear(nn.Module):
-    """One projection of every expert: weight [X, O, I] and bias [X, O], with I input and O output features.
+    """One projection of every expert: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
 
     A packed weight is [X, nbytes] uint8, and `packing` is the packing of one expert.
+
+    Attributes:
+        experts: number of experts; where the matrices lie in shared slots, `weight` has another number of them.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     packing: Packing | None
 
-    def __init__(self, experts: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
+        self.experts = experts
         self.packing = None
         self.rounding = "float"
         self.register_buffer("weight", torch.empty(experts, outputs, inputs, dtype=dtype))
-        self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype))
+        self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype) if bias else None)
 
     def pack(self, packing: Packing, rounding: str) -> None:
         """Replace the weights by empty packed ones, whose bytes are written later; `rounding` as in `Linear.pack`."""
@@ -48,10 +52,10 @@ class Experts(nn.Module):
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.limit, self.alpha = spec.limit, spec.alpha
-        self.gate_proj = ExpertLinear(spec.experts, dim, spec.hidden, dtype)
-        self.up_proj = ExpertLinear(spec.experts, dim, spec.hidden, dtype)
-        self.down_proj = ExpertLinear(spec.experts, spec.hidden, dim, dtype)
+        self.gating = spec.gating
+        self.gate_proj = ExpertLinear(spec.experts, dim, spec.hidden, spec.bias, dtype)
+        self.up_proj = ExpertLinear(spec.experts, dim, spec.hidden, spec.bias, dtype)
+        self.down_proj = ExpertLinear(spec.experts, spec.hidden, dim, spec.bias, dtype)
 
     def forward(self, x: Tensor, chosen: Tensor, places: Places = None) -> Tensor:
         """Return the chosen experts' answers for their tokens: [B, T, C, D].
@@ -62,15 +66,15 @@ class Experts(nn.Module):
             places: places of the experts in the weights, as in kernels/experts.py.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
-        weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+        weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
         packings = [part.packing for part in parts if part.packing is not None]
         tokens, choices = x.flatten(0, 1), chosen.flatten(0, 1)  # [N, D], [N, C]
         if not packings:
-            y = experts(tokens, choices, weights, biases, self.limit, self.alpha, places)
+            y = experts(tokens, choices, weights, biases, *self.gating, places)
         else:
             assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"
-            clamp, rounding = (self.limit, self.alpha), self.gate_proj.rounding
-            y = packed_experts(tokens, choices, weights, biases, places, clamp, packings, rounding)
+            rounding = self.gate_proj.rounding
+            y = packed_experts(tokens, choices, weights, biases, places, self.gating, packings, rounding)
         return y.view(*chosen.shape, x.shape[-1])
 
 
@@ -79,20 +83,22 @@ class MoE(nn.Module):
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.top_k = spec.top_k
-        self.router = Linear(dim, spec.experts, bias=True, dtype=dtype)
+        self.top_k, self.shares = spec.top_k, spec.shares
+        self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = choose_experts(self.router(x), self.top_k)
+        chosen, shares = choose_experts(self.router(x), self.top_k, self.shares)
         return weighted_sum(self.experts(x, chosen), shares)
 
 
-def choose_experts(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def choose_experts(scores: Tensor, top_k: int, shares: Shares = "chosen") -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores [..., X], best first, and their shares: [..., C] each."""
     best, chosen = scores.topk(top_k, dim=-1)
-    return chosen, best.softmax(dim=-1)
+    if shares == "chosen":
+        return chosen, best.softmax(dim=-1)
+    return chosen, (best.float() - scores.float().logsumexp(dim=-1, keepdim=True)).exp().to(scores.dtype)
 
 
 def without_padding(chosen: Tensor, span: Span) -> Tensor:

@@ -7,6 +7,8 @@ index, no name, no path. Sizes are bare nouns: dim heads kv_heads head_dim hidde
 from dataclasses import dataclass
 from typing import Literal
 
+from graphcore.activations import SILU, Gating
+
 
 @dataclass(frozen=True)
 class NormSpec:
@@ -139,24 +141,33 @@ class MLPSpec:
     sub_norm: NormSpec | None = None
 
 
+Shares = Literal["chosen", "all"]
+"""The scores that a router's softmax is over: those of the chosen experts, whose shares sum to one, or of all."""
+
+
 @dataclass(frozen=True)
 class MoESpec:
-    """A mixture of gated MLPs with biases: each token's `top_k` likeliest experts, weighted by their softmax.
+    """A mixture of gated MLPs: each token's `top_k` likeliest experts, weighted by their shares in a softmax.
 
-        gate = min(gate(x), limit);  up = clamp(up(x), -limit, limit);  down((up + 1) * gate * sigmoid(alpha * gate))
-
-    Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`.
+    Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`; transformers, modeling_qwen3_moe,
+    `Qwen3MoeTopKRouter`.
 
     Attributes:
         experts: number of experts.
         hidden: number of hidden features of one expert.
+        gating: function that joins an expert's gate and up products.
+        bias: True if the experts' projections have biases.
+        router_bias: True if the router has biases.
+        shares: scores that the softmax is over.
     """
 
     experts: int
     top_k: int
     hidden: int
-    limit: float = 7.0
-    alpha: float = 1.702
+    gating: Gating = SILU
+    bias: bool = False
+    router_bias: bool = False
+    shares: Shares = "chosen"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def alike(decoder: Decoder, last: int | None = None) -> list[list[int]]:
     layers = list(expert_layers(decoder).items())
     for layer, moe in layers if last is None else layers[-last:]:
         parts = [linear_of(moe.experts, part) for part in PARTS]
-        kind = tuple((part.weight.shape[1:], part.weight.dtype, part.packing, len(part.bias)) for part in parts)
+        kind = tuple((part.weight.shape[1:], part.weight.dtype, part.packing, part.experts) for part in parts)
         kinds.setdefault(kind, []).append(layer)
     return list(kinds.values())
 

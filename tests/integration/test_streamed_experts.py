@@ -1,18 +1,21 @@
 """A mixture of experts that is fetched expert by expert gives the resident model's logits, to the bit.
 
-Resident models are compared with transformers in test_gpt_oss.py. The tiny model has 4 layers of 6 experts, of which a
-token goes through 3: a token's working set is 12 of 24.
+Resident models are compared with transformers in test_gpt_oss.py and test_qwen_moe.py. The tiny models have 4 layers of
+6 experts, of which a token goes through 3: a token's working set is 12 of 24.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import qwen_moe_files
 import torch
+from gguf import GGMLQuantizationType
 from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
 from streamed_engine import SIZES
 from tiny_models import VOCAB
 from torch import Tensor, nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from graphcore import Engine
 from graphcore.checkpoint.file_bytes import FileSpan
@@ -35,6 +38,18 @@ def dense(folder: Path) -> Path:
     return folder
 
 
+def qwen(folder: Path) -> Path:
+    model = qwen_moe_files.build(4).bfloat16()
+    qwen_moe_files.save(folder, model, is_fused=False)
+    return folder
+
+
+def qwen_gguf(folder: Path) -> Path:
+    model = qwen_moe_files.build(4, moe_intermediate_size=64)
+    encoding = GGMLQuantizationType.Q4_0
+    return qwen_moe_files.write_gguf(folder / "model.gguf", model, encoding, is_fused=False)
+
+
 def gguf(is_packed: bool, is_fused: bool) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         model = build(3)
@@ -51,6 +66,8 @@ FILES = {
     "gguf_mxfp4_fused": gguf(is_packed=True, is_fused=True),
     "gguf_f32_apart": gguf(is_packed=False, is_fused=False),
     "gguf_f32_fused": gguf(is_packed=False, is_fused=True),
+    "qwen": qwen,
+    "qwen_gguf_q4_0": qwen_gguf,
 }
 
 
@@ -145,7 +162,7 @@ def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12)])
+@pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12), ("qwen_gguf_q4_0", TOP_K)])
 def test_experts_between_instructions_give_resident_bits(files: Callable[[str], Path], form: str, slots: int) -> None:
     """A captured engine on the CPU: one sequence's decode step is native, several sequences run compiled."""
     check(files(form), "captured", "bf16", "disk", (slots,))
@@ -158,7 +175,7 @@ def test_compiled_halves_give_resident_bits(files: Callable[[str], Path], form: 
     check(files(form), "compiled", dtype, "disk", (TOP_K,), outputs_of_one)
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "dense", "gguf_mxfp4_fused"])
+@pytest.mark.parametrize("form", ["mxfp4", "dense", "gguf_mxfp4_fused", "qwen"])
 def test_experts_that_wait_in_ram_give_resident_bits(files: Callable[[str], Path], form: str) -> None:
     check(files(form), "eager", "fp32", "host", (TOP_K, 14))
 
@@ -191,8 +208,10 @@ def routed_by(model: nn.Module, ids: Tensor) -> list[set[int]]:
 
     def watch(layer: int) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
-            router = model.model.layers[layer].mlp.router
-            scores = nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), router.weight, router.bias)
+            mlp = model.model.layers[layer].mlp
+            is_qwen = isinstance(mlp, Qwen3MoeSparseMoeBlock)
+            router, bias = (mlp.gate, None) if is_qwen else (mlp.router, mlp.router.bias)
+            scores = nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), router.weight, bias)
             chosen[layer] |= set(scores.topk(router.top_k).indices.flatten().tolist())
 
         return hook
@@ -229,6 +248,13 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
         model = save_mxfp4(tmp_path, 3, **LARGE)
     elif form == "dense":
         model = save_dense(tmp_path, 3, torch.bfloat16, **LARGE)
+    elif form == "qwen":
+        model = qwen_moe_files.build(3, hidden_size=256, moe_intermediate_size=256)
+        qwen_moe_files.save(tmp_path, model, is_fused=False)
+    elif form == "qwen_gguf_q4_0":
+        model = qwen_moe_files.build(3, hidden_size=256, moe_intermediate_size=256)
+        qwen_moe_files.round_experts(model, GGMLQuantizationType.Q4_0)
+        path = qwen_moe_files.write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.Q4_0, is_fused=False)
     else:
         packed = pack(model, 3) if "mxfp4" in form else {}
         tensors = gguf_tensors(model, packed, is_fused=form.endswith("fused"))
@@ -259,11 +285,15 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
 
 
 def expert_spans(engine: Engine, routed: Sequence[set[int]]) -> Iterator[FileSpan]:
-    """Yield where the files hold some experts: the e-th of equal parts of each tensor."""
+    """Yield where the files hold some experts: the e-th of equal parts of each tensor, or the e-th tensor."""
     loader = engine.loaded.loader
     for layer, experts in enumerate(routed):
         for name in {loader.sources[expert_weight(layer, part)].name for part in PARTS}:
-            for span in loader.checkpoint.spans(name):
+            spans = loader.checkpoint.spans(name)
+            if len(spans) == EXPERTS:
+                yield from (spans[expert] for expert in experts)
+                continue
+            for span in spans:
                 each = span.nbytes // EXPERTS
                 yield from (FileSpan(span.file, span.offset + expert * each, each) for expert in experts)
 

@@ -30,7 +30,7 @@ ENTRY = 'softsign: lambda recorder, node, x: recorder.elementwise("softsign", x,
 Edits = dict[str, tuple[tuple[str, str], ...]]  # by file: what is there, and what is put before it
 
 STATEMENT: Edits = {
-    "graphcore/nn/mlp.py": (("FUNCTIONS: Mapping", f"{FUNCTION}\n\n"),),
+    "graphcore/nn/mlp.py": (("class ActivationModule", f"{FUNCTION}\n\n"),),
     "graphcore/graph/lowering/shapes.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
         ("rotate, attend, capped, without_padding)", "softsign, "),

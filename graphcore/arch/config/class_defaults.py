@@ -23,8 +23,9 @@ class ClassDefaults:
         num_key_value_heads: number of kv heads; None, or an explicit null in the file, for as many as query heads.
         intermediate_size: hidden width of the MLP; None for four times hidden_size.
         sliding_window: default window in tokens.
-        window_rule: rule for the sliding layers if layer_types is absent: none; every layer; with "opt_in" those from
-            max_window_layers on, if use_sliding_window is set; or all except each sliding_window_pattern-th.
+        window_rule: rule for the sliding layers if layer_types is absent: none; every layer; every layer if
+            use_sliding_window is set ("every_opt_in"); with "opt_in" only those from max_window_layers on; or all
+            except each sliding_window_pattern-th.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; always on q, k and v; or always everywhere.
@@ -40,7 +41,7 @@ class ClassDefaults:
     """
 
     model_type: str
-    window_rule: Literal["none", "every", "opt_in", "pattern"]
+    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern"]
     bias_rule: Literal["none", "flags", "attention_flag", "qkv", "everywhere"]
     vocab_size: int
     hidden_size: int

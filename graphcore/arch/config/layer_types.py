@@ -4,6 +4,7 @@
     gpt-oss, pattern 2:  s F s F ...
     qwen, opt-in:        F F ... F s s s                  (from max_window_layers on, if use_sliding_window)
     mistral:             s s s ...                        (all, unless sliding_window is null)
+    qwen mixtures:       s s s ...                        (all, if use_sliding_window)
 
 Source: transformers 5.23, the `__post_init__` of each configuration and MistralModel.forward.
 """
@@ -12,6 +13,8 @@ from graphcore.arch.config.class_defaults import LAYER_TYPES, ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
+OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
+UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers are alike
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
 
@@ -23,7 +26,7 @@ def read_window(fields: Fields, defaults: ClassDefaults) -> int | None:
     """
     if defaults.window_rule == "none" or fields.is_null("sliding_window"):
         return None
-    if defaults.window_rule == "opt_in" and not fields.flag("use_sliding_window"):
+    if defaults.window_rule in OPT_IN and not fields.flag("use_sliding_window"):
         return None
     return fields.size("sliding_window") or defaults.sliding_window
 
@@ -56,7 +59,7 @@ def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -
         raise CheckpointError(
             f"{fields.source}: layer_types has sliding_attention, but there is no sliding_window; give one"
         )
-    if defaults.window_rule in ("none", "every") and layer_types != _uniform(num_layers, window):
+    if defaults.window_rule in UNIFORM and layer_types != _uniform(num_layers, window):
         raise UnsupportedError(
             f"{fields.source}: layer_types differs from what {defaults.model_type} computes "
             f"({_uniform(num_layers, window)[0]} in every layer); remove it or use a model type that has it"
@@ -79,7 +82,7 @@ def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: i
         return layer_types_of_pattern(num_layers, pattern)
     if window is None:
         return None
-    if defaults.window_rule == "every":
+    if defaults.window_rule in UNIFORM:
         return _uniform(num_layers, window)
     first_sliding = _max_window_layers(fields, defaults)
     return tuple("sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(num_layers))

@@ -54,12 +54,23 @@ class RopeParameters:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """The experts of each layer: their number, the number per token, and the parameters of their activation."""
+    """The experts of the layers that have them.
+
+    Attributes:
+        num_experts_per_tok: number of experts that a token is routed to.
+        swiglu_limit, swiglu_alpha: constants of gpt-oss's activation; None for model types with another.
+        moe_intermediate_size: hidden width of one expert; None for model types whose experts have intermediate_size.
+        norm_topk_prob: True if the shares of a token's experts sum to one; False if those of all experts do.
+        mlp_only_layers: indices of the layers that have an MLP instead of experts.
+    """
 
     num_local_experts: int
     num_experts_per_tok: int
-    swiglu_limit: float
-    swiglu_alpha: float
+    swiglu_limit: float | None = None
+    swiglu_alpha: float | None = None
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool = True
+    mlp_only_layers: tuple[int, ...] = ()
 
     def check(self, source: str) -> "ExpertsConfig":
         """Return self after a check for consistency.
@@ -81,10 +92,10 @@ class ModelConfig:
 
     Attributes:
         model_type: key of `ARCHITECTURES`.
-        intermediate_size: hidden width of the MLP, or of one expert.
+        intermediate_size: hidden width of the MLP; also of one expert, unless `experts` has its width.
         max_position_embeddings: longest context in tokens.
         rope: rotary parameters; None if positions are learned.
-        experts: settings of the experts; None if each layer has one MLP.
+        experts: settings of the experts; None if each layer has an MLP.
         norm_eps: epsilon of the model type's norm, RMSNorm or LayerNorm.
         hidden_act: activation, one of `ACTIVATIONS`.
         mlp_bias: True if the MLP's projections have biases.
@@ -127,7 +138,12 @@ class ModelConfig:
                 f"model.num_hidden_layers={num_layers}, but {source} has {self.num_hidden_layers} layers; ask for fewer"
             )
         layer_types = self.attention.layer_types[:num_layers] if self.attention.layer_types else None
-        return replace(self, num_hidden_layers=num_layers, attention=replace(self.attention, layer_types=layer_types))
+        experts = self.experts
+        if experts is not None:
+            kept = tuple(layer for layer in experts.mlp_only_layers if layer < num_layers)
+            experts = replace(experts, mlp_only_layers=kept)
+        attention = replace(self.attention, layer_types=layer_types)
+        return replace(self, num_hidden_layers=num_layers, attention=attention, experts=experts)
 
 
 def read_head_dim(

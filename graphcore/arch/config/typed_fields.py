@@ -117,6 +117,17 @@ class Fields:
             raise self.wrong(name, value, "a list of strings")
         return tuple(value)
 
+    def indices(self, name: str) -> tuple[int, ...]:
+        """Return a list of indices as a tuple; empty if the setting is absent or null.
+
+        Raises:
+            CheckpointError: the value is not a list of integers from 0 to `LARGEST_SIZE`.
+        """
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, list | tuple):
+            raise self.wrong(name, value, "a list of indices")
+        return self.token_ids(name)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """Return one token id, or a list of them, as a tuple; empty if the setting is absent or null.
 

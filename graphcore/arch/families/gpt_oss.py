@@ -10,6 +10,7 @@ Source: openai/gpt-oss, gpt_oss/torch/model.py; transformers, modeling_gpt_oss; 
 
 from collections.abc import Mapping
 
+from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
@@ -18,14 +19,7 @@ from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec, NormSpec
 
-LEAVES = {
-    **GGUF_LEAVES,
-    "post_attention_layernorm": "post_attention_norm",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
+LEAVES = {**GGUF_LEAVES, "post_attention_layernorm": "post_attention_norm"}
 SINKS = "self_attn.sinks"
 EXPERTS = "mlp.experts."
 FUSED_PARTS = ("mlp.experts.gate_proj", "mlp.experts.up_proj")
@@ -107,12 +101,16 @@ def _experts_of(config: ModelConfig) -> MoESpec:
     """Return the spec of the experts that a config describes."""
     experts = config.experts
     assert experts is not None, "the config readers give every gpt_oss its experts"
+    limit, alpha = experts.swiglu_limit, experts.swiglu_alpha
+    assert limit is not None, "gpt_oss has a default"
+    assert alpha is not None, "gpt_oss has a default"
     return MoESpec(
         experts=experts.num_local_experts,
         top_k=experts.num_experts_per_tok,
         hidden=config.intermediate_size,
-        limit=experts.swiglu_limit,
-        alpha=experts.swiglu_alpha,
+        gating=Gating(CLAMPED_SWIGLU, limit, alpha),
+        bias=True,
+        router_bias=True,
     )
 
 

@@ -135,13 +135,14 @@ void run_advance(const Advance& a) {
 void run_route(const Route& a, Scratch& scratch) {
     float* left = scratch.row;
     std::memcpy(left, a.logits, size_t(a.experts) * 4);
+    if (a.over_all) softmax(left, a.experts, nullptr);
     for (int k = 0; k < a.used; k++) {
         const int best = int(std::max_element(left, left + a.experts) - left);
         a.chosen[k] = best;
         a.weights[k] = left[best];
         left[best] = -INFINITY;
     }
-    softmax(a.weights, a.used, nullptr);
+    if (!a.over_all) softmax(a.weights, a.used, nullptr);
 }
 
 Matrix matrix_at(const Matrix& first, int place) {
@@ -149,6 +150,11 @@ Matrix matrix_at(const Matrix& first, int place) {
     Matrix matrix = first;
     matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
     return matrix;
+}
+
+// Joins the gate and up products of an expert.
+inline f32x16 gated_features(const ExpertsUp& a, f32x16 gate, f32x16 up) {
+    return a.activation == Activation::CLAMPED_SWIGLU ? clamped_swiglu(gate, up, a.limit, a.alpha) : activate(a.activation, gate) * up;
 }
 
 void enter_experts_up(const ExpertsUp& a, Scratch& scratch) {
@@ -165,7 +171,7 @@ void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
         const float* up_bias = a.up_bias ? a.up_bias + size_t(expert) * rows : nullptr;
         const f32x16 gate = product(matrix_at(a.gate, place), group, gate_bias, height, scratch);
         const f32x16 up = product(matrix_at(a.up, place), group, up_bias, height, scratch);
-        store_some(clamped_swiglu(gate, up, a.limit, a.alpha), height, a.hidden + size_t(k) * rows + group * GROUP_ROWS);
+        store_some(gated_features(a, gate, up), height, a.hidden + size_t(k) * rows + group * GROUP_ROWS);
     }
 }
 

@@ -87,15 +87,17 @@ struct Advance {
     int64_t *chosen, *token_id, *position;
 };
 
-// Chooses the experts of one token: those with the `used` largest router logits. Their weights are the softmax over these.
+// Chooses the experts of one token: those with the `used` largest router logits. Their weights are the softmax over these,
+// or their parts in the softmax over all logits.
 struct Route {
     const float* logits;
     int32_t experts, used;
     int32_t* chosen;   // [used]
     float* weights;    // [used]
+    int32_t over_all;  // 1: the softmax is over all logits
 };
 
-// hidden[k] = f(gate_e norm(x) + b, up_e norm(x) + b) for each chosen expert e = chosen[k]. The expert's matrices are number
+// hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert e = chosen[k]. The expert's matrices are number
 // places[k] in memory, its biases number chosen[k].
 struct ExpertsUp {
     const float* x;
@@ -106,7 +108,8 @@ struct ExpertsUp {
     const int32_t *chosen, *places;
     float* hidden;  // [used, rows]
     int32_t used;
-    float limit, alpha;
+    Activation activation;  // f, or CLAMPED_SWIGLU
+    float limit, alpha;     // of CLAMPED_SWIGLU
 };
 
 // x += sum over k of weights[k] * (down_e hidden[k] + b).

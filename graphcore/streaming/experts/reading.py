@@ -145,18 +145,18 @@ def expert_conversions(
 
 def _conversions(loader: Loader, name: str, expert: int, targets: Sequence[ExpertMatrix]) -> Iterator[Conversion]:
     info = loader.checkpoint.tensors[name]
-    experts, rows, _ = info.shape
+    rows = info.shape[1]
     pick = targets[0].pick
     is_half = pick.step == 1 and not targets[0].is_transposed
     first, stop = (pick.start, min(pick.stop, rows)) if is_half else (0, rows)
-    spans = loader.checkpoint.spans(name)
-    row_nbytes = [span.nbytes // (experts * rows) for span in spans]
+    spans = loader.checkpoint.matrix_spans(name, expert)
+    row_nbytes = [span.nbytes // rows for span in spans]
     unit = GROUP_ROWS * (1 if targets[0].is_transposed else pick.step)
     step = max(unit, CONVERSION_NBYTES // sum(row_nbytes) // unit * unit)
     for begin in range(first, stop, step):
         end = min(begin + step, stop)
         runs = tuple(
-            FileSpan(span.file, span.offset + (expert * rows + begin) * each, (end - begin) * each)
+            FileSpan(span.file, span.offset + begin * each, (end - begin) * each)
             for span, each in zip(spans, row_nbytes, strict=True)
         )
         yield ExpertConversion(runs, info, loader, tuple(targets), begin, end)

@@ -45,7 +45,7 @@ def expert_pools(decoder: Decoder, num_slots: int, last: int | None = None) -> l
     rest, waiting = num_slots - fewest_slots(decoder, last), sum(map(len, kinds))
     pools = []
     for together in kinds:
-        count = len(linear_of(layers[together[0]].experts, PARTS[0]).bias)
+        count = linear_of(layers[together[0]].experts, PARTS[0]).experts
         least, most = max(layers[layer].top_k for layer in together), count * len(together)
         more = min(rest * len(together) // waiting, most - least)
         rest, waiting = rest - more, waiting - len(together)
@@ -72,15 +72,16 @@ def bind_experts(experts: Experts, tensors: Mapping[str, Tensor]) -> None:
 
 
 def beside(decoder: Decoder, layer: int, tensors: Mapping[str, Tensor]) -> Experts:
-    """Return a second module for a layer's experts, with the same biases and the given matrices."""
+    """Return a second module for a layer's experts, with the same biases, if any, and the given matrices."""
     spec, own = decoder.spec.blocks[layer].mlp, expert_layers(decoder)[layer].experts
     assert isinstance(spec, MoESpec), f"layer {layer} has no experts"
     with torch.device("meta"):
-        other = Experts(spec, decoder.spec.dim, own.up_proj.bias.dtype)
+        other = Experts(spec, decoder.spec.dim, own.up_proj.weight.dtype)
     for part in PARTS:
         linear = linear_of(own, part)
         if linear.packing is not None:
             linear_of(other, part).pack(linear.packing, linear.rounding)
-        bind(linear_of(other, part), "bias", linear.bias)
+        if linear.bias is not None:
+            bind(linear_of(other, part), "bias", linear.bias)
     bind_experts(other, tensors)
     return other

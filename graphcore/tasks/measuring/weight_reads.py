@@ -46,8 +46,8 @@ def embedding_nbytes(embedding: Embedding, batch: int) -> int:
 
 def chosen_nbytes(part: ExpertLinear, choices: int) -> int:
     """Return the bytes of one projection of `choices` experts, at most of all experts."""
-    used = min(choices, len(part.bias))
-    return used * (part.weight[0].nbytes + part.bias[0].nbytes)
+    used = min(choices, part.experts)
+    return used * (part.weight[0].nbytes + (0 if part.bias is None else part.bias[0].nbytes))
 
 
 def weight_formats(decoder: Decoder, is_tied: bool) -> list[dict[str, str | int]]:

@@ -133,7 +133,7 @@ def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:
         return None
     return ExpertSizes(
         nbytes=tuple(sum(aligned(weight[0].nbytes) for weight in _expert_weights(part)) for part in parts),
-        count=max(len(part.experts.up_proj.weight) for part in parts),
+        count=max(part.experts.up_proj.experts for part in parts),
         routed=max(part.top_k for part in parts),
         least=fewest_slots(decoder),
     )

@@ -127,6 +127,30 @@ BITNET = {
     "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -135,6 +159,7 @@ EVERY = {
     "qwen2": QWEN2,
     "mistral": MISTRAL,
     "gpt_oss": GPT_OSS,
+    "qwen3_moe": QWEN3_MOE,
     "bitnet": BITNET,
 }
 

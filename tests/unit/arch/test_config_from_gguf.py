@@ -239,7 +239,7 @@ def test_missing_kv_heads_are_as_many_as_query_heads():
     assert parse(SMOLLM2, attention__head_count_kv=None).attention.num_key_value_heads == 9
 
 
-@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma", "qwen3moe"])
+@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma", "qwen2moe"])
 def test_unknown_architecture_lists_the_known_ones(architecture):
     assert {"bitnet", "bitnet-25", "gpt-oss", "llama"} <= GGUF_ARCHITECTURES.keys()
     known = ", ".join(sorted(GGUF_ARCHITECTURES))

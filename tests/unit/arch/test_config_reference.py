@@ -90,9 +90,11 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert list(ours.attention.layer_types or ours.num_hidden_layers * ["full_attention"]) == expected_layers
     if "tie" not in skip:
         assert ours.tie_word_embeddings == theirs["tie_word_embeddings"]
-    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha"):
+    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", "moe_intermediate_size"):
         assert vars(ours.experts or object).get(name) == theirs.get(name), name
-    if theirs["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt_oss"):
+    if "norm_topk_prob" in theirs:
+        assert ours.experts.norm_topk_prob == theirs["norm_topk_prob"]
+    if theirs["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt_oss", "qwen3_moe"):
         assert ours.attention.output_bias == theirs.get("attention_bias", False)
     if "eos" not in skip:
         ends = theirs["eos_token_id"]

@@ -1,7 +1,7 @@
 """llama.cpp's names against the table in its own gguf package, and the folds that each family's files need."""
 
 import pytest
-from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, config_of
 from gguf import MODEL_ARCH, get_tensor_name_map
 
 from graphcore.arch.architecture import TensorSource
@@ -19,6 +19,7 @@ ARCHS = {
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "gpt2": MODEL_ARCH.GPT2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "bitnet": MODEL_ARCH.BITNET,
 }
 
@@ -72,7 +73,7 @@ def test_biases_of_q_and_k_are_put_back_in_order_too() -> None:
     assert folds({**LLAMA, "attention_bias": True}, "gguf", "layers.0.self_attn.k_proj.bias") == (SplitPairs(8),)
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3, GEMMA3, BITNET], ids=["qwen2", "qwen3", "gemma3", "bitnet"])
+@pytest.mark.parametrize("raw", [QWEN2, QWEN3, QWEN3_MOE, GEMMA3, BITNET], ids=lambda raw: raw["model_type"])
 def test_other_rotary_files_are_read_as_they_are(raw: dict) -> None:
     assert not any(source.folds for source in sources(raw, "gguf").values())
 
@@ -109,9 +110,9 @@ def test_gpt2_s_conv1d_weights_are_transposed_and_its_embeddings_are_not() -> No
     assert all(name.startswith("layers.") for name in transposed)
 
 
-def candidates(layout: str, name: str) -> dict[str, tuple[object, ...]]:
-    """Return every form of a gpt-oss tensor, name to folds."""
-    config = config_of(GPT_OSS)
+def candidates(layout: str, name: str, raw: dict = GPT_OSS) -> dict[str, tuple[object, ...]]:
+    """Return every form of a tensor of a mixture, name to folds."""
+    config = config_of(raw)
     architecture = architecture_of(config)
     find = architecture.gguf_sources if layout == "gguf" else architecture.hf_sources
     return {source.name: source.folds for source in find(name, config)}
@@ -152,3 +153,22 @@ def test_gpt_oss_gguf_tensors_are_found_apart_or_fused() -> None:
             }
     assert candidates("gguf", "layers.1.self_attn.sinks") == {"blk.1.attn_sinks.weight": ()}
     assert candidates("gguf", "layers.1.mlp.experts.down_proj.weight") == {"blk.1.ffn_down_exps.weight": ()}
+
+
+def test_experts_of_qwen_are_found_one_by_one_or_fused_gate_first() -> None:
+    for part, start in (("gate", 0), ("up", 768)):
+        rows = PickRows(start, start + 768, axis=-2)
+        assert candidates("hf", f"layers.3.mlp.experts.{part}_proj.weight", QWEN3_MOE) == {
+            f"layers.3.mlp.experts.{part}_proj.weight": (),
+            "layers.3.mlp.experts.gate_up_proj": (rows,),
+        }
+        assert candidates("gguf", f"layers.3.mlp.experts.{part}_proj.weight", QWEN3_MOE) == {
+            f"blk.3.ffn_{part}_exps.weight": (),
+            "blk.3.ffn_gate_up_exps.weight": (rows,),
+        }
+    assert candidates("hf", "layers.0.mlp.experts.down_proj.weight", QWEN3_MOE) == {
+        "layers.0.mlp.experts.down_proj.weight": (),
+        "layers.0.mlp.experts.down_proj": (),
+    }
+    assert candidates("hf", "layers.0.mlp.router.weight", QWEN3_MOE) == {"layers.0.mlp.gate.weight": ()}
+    assert candidates("hf", "layers.0.self_attn.q_norm.weight", QWEN3_MOE) == {"layers.0.self_attn.q_norm.weight": ()}

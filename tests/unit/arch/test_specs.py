@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, config_of
+from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, config_of
 
+from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
 from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import (
@@ -88,14 +89,49 @@ def test_gpt_oss_20b() -> None:
     norm = NormSpec("rms", 1e-5, scale_in_float32=True)
     rope = RopeSpec(150_000.0, YarnScaling(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0, rounds_ramp=False))
     spec = spec_of(GPT_OSS)
+    gating = Gating(CLAMPED_SWIGLU, 7.0, 1.702)
     for index, block in enumerate(spec.blocks):
         window = None if index % 2 else 128
         attention = AttentionSpec(
             64, 8, 64, 0.125, window=window, rope=rope, qkv_bias=True, output_bias=True, sinks=True
         )
-        assert block == BlockSpec(2880, norm, attention, MoESpec(32, 4, 2880, 7.0, 1.702))
+        assert block == BlockSpec(2880, norm, attention, MoESpec(32, 4, 2880, gating, bias=True, router_bias=True))
     assert (spec.dim, spec.vocab, len(spec.blocks), spec.norm) == (2880, 201_088, 24, norm)
     assert (spec.context, spec.tied, spec.positions) == (131_072, False, 0)
+
+
+def test_qwen3_30b_a3b() -> None:
+    norm = NormSpec("rms", 1e-6)
+    attention = AttentionSpec(32, 4, 128, 128**-0.5, qk_norm=norm, rope=RopeSpec(1_000_000.0))
+    block = BlockSpec(2048, norm, attention, MoESpec(128, 8, 768))
+    assert spec_of(QWEN3_MOE) == ModelSpec(2048, 151_936, (block,) * 48, norm, context=40_960)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"mlp_only_layers": [0, 5]}, {0, 5}),
+        ({"decoder_sparse_step": 2}, {0, 2, 4}),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [5]}, {0, 1, 3, 4, 5}),
+        ({"mlp_only_layers": None}, set()),
+    ],
+    ids=str,
+)
+def test_layers_of_a_mixture_without_experts_have_an_mlp_of_its_own_width(changes: dict, dense: set[int]) -> None:
+    blocks = spec_of(QWEN3_MOE, num_hidden_layers=6, **changes).blocks
+    assert {index for index, block in enumerate(blocks) if block.mlp == MLPSpec(6144, "silu")} == dense
+    assert all(block.mlp == MoESpec(128, 8, 768) for index, block in enumerate(blocks) if index not in dense)
+
+
+def test_shares_of_a_mixture_that_does_not_normalise_them_are_of_all_experts() -> None:
+    (block,) = set(spec_of(QWEN3_MOE, norm_topk_prob=False).blocks)
+    assert block.mlp == MoESpec(128, 8, 768, shares="all")
+
+
+def test_every_layer_of_a_mixture_slides_if_any_does() -> None:
+    """max_window_layers, which its config.json has, counts for dense Qwen only."""
+    blocks = spec_of(QWEN3_MOE, use_sliding_window=True, sliding_window=512, max_window_layers=48).blocks
+    assert {block.attention.window for block in blocks} == {512}
 
 
 def test_gemma_27b_divides_scores_by_its_own_scalar_not_by_head_dim() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
-from graphcore.activations import ACTIVATIONS
+from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
 from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
@@ -15,9 +15,10 @@ PLAIN = BlockSpec(
     AttentionSpec(4, 2, 8, 8**-0.5, rope=RopeSpec(1e4)),
     MLPSpec(48, "silu"),
 )
-EXPERTS = replace(PLAIN, mlp=MoESpec(experts=5, top_k=2, hidden=40, limit=0.7, alpha=1.5))
+EXPERTS = replace(PLAIN, mlp=MoESpec(5, 2, 40, Gating(CLAMPED_SWIGLU, 0.7, 1.5), bias=True, router_bias=True))
 WIDE = BlockSpec(256, NORM, AttentionSpec(4, 2, 64, 0.125, rope=RopeSpec(1e4)), MLPSpec(256, "silu"))
-WIDE_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
+WIDE_EXPERTS = replace(WIDE, mlp=MoESpec(4, 2, 256, Gating(CLAMPED_SWIGLU, 7.0, 1.702), bias=True, router_bias=True))
+WIDE_PLAIN_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
 
 
 def attending(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
@@ -41,6 +42,7 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
         mlp=MLPSpec(48, "gelu_new", gated=False, bias=True),
     ),
     "gpt_oss": attending(EXPERTS, window=4, qkv_bias=True, output_bias=True, sinks=True),
+    "qwen3_moe": replace(attending(qk_norm=PLAIN.norm), mlp=MoESpec(experts=6, top_k=3, hidden=24)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
 }
 BLOCKS: Mapping[str, BlockSpec] = {
@@ -63,6 +65,8 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "uneven_hidden": feeding(hidden=37),
     "experts": EXPERTS,
     "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
+    "experts_of_gelu_with_biases": replace(EXPERTS, mlp=MoESpec(4, 2, 20, Gating("gelu"), bias=True, router_bias=True)),
+    "shares_over_all_experts": replace(EXPERTS, mlp=MoESpec(experts=21, top_k=4, hidden=20, shares="all")),
     **{name: feeding(activation=name) for name in ACTIVATIONS if name != PLAIN.mlp.activation},
     **{f"head_of_{width}": attending(head_dim=width, window=8) for width in (2, 20, 24, 64, 80, 130)},
     **{f"{group}_heads_a_key": attending(heads=2 * group, kv_heads=2, sinks=True) for group in (1, 3, 5, 7, 9)},

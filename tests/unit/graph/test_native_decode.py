@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, attending
+from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending
 from packed_decoder import pack_all, unpack_all
 from packed_matrices import GOLDEN, native_kernels
 from tiny_graph import CONTEXT, CPU, SLIDING, filled_decoder, model_of, random_ids
@@ -132,9 +132,9 @@ KERNEL_PACKABLE = [name for name in PACKABLE if name != "tq1_0"]
 
 
 @pytest.mark.parametrize("name", KERNEL_PACKABLE)
-@pytest.mark.parametrize("mlp", ["mlp", "experts"])
-def test_packed_matrices_decode_as_dense_ones_of_the_same_values(name: str, mlp: str) -> None:
-    spec = model_of(WIDE if mlp == "mlp" else WIDE_EXPERTS)
+@pytest.mark.parametrize("block", [WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS], ids=["mlp", "experts", "plain_experts"])
+def test_packed_matrices_decode_as_dense_ones_of_the_same_values(name: str, block: BlockSpec) -> None:
+    spec = model_of(block)
     ids = random_ids(6)
     packed = pack_all(filled_decoder(spec), name, "float")
     native = run_all(builder_of(spec, "captured", decoder=packed).decode(1, is_greedy=False), ids)
@@ -155,9 +155,10 @@ def test_the_rounding_of_activations_is_the_one_that_was_asked_for(rounding: str
 
 
 @pytest.mark.parametrize("packed", [None, "q8_0"])
-def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed: str | None) -> None:
+@pytest.mark.parametrize("block", [WIDE_EXPERTS, WIDE_PLAIN_EXPERTS], ids=["clamped", "plain"])
+def test_experts_run_with_the_same_bits_from_wherever_they_are_fetched_to(packed: str | None, block: BlockSpec) -> None:
     """Between two ranges of instructions each choice gets a place of its own; the other places hold NaN."""
-    spec = model_of(WIDE_EXPERTS, WIDE, WIDE_EXPERTS)
+    spec = model_of(block, WIDE, block)
     decoders = [
         filled_decoder(spec) if packed is None else pack_all(filled_decoder(spec), packed, "wide") for _ in "12"
     ]
@@ -357,7 +358,7 @@ RECORDED = {
         "sub_norm", "cap",
     },
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
-    MoESpec: {"experts", "top_k", "hidden", "limit", "alpha"},
+    MoESpec: {"experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares"},
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {"dim", "vocab", "blocks", "norm", "context", "embedding_scale", "positions", "tied"},
 }  # fmt: skip

@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
 from graphcore.kernels import experts as kernel
 from graphcore.kernels.experts import experts, looped_experts, masked_experts
 
 OP = torch.ops.graphcore.experts.default
 IMPLEMENTATIONS = {"looped": looped_experts, "masked": masked_experts, "op": experts}
 DIM, HIDDEN, EXPERTS, TOP_K = 12, 20, 7, 3
-LIMIT, ALPHA = 0.9, 1.3
+SWIGLU = Gating(CLAMPED_SWIGLU, 0.9, 1.3)  # with biases here, as in gpt-oss; SILU without, as in Qwen
 Implementation = Callable[..., Tensor]
 # float32: sums of 20 products; narrow ones: four roundings of numbers up to 4
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
+every_gating = pytest.mark.parametrize("gating", [SWIGLU, SILU], ids=["clamped", "silu"])
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 
 
@@ -30,14 +32,15 @@ class Case:
     chosen: Tensor
     weights: list[Tensor]
     biases: list[Tensor]
+    gating: Gating
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        return self.x, self.chosen, self.weights, self.biases, LIMIT, ALPHA
+        return self.x, self.chosen, self.weights, self.biases, *self.gating
 
 
-def case_of(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Case:
-    generator = torch.Generator().manual_seed(seed)
+def case_of(tokens: int, dtype: torch.dtype = torch.float32, gating: Gating = SWIGLU) -> Case:
+    generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
@@ -45,21 +48,24 @@ def case_of(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> C
     weights = [randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, HIDDEN, DIM) / 3, randn(EXPERTS, DIM, HIDDEN) / 3]
     biases = [randn(EXPERTS, HIDDEN), randn(EXPERTS, HIDDEN), randn(EXPERTS, DIM)]
     chosen = randn(tokens, EXPERTS).topk(TOP_K).indices
-    return Case(randn(tokens, DIM), chosen, weights, biases)
+    return Case(randn(tokens, DIM), chosen, weights, biases if gating == SWIGLU else [], gating)
 
 
 def expected_of(case: Case) -> Tensor:
     """Return what the chosen experts answer, token by token: [N, C, D] float64; zeros for nobody."""
     out = torch.zeros(*case.chosen.shape, DIM, dtype=torch.float64)
     gate_w, up_w, down_w = (weight.double() for weight in case.weights)
-    gate_b, up_b, down_b = (bias.double() for bias in case.biases)
+    gate_b, up_b, down_b = (bias.double() for bias in case.biases or [torch.zeros(EXPERTS, 1)] * 3)
     for token, x in enumerate(case.x.double()):
         for rank, expert in enumerate(case.chosen[token].tolist()):
             if expert < 0:
                 continue
-            gate = (gate_w[expert] @ x + gate_b[expert]).clamp(max=LIMIT)
-            up = (up_w[expert] @ x + up_b[expert]).clamp(-LIMIT, LIMIT)
-            hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
+            gate, up = gate_w[expert] @ x + gate_b[expert], up_w[expert] @ x + up_b[expert]
+            if case.gating == SWIGLU:
+                gate, up = gate.clamp(max=SWIGLU.limit), up.clamp(-SWIGLU.limit, SWIGLU.limit)
+                hidden = (up + 1) * gate / (1 + torch.exp(-SWIGLU.alpha * gate))
+            else:
+                hidden = up * gate / (1 + torch.exp(-gate))
             out[token, rank] = down_w[expert] @ hidden + down_b[expert]
     return out
 
@@ -67,10 +73,11 @@ def expected_of(case: Case) -> Tensor:
 @every_implementation
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+@every_gating
 def test_tokens_go_through_their_experts_as_in_a_plain_loop(
-    implementation: Implementation, tokens: int, dtype: torch.dtype
+    implementation: Implementation, tokens: int, dtype: torch.dtype, gating: Gating
 ) -> None:
-    case = case_of(tokens, dtype)
+    case = case_of(tokens, dtype, gating)
     found = implementation(*case.arguments)
     assert (found.shape, found.dtype) == ((tokens, TOP_K, DIM), dtype)
     assert (found.double() - expected_of(case)).abs().max() < CLOSE[dtype]
@@ -79,8 +86,8 @@ def test_tokens_go_through_their_experts_as_in_a_plain_loop(
 def test_limits_bind_in_these_cases_and_experts_are_not_chosen_evenly() -> None:
     case = case_of(40)
     gate = torch.einsum("nd,xfd->nxf", case.x, case.weights[0]) + case.biases[0]
-    assert (gate > LIMIT).float().mean() > 0.1
-    assert (gate < -LIMIT).float().mean() > 0.1  # where up would be clamped and gate is not
+    assert (gate > SWIGLU.limit).float().mean() > 0.1
+    assert (gate < -SWIGLU.limit).float().mean() > 0.1  # where up would be clamped and gate is not
     assert case.chosen.flatten().bincount().unique().numel() > 2
 
 
@@ -113,7 +120,7 @@ def test_on_the_cpu_no_weight_of_an_expert_that_nobody_chose_is_read(monkeypatch
 @every_implementation
 def test_no_tokens_give_no_rows(implementation: Implementation) -> None:
     case = case_of(2)
-    empty = Case(case.x[:0], case.chosen[:0], case.weights, case.biases)
+    empty = Case(case.x[:0], case.chosen[:0], case.weights, case.biases, case.gating)
     assert implementation(*empty.arguments).shape == (0, TOP_K, DIM)
 
 
@@ -161,10 +168,11 @@ def test_products_are_given_aligned_matrices_whatever_their_place(monkeypatch: p
 @every_implementation
 @pytest.mark.parametrize("tokens", [1, 2, 40])
 @pytest.mark.parametrize("waves", [[[0, 1, 2, 3, 4, 5], [6]], [[2, 6], [5, 1], [0, 4], [3]]], ids=str)
+@every_gating
 def test_some_experts_at_a_time_give_the_bits_of_all_at_once(
-    implementation: Implementation, tokens: int, waves: list[list[int]]
+    implementation: Implementation, tokens: int, waves: list[list[int]], gating: Gating
 ) -> None:
-    case = case_of(tokens)
+    case = case_of(tokens, gating=gating)
     expected = implementation(*case.arguments)
     found = torch.zeros_like(expected)
     for wave in waves:
@@ -178,8 +186,11 @@ def test_some_experts_at_a_time_give_the_bits_of_all_at_once(
 
 @every_implementation
 @pytest.mark.parametrize("tokens", [2, 20])
-def test_nobody_answers_zeros_and_changes_no_other_answer(implementation: Implementation, tokens: int) -> None:
-    case = case_of(tokens)
+@every_gating
+def test_nobody_answers_zeros_and_changes_no_other_answer(
+    implementation: Implementation, tokens: int, gating: Gating
+) -> None:
+    case = case_of(tokens, gating=gating)
     case.chosen[tokens // 2 :] = -1
     found = implementation(*case.arguments)
     assert not found[tokens // 2 :].any()
@@ -191,7 +202,7 @@ def test_weights_may_be_views_of_something_larger(implementation: Implementation
     case = case_of(5)
     wide = [torch.cat((weight, weight + 1), dim=-1)[..., : weight.shape[-1]] for weight in case.weights]
     assert not wide[0].is_contiguous()
-    found = implementation(case.x, case.chosen, wide, case.biases, LIMIT, ALPHA)
+    found = implementation(case.x, case.chosen, wide, case.biases, *case.gating)
     assert (found.double() - expected_of(case)).abs().max() < 1e-5
 
 
@@ -201,8 +212,9 @@ def test_op_on_the_cpu_is_the_looped_implementation() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_opcheck_finds_schema_and_fake_true_to_the_op(tokens: int) -> None:
-    torch.library.opcheck(OP, case_of(tokens).arguments, test_utils=("test_schema", "test_faketensor"))
+@every_gating
+def test_opcheck_finds_schema_and_fake_true_to_the_op(tokens: int, gating: Gating) -> None:
+    torch.library.opcheck(OP, case_of(tokens, gating=gating).arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @every_implementation

@@ -11,9 +11,11 @@ import torch
 from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_differing, relative_error, stored_matrix
 from torch import Tensor
 
+from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.experts import all_on_every, clamped_swiglu, each_on_its_own
+from graphcore.kernels.experts import all_on_every, each_on_its_own
+from graphcore.kernels.gating import clamped_swiglu
 from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
@@ -23,7 +25,7 @@ from graphcore.quant import FORMATS
 FORMS = ("kernel", "stored")
 EVERY = [(form, name) for form in FORMS for name in KERNEL_FORMATS] + [("stored", "tq1_0")]
 EVERY += [("device", name) for name in DEVICE_LAYOUTS]
-LIMIT, ALPHA = 0.9, 1.3
+SWIGLU = Gating(CLAMPED_SWIGLU, 0.9, 1.3)  # with biases here, as in gpt-oss; SILU without, as in Qwen
 ROUNDINGS = {"float": 1e-6, "wide": 1e-4, "block": 1e-2}  # bounds at float32
 
 
@@ -149,30 +151,35 @@ def experts_of(form: str, name: str) -> tuple[list[Packing], list[Tensor], list[
 
 
 def expected_of(x: Tensor, chosen: Tensor, dense: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Return what the chosen experts answer, token by token: [N, C, D] float64."""
+    """Return what the chosen experts answer, token by token: [N, C, D] float64; clamped if there are biases."""
     out = torch.zeros(*chosen.shape, DIM, dtype=torch.float64)
     gate_w, up_w, down_w = (weight.double() for weight in dense)
-    gate_b, up_b, down_b = (bias.double() for bias in biases)
+    gate_b, up_b, down_b = (bias.double() for bias in biases or [torch.zeros(EXPERTS, 1)] * 3)
     for token, values in enumerate(x.double()):
         for rank, expert in enumerate(chosen[token].tolist()):
-            gate = (gate_w[expert] @ values + gate_b[expert]).clamp(max=LIMIT)
-            up = (up_w[expert] @ values + up_b[expert]).clamp(-LIMIT, LIMIT)
-            hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
+            gate, up = gate_w[expert] @ values + gate_b[expert], up_w[expert] @ values + up_b[expert]
+            if biases:
+                gate, up = gate.clamp(max=SWIGLU.limit), up.clamp(-SWIGLU.limit, SWIGLU.limit)
+                hidden = (up + 1) * gate / (1 + torch.exp(-SWIGLU.alpha * gate))
+            else:
+                hidden = up * gate / (1 + torch.exp(-gate))
             out[token, rank] = down_w[expert] @ hidden + down_b[expert]
     return out
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q4_k", "q6_k", "i2_s"])
-def test_packed_experts_are_the_dense_ones_in_float64(form: str, name: str) -> None:
+@pytest.mark.parametrize("gating", [SWIGLU, SILU], ids=["clamped", "silu"])
+def test_packed_experts_are_the_dense_ones_in_float64(form: str, name: str, gating: Gating) -> None:
     packings, packed, dense, biases = experts_of(form, name)
+    biases = biases if gating == SWIGLU else []
     for tokens in (1, 5, 40):
         generator = torch.Generator().manual_seed(tokens)
         x = torch.randn(tokens, DIM, generator=generator) / (dense[0].std() * DIM**0.5)  # products of about one
         chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
         expected = expected_of(x, chosen, dense, biases)
         for rounding, bound in ROUNDINGS.items():
-            y = packed_experts(x, chosen, packed, biases, None, (LIMIT, ALPHA), packings, rounding)
+            y = packed_experts(x, chosen, packed, biases, None, gating, packings, rounding)
             assert (y.shape, y.dtype) == (expected.shape, x.dtype)
             # two products in a row, and sums of both signs
             assert relative_error(y, expected) < (3 * bound if form == "kernel" else 3e-6), (tokens, rounding)
@@ -188,12 +195,12 @@ def test_packed_experts_give_the_same_bits_wherever_they_lie_and_however_few_at_
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, DIM, generator=generator)
     chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
-    expected = packed_experts(x, chosen, packed, biases, None, (LIMIT, ALPHA), packings, "wide")
+    expected = packed_experts(x, chosen, packed, biases, None, SWIGLU, packings, "wide")
     found = torch.zeros_like(expected)
     for wave in ([4, 1], [0, 3], [2]):
         slots = [torch.stack([one[expert] for expert in (0, *wave)]) for one in packed]
         places = [wave.index(expert) + 1 if expert in wave else -1 for expert in range(EXPERTS)]
-        answers = packed_experts(x, chosen, slots, biases, places, (LIMIT, ALPHA), packings, "wide")
+        answers = packed_experts(x, chosen, slots, biases, places, SWIGLU, packings, "wide")
         is_here = torch.isin(chosen, torch.tensor(wave))
         assert not answers[~is_here].any()
         found[is_here] = answers[is_here]
@@ -211,7 +218,7 @@ def test_experts_that_may_not_be_looked_at_all_run_and_only_the_chosen_count() -
         def project(values: Tensor, part: int) -> Tensor:
             return packings[part].linear(values, packed[part][place], biases[part][expert], "float")
 
-        return project(clamped_swiglu(project(tokens, 0), project(tokens, 1), LIMIT, ALPHA), 2)
+        return project(clamped_swiglu(project(tokens, 0), project(tokens, 1), *SWIGLU[1:]), 2)
 
     expected = expected_of(x, chosen, dense, biases)
     for implementation in (each_on_its_own, all_on_every):
@@ -225,6 +232,6 @@ def test_torch_knows_the_experts_shape_without_running_them(form: str) -> None:
     x, chosen = torch.randn(3, DIM), torch.tensor([[0, 1], [2, 3], [4, 0]])
     library = native_kernels() if form == "kernel" else ""
     formats = [one.format for one in packings]
-    arguments = (x, chosen, packed, biases, None, LIMIT, ALPHA, formats, library, "float")
+    arguments = (x, chosen, packed, biases, None, HIDDEN, *SWIGLU, formats, library, "float")
     operation = torch.ops.graphcore.packed_experts.default
     torch.library.opcheck(operation, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -6,10 +6,11 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
+from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.nn.moe import MoE, weighted_sum
 from graphcore.nn.spec import MoESpec
 
-DIM, SPEC = 24, MoESpec(experts=6, top_k=3, hidden=40, limit=0.7, alpha=1.4)
+DIM, SPEC = 24, MoESpec(6, 3, 40, Gating(CLAMPED_SWIGLU, 0.7, 1.4), bias=True, router_bias=True)
 
 
 def reference(seed: int = 0) -> GptOssMLP:
@@ -18,12 +19,15 @@ def reference(seed: int = 0) -> GptOssMLP:
         intermediate_size=SPEC.hidden,
         num_local_experts=SPEC.experts,
         num_experts_per_tok=SPEC.top_k,
-        swiglu_limit=SPEC.limit,
-        swiglu_alpha=SPEC.alpha,
+        swiglu_limit=SPEC.gating.limit,
+        swiglu_alpha=SPEC.gating.alpha,
     )
     generator = torch.Generator().manual_seed(seed)
     mlp = GptOssMLP(config)
-    mlp.experts.limit, mlp.experts.alpha = SPEC.limit, SPEC.alpha  # transformers 5.17 reads neither from its config
+    mlp.experts.limit, mlp.experts.alpha = (
+        SPEC.gating.limit,
+        SPEC.gating.alpha,
+    )  # transformers 5.17 reads neither from its config
     for parameter in mlp.parameters():
         parameter.data.normal_(0.0, 0.3, generator=generator)
     return mlp.requires_grad_(False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from graphcore import Engine
+from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.errors import ConfigError
 from graphcore.nn import spec as specs
@@ -41,7 +42,8 @@ BLOCK = BlockSpec(32, NORM, ATTENTION, MLPSpec(24, "silu"))
 MODEL = ModelSpec(32, 20, (BLOCK, BLOCK), NORM, context=64, positions=TOKENS)
 LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
 YARN = YarnScaling(8.0, 32, 1.2, beta_fast=2.0, beta_slow=0.5)
-MOE = MoESpec(4, 2, 24, limit=0.5)
+SWIGLU = Gating(CLAMPED_SWIGLU, 0.5, 1.702)
+MOE = MoESpec(4, 2, 24, SWIGLU)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
 
 Change = Callable[[ModelSpec], ModelSpec]
@@ -113,8 +115,10 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),
-    "MoESpec.limit": (mixture(), mixture(limit=0.7)),
-    "MoESpec.alpha": (mixture(), mixture(alpha=1.0)),
+    "MoESpec.gating": (mixture(), mixture(gating=Gating("silu"))),
+    "MoESpec.bias": (mixture(), mixture(bias=True)),
+    "MoESpec.router_bias": (mixture(), mixture(router_bias=True)),
+    "MoESpec.shares": (mixture(), mixture(shares="all")),
     "AttentionSpec.sub_norm": (MODEL, attention(sub_norm=NORM)(MODEL)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
     "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),
@@ -187,6 +191,11 @@ def test_context_is_the_most_that_can_be_asked_for() -> None:
         assert engine.choices.context == 8
     with pytest.raises(ConfigError, match="context_length=9, but the model was made for 8 tokens"):
         Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=9"])
+
+
+@pytest.mark.parametrize("gating", [SWIGLU._replace(limit=0.7), SWIGLU._replace(alpha=1.0), Gating("gelu")], ids=str)
+def test_each_constant_of_experts_changes_the_logits(gating: Gating) -> None:
+    assert not torch.equal(*(logits(mixture(gating=one)) for one in (SWIGLU, gating)))
 
 
 @pytest.mark.parametrize(("one", "other"), [("online", "multiplied"), ("online", "divided"), ("divided", "multiplied")])

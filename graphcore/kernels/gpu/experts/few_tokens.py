@@ -15,7 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
-from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, row_sums, row_sums_of_two, swiglu
+from graphcore.kernels.gpu.experts.operands import (
+    MixtureOperands,
+    biased,
+    gated_sums,
+    place_of,
+    row_sums,
+    row_sums_of_two,
+)
 from graphcore.kernels.gpu.packed.program_tiles import most_rows
 
 MOST_WARPS = 4
@@ -25,7 +32,7 @@ DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread r
 @triton.jit
 def _gate_up(
     x, chosen, places, gate, up, gate_bias, up_bias, hidden, choices, columns, features, gate_stride, up_stride,
-    limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    limit, alpha, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
@@ -39,9 +46,8 @@ def _gate_up(
     )
     rows = first + tl.arange(0, ROWS)
     is_row = rows < features
-    gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)
-    ups += tl.load(up_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)
-    values = swiglu(gates, ups, limit, alpha)
+    at = expert * features + rows
+    values = gated_sums(biased(gates, gate_bias, at, is_row), biased(ups, up_bias, at, is_row), limit, alpha, GATING)
     tl.store(hidden + pair * features + rows, values.to(hidden.dtype.element_ty), mask=is_row)
 
 
@@ -63,7 +69,7 @@ def _down(
             matrix = down + place * stride
             fed = hidden + pair * columns
             answer = row_sums(fed, matrix, tl.program_id(1) * ROWS, features, columns, FORM, ROWS, UNITS)
-            answer += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)
+            answer = biased(answer, bias, expert * features + rows, is_row)
             if shares is not None:
                 answer = answer.to(hidden.dtype.element_ty).to(tl.float32) * tl.load(shares + pair).to(tl.float32)
             total += answer
@@ -126,7 +132,7 @@ def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: 
     how = _how(gate_form, dim)
     _gate_up[(chosen.numel(), triton.cdiv(features, how["ROWS"]))](
         x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,
+        up.stride(0), *mixture.gating[1:], GATING=mixture.gating.kernel_name, GATE=gate_form, UP=up_form, **how,
     )  # fmt: skip
 
 

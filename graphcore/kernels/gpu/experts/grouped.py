@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.experts.operands import MixtureOperands, place_of, swiglu
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of
 from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_minimum, tensor_scale, weights_at
 
 TWO_TO_127 = tl.constexpr(float(2**127))
@@ -152,8 +152,8 @@ def _rows_times(
 @triton.jit
 def _grouped_gate_up(
     x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features,
-    gate_stride, up_stride, limit, alpha, GATE: tl.constexpr, UP: tl.constexpr, EXPERTS: tl.constexpr,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    gate_stride, up_stride, limit, alpha, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
+    EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
     if begin >= end:
@@ -168,9 +168,10 @@ def _grouped_gate_up(
     up += place * up_stride
     gates = _rows_times(gate, rows, is_row, fed, is_pair, features, columns, GATE, BLOCK, ROWS, TOKENS)
     ups = _rows_times(up, rows, is_row, fed, is_pair, features, columns, UP, BLOCK, ROWS, TOKENS)
-    gates += tl.load(gate_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
-    ups += tl.load(up_bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
-    values = swiglu(gates, ups, limit, alpha).to(hidden.dtype.element_ty)
+    of_expert = (expert * features + rows)[:, None]
+    gates = biased(gates, gate_bias, of_expert, is_row[:, None])
+    ups = biased(ups, up_bias, of_expert, is_row[:, None])
+    values = gated_sums(gates, ups, limit, alpha, GATING).to(hidden.dtype.element_ty)
     to = hidden + at.to(tl.int64)[None, :] * features + rows[:, None]
     tl.store(to, values, mask=is_row[:, None] & is_pair[None, :])
 
@@ -190,7 +191,7 @@ def _grouped_down(
     matrix = down + place_of(expert, places) * stride
     fed = hidden + at.to(tl.int64) * columns
     answers = _rows_times(matrix, rows, is_row, fed, is_pair, features, columns, FORM, BLOCK, ROWS, TOKENS)
-    answers += tl.load(bias + expert * features + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+    answers = biased(answers, bias, (expert * features + rows)[:, None], is_row[:, None])
     pair = tl.load(order + at, mask=is_pair, other=0)
     to = out + pair[None, :] * features + rows[:, None]
     tl.store(to, answers.to(out.dtype.element_ty), mask=is_row[:, None] & is_pair[None, :])
@@ -217,7 +218,8 @@ def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     how = {**sizes, **_shape(x, mixture), "num_stages": 3, "enable_fp_fusion": True}
     _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
         x, groups.order, groups.counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, dim,
-        features, gate.stride(0), up.stride(0), mixture.limit, mixture.alpha, GATE=gate_form, UP=up_form, **how,
+        features, gate.stride(0), up.stride(0), *mixture.gating[1:], GATING=mixture.gating.kernel_name, GATE=gate_form,
+        UP=up_form, **how,
     )  # fmt: skip
     _grouped_down[(groups.num_tiles, triton.cdiv(dim, ROWS))](
         hidden, groups.order, groups.counts, places, down, down_bias, out, num_experts, features, dim,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from graphcore.activations import Gating
 from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.operands import mixture_of
@@ -21,7 +22,7 @@ FEW = 8  # largest number of tokens for which experts' bytes are not shared betw
 torch.library.define(
     "graphcore::gpu_add_experts",
     "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
-    " float limit, float alpha, str[] formats) -> ()",
+    " int hidden, str activation, float limit, float alpha, str[] formats) -> ()",
 )
 
 
@@ -33,7 +34,8 @@ def add_expert_answers(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     places: Tensor | None,
-    clamp: tuple[float, float],
+    hidden: int,
+    gating: Gating,
     formats: Sequence[str],
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
@@ -45,13 +47,14 @@ def add_expert_answers(
         shares: [N, C] any float dtype.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device
             (kernels/device_layout.py); on the device, or page-locked in RAM.
-        biases: gate [X, F], up [X, F] and down [X, D].
+        biases: gate [X, F], up [X, F] and down [X, D]; empty for none.
         places: [X] integers on the device, the experts' places; None if expert i is at place i.
-        clamp: limit and alpha of the activation.
+        hidden: F.
+        gating: function that joins gate and up.
         formats: formats of gate, up and down: "dense", or the stored format's name.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
-    op(stream, x, chosen, shares, weights, biases, places, *clamp, formats)
+    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats)
 
 
 @torch.library.register_fake("graphcore::gpu_add_experts")
@@ -67,12 +70,15 @@ def launch_add_experts(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     places: Tensor | None,
+    hidden: int,
+    activation: str,
     limit: float,
     alpha: float,
     formats: Sequence[str],
 ) -> None:
     """Implement `add_expert_answers`."""
-    launch_few_summed(stream, x, chosen, shares, mixture_of(weights, biases, places, limit, alpha, formats))
+    mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats)
+    launch_few_summed(stream, x, chosen, shares, mixture)
 
 
 def launch_experts(
@@ -80,15 +86,14 @@ def launch_experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
+    activation: str,
     limit: float,
     alpha: float,
     places: Sequence[int] | None = None,
-    formats: Sequence[str] = (DENSE,) * 3,
 ) -> Tensor:
     """Implement `experts` (kernels/experts.py)."""
-    launch = launch_few if len(x) <= FEW else launch_many
-    mixture = mixture_of(weights, biases, places, limit, alpha, formats)
-    return launch(x.contiguous(), chosen.contiguous(), mixture)
+    hidden, dense = weights[0].shape[1], (DENSE,) * 3
+    return launch_packed_experts(x, chosen, weights, biases, places, hidden, activation, limit, alpha, dense)
 
 
 def launch_packed_experts(
@@ -97,12 +102,16 @@ def launch_packed_experts(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     places: Sequence[int] | None,
+    hidden: int,
+    activation: str,
     limit: float,
     alpha: float,
     formats: Sequence[str],
 ) -> Tensor:
     """Implement `device_experts` (kernels/packed_experts.py)."""
-    return launch_experts(x, chosen, weights, biases, limit, alpha, places, formats)
+    launch = launch_few if len(x) <= FEW else launch_many
+    mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats, x.device)
+    return launch(x.contiguous(), chosen.contiguous(), mixture)
 
 
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.

@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.activations import Gating
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
+from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
 from graphcore.kernels.gpu.packed.planes import tensor_scale
@@ -25,45 +27,42 @@ class MixtureOperands(NamedTuple):
     Attributes:
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device; each matrix
             is one run of bytes, on the device or page-locked.
-        biases: gate [X, F], up [X, F], down [X, D], contiguous.
+        biases: gate [X, F], up [X, F], down [X, D], contiguous; None each for none.
         places: [X] int32 or int64 on the device, places of the experts, -1 for missing ones; None if i is at place i.
-        limit, alpha: constants of the activation.
+        gating: function that joins gate and up.
         forms: layouts of the three matrices; None for a dense one.
+        features: number of hidden features of an expert, F.
     """
 
     weights: Sequence[Tensor]
-    biases: Sequence[Tensor]
+    biases: Sequence[Tensor | None]
     places: Tensor | None
-    limit: float
-    alpha: float
+    gating: Gating
     forms: Sequence[DeviceLayout | None]
+    features: int
 
     @property
     def num_experts(self) -> int:
         """The number of experts, X."""
-        return self.biases[0].shape[0]
-
-    @property
-    def features(self) -> int:
-        """The number of hidden features of an expert, F."""
-        return self.biases[0].shape[1]
+        return len(self.weights[0]) if self.places is None else len(self.places)
 
 
 def mixture_of(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     places: Tensor | Sequence[int] | None,
-    limit: float,
-    alpha: float,
+    features: int,
+    gating: Gating,
     formats: Sequence[str] = (DENSE,) * 3,
+    device: torch.device | None = None,
 ) -> MixtureOperands:
-    """Return the operands; places given as a list are copied to the device, which a captured graph must not do."""
+    """Return the operands; places given as a list are copied to `device`, which a captured graph must not do."""
     if places is not None and not isinstance(places, Tensor):
-        places = torch.tensor(places, dtype=torch.int32, device=biases[0].device)
+        places = torch.tensor(places, dtype=torch.int32, device=device)
     # A view of a larger tensor would be read wrongly; weights bound to slots are never such views.
     weights = [weight if weight[:1].is_contiguous() else weight.contiguous() for weight in weights]
     forms = [None if name == DENSE else DEVICE_LAYOUTS[name] for name in formats]
-    return MixtureOperands(weights, biases, places, limit, alpha, forms)
+    return MixtureOperands(weights, list(biases) or [None] * 3, places, gating, forms, features)
 
 
 @triton.jit
@@ -76,11 +75,23 @@ def place_of(expert, places):
 
 
 @triton.jit
-def swiglu(gate, up, limit, alpha):
-    """Return (up + 1) * gate * sigmoid(alpha * gate) of the clamped float32 arguments."""
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
-    return (up + 1.0) * (gate / (1.0 + tl.exp(-alpha * gate)))
+def biased(sums, bias, at, is_there):
+    """Return float32 sums, to which the biases at `at` are added if there are any."""
+    if bias is not None:
+        sums += tl.load(bias + at, mask=is_there, other=0.0).to(tl.float32)
+    return sums
+
+
+@triton.jit
+def gated_sums(gate, up, limit, alpha, GATING: tl.constexpr):
+    """Return gate and up, float32, joined by a function of graphcore/activations.py, a kernel_name of `Gating`."""
+    if GATING == "clamped_swiglu":
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        features = (up + 1.0) * (gate / (1.0 + tl.exp(-alpha * gate)))
+    else:
+        features = activated(gate, GATING) * up
+    return features
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
 from graphcore.kernels.device_layout import DeviceForm
 from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
@@ -13,17 +14,18 @@ from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.experts.router import launch_choose_experts
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
-CLAMP = 7.0, 1.702
+SWIGLU = Gating(CLAMPED_SWIGLU, 7.0, 1.702)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, device="meta", dtype=dtype)
 
 
-def weights_of(form: str) -> list[Tensor]:
+def weights_of(form: str, experts: int = EXPERTS, dim: int = DIM, hidden: int = DIM) -> list[Tensor]:
+    shapes = ((hidden, dim), (hidden, dim), (dim, hidden))
     if form == "dense":
-        return [empty(EXPERTS, DIM, DIM)] * 3
-    return [empty(EXPERTS, DeviceForm(form, DIM, DIM).nbytes, dtype=torch.uint8)] * 3
+        return [empty(experts, *shape) for shape in shapes]
+    return [empty(experts, DeviceForm(form, *shape).nbytes, dtype=torch.uint8) for shape in shapes]
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -31,20 +33,40 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     places = empty(EXPERTS, dtype=torch.int32)
 
     def few(form: str) -> None:
-        mixture = mixture_of(weights_of(form), biases, None, *CLAMP, [form] * 3)
+        mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
         launch_few(empty(1, DIM), empty(1, TOP_K, dtype=torch.int64), mixture)
 
     def summed(form: str) -> None:
         stream, chosen = empty(1, DIM, dtype=torch.float32), empty(1, TOP_K, dtype=torch.int64)
-        shares = empty(1, TOP_K)
-        launch_add_experts(stream, empty(1, DIM), chosen, shares, weights_of(form), biases, places, *CLAMP, [form] * 3)
+        shares, weights = empty(1, TOP_K), weights_of(form)
+        launch_add_experts(stream, empty(1, DIM), chosen, shares, weights, biases, places, DIM, *SWIGLU, [form] * 3)
 
     def many(form: str) -> None:
-        mixture = mixture_of(weights_of(form), biases, None, *CLAMP, [form] * 3)
+        mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
         launch_many(empty(512, DIM), empty(512, TOP_K, dtype=torch.int64), mixture)
 
     for form in ("dense", "mxfp4"):
         for call in (few, summed, many):
             yield f"{call.__name__} {form}", lambda call=call, form=form: call(form)
     yield "many q8_0", lambda: many("q8_0")
-    yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K)
+    yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K, False)
+    yield from cases_of_qwen()
+
+
+def cases_of_qwen() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield launches without biases, with SiLU, of the shapes of Qwen3-30B-A3B."""
+    experts, top_k, dim, hidden = 128, 8, 2048, 768
+
+    def summed(form: str) -> None:
+        stream, chosen = empty(1, dim, dtype=torch.float32), empty(1, top_k, dtype=torch.int64)
+        how = weights_of(form, experts, dim, hidden), [], None, hidden, *SILU, [form] * 3
+        launch_add_experts(stream, empty(1, dim), chosen, empty(1, top_k), *how)
+
+    def many(form: str) -> None:
+        mixture = mixture_of(weights_of(form, experts, dim, hidden), [], None, hidden, SILU, [form] * 3)
+        launch_many(empty(512, dim), empty(512, top_k, dtype=torch.int64), mixture)
+
+    for form in ("dense", "q4_k"):
+        yield f"silu summed {form}", lambda form=form: summed(form)
+        yield f"silu many {form}", lambda form=form: many(form)
+    yield "router over all", lambda: launch_choose_experts(empty(1, experts), None, top_k, True)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
 from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gating import FUNCTIONS
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, mixture_of
 from graphcore.quant.registry import FORMATS
 
-LIMIT, ALPHA = 0.9, 1.3
+SWIGLU = Gating(CLAMPED_SWIGLU, 0.9, 1.3)
 NAN = float("nan")
 
 
@@ -29,9 +31,18 @@ class Case:
     weights: list[Tensor]
     biases: list[Tensor]
     formats: tuple[str, str, str]
+    gating: Gating = SWIGLU
+
+    @property
+    def hidden(self) -> int:
+        return self.dense[0].shape[1]
+
+    def without_biases(self, activation: str = "silu") -> "Case":
+        """Return the case with another activation and no biases, as of Qwen's experts."""
+        return replace(self, biases=[], gating=Gating(activation))
 
     def mixture(self, places: list[int] | None = None) -> MixtureOperands:
-        return mixture_of(self.weights, self.biases, places, LIMIT, ALPHA, self.formats)
+        return mixture_of(self.weights, self.biases, places, self.hidden, self.gating, self.formats)
 
     def choosing(self, chosen: list[list[int]]) -> "Case":
         return replace(self, chosen=torch.tensor(chosen))
@@ -75,15 +86,18 @@ def packed_case(
 def answers_of(case: Case) -> Tensor:
     """Return what the chosen experts answer, token by token: [N, C, D] float64; zeros for nobody."""
     gate_w, up_w, down_w = case.dense
-    gate_b, up_b, down_b = (bias.double() for bias in case.biases)
+    gate_b, up_b, down_b = (bias.double() for bias in case.biases or [torch.zeros(len(gate_w), 1)] * 3)
     out = torch.zeros(*case.chosen.shape, down_w.shape[1], dtype=torch.float64)
     for token, x in enumerate(case.x.double()):
         for rank, expert in enumerate(case.chosen[token].tolist()):
             if expert < 0:
                 continue
-            gate = (gate_w[expert] @ x + gate_b[expert]).clamp(max=LIMIT)
-            up = (up_w[expert] @ x + up_b[expert]).clamp(-LIMIT, LIMIT)
-            hidden = (up + 1) * gate / (1 + torch.exp(-ALPHA * gate))
+            gate, up = gate_w[expert] @ x + gate_b[expert], up_w[expert] @ x + up_b[expert]
+            if case.gating == SWIGLU:
+                gate, up = gate.clamp(max=SWIGLU.limit), up.clamp(-SWIGLU.limit, SWIGLU.limit)
+                hidden = (up + 1) * gate / (1 + torch.exp(-SWIGLU.alpha * gate))
+            else:
+                hidden = FUNCTIONS[ACTIVATIONS[case.gating.activation]](gate) * up
             out[token, rank] = down_w[expert] @ hidden + down_b[expert]
     return out
 
@@ -91,7 +105,7 @@ def answers_of(case: Case) -> Tensor:
 def poisoned(case: Case, others_than: set[int]) -> Case:
     """Return the case with NaN, or bytes that stand for none, in every expert but these."""
     weights, biases = [one.clone() for one in case.weights], [one.clone() for one in case.biases]
-    for expert in set(range(len(case.biases[0]))) - others_than:
+    for expert in set(range(len(case.weights[0]))) - others_than:
         for one in (*weights, *biases):
             one[expert] = NAN if one.is_floating_point() else 255
     return replace(case, weights=weights, biases=biases)

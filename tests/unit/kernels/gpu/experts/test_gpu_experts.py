@@ -46,6 +46,16 @@ def test_tokens_go_through_their_experts_as_in_a_plain_loop(launch: Launch, toke
 
 
 @either
+@pytest.mark.parametrize(("dtype", "activation"), [*((dtype, "silu") for dtype in CLOSE), (torch.float32, "gelu")])
+def test_experts_without_biases_have_an_activation_of_the_gate(
+    launch: Launch, dtype: torch.dtype, activation: str
+) -> None:
+    check(dense_case(2, dtype).without_biases(activation), launch)
+    some = dense_case(2, dtype).without_biases(activation).choosing([[5, 0, 3], [-1, 3, 0]])
+    check(poisoned(some, {0, 3, 5}), launch)
+
+
+@either
 @pytest.mark.parametrize(("dim", "hidden"), [(7, 5), (64, 33), (530, 3), (16, 66)])
 def test_widths_may_be_anything(launch: Launch, dim: int, hidden: int) -> None:
     case = dense_case(1, torch.float32, dim, hidden, experts=3, top_k=1)
@@ -113,17 +123,18 @@ def test_pairs_are_grouped_without_reading_anything_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_the_stream_takes_the_weighted_sum_to_the_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_plain", [False, True], ids=["clamped", "silu"])
+def test_the_stream_takes_the_weighted_sum_to_the_bit(dtype: torch.dtype, is_plain: bool) -> None:
     """So that a step whose experts are fetched gives the bits of one that finds them all."""
-    case = dense_case(2, dtype)
+    case = dense_case(2, dtype).without_biases() if is_plain else dense_case(2, dtype)
     case.chosen[-1, 1] = -1
     shares = torch.rand(2, 3).softmax(-1).to(dtype)
     stream = torch.randn(2, case.x.shape[1])
     mixture = case.mixture()
     expected = stream.double() + (answers_of(case) * shares.double()[..., None]).sum(1)
     apart = stream + weighted_sum(launch_few(case.x, case.chosen, mixture), shares)
-    clamp = mixture.limit, mixture.alpha
-    gpu.add_expert_answers(stream, case.x, case.chosen, shares, case.weights, case.biases, None, clamp, case.formats)
+    how = case.weights, case.biases, None, case.hidden, case.gating, case.formats
+    gpu.add_expert_answers(stream, case.x, case.chosen, shares, *how)
     assert torch.equal(stream, apart)
     assert (stream.double() - expected).abs().max() < CLOSE[dtype]
 
@@ -131,7 +142,7 @@ def test_the_stream_takes_the_weighted_sum_to_the_bit(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("tokens", [2, 20])
 def test_the_op_on_a_gpu_agrees_with_the_one_on_the_cpu(tokens: int) -> None:
     case = dense_case(tokens, torch.float32)
-    arguments = case.x, case.chosen, case.weights, case.biases, 0.9, 1.3
+    arguments = case.x, case.chosen, case.weights, case.biases, *case.gating
     for places in (None, [0, 1, 2, -1, 4, 5]):
         found = gpu.launch_experts(*arguments, places)
         torch.testing.assert_close(found, looped_experts(*arguments, places), rtol=1e-5, atol=1e-5)
@@ -145,5 +156,5 @@ def test_no_tokens_give_no_rows() -> None:
 def test_views_of_something_larger_are_read_rightly() -> None:
     case = dense_case(2, torch.float32)
     wide = [torch.cat((weight, weight + 1), dim=-1)[..., : weight.shape[-1]] for weight in case.weights]
-    found = gpu.launch_experts(case.x, case.chosen, wide, case.biases, 0.9, 1.3)
+    found = gpu.launch_experts(case.x, case.chosen, wide, case.biases, *case.gating)
     assert (found.double() - answers_of(case)).abs().max() < 3e-6

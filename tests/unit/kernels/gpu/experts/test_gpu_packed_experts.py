@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from mixture_cases import answers_of, packed_case, poisoned
+from mixture_cases import SWIGLU, answers_of, packed_case, poisoned
 from torch import Tensor
 
 from graphcore.kernels.device_packing import DevicePacking
@@ -38,8 +38,9 @@ def tall_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("launch", "form", "dim", "hidden"), CASES)
 def test_packed_experts_answer_as_their_dense_weights_do(launch: str, form: str, dim: int, hidden: int) -> None:
     case = packed_case(form, 1, torch.float32, dim, hidden)
-    found = LAUNCHES[launch](case.x, case.chosen, case.mixture())
-    assert (found.double() - answers_of(case)).abs().max() < CLOSE[torch.float32]
+    for one in (case, case.without_biases()):
+        found = LAUNCHES[launch](one.x, one.chosen, one.mixture())
+        assert (found.double() - answers_of(one)).abs().max() < CLOSE[torch.float32]
 
 
 @either
@@ -54,7 +55,7 @@ def test_bfloat16_tokens_and_odd_choices(launch: Launch) -> None:
 def test_the_stream_takes_packed_answers() -> None:
     case = packed_case("mxfp4", 1, torch.float32, 64, 32)
     shares, stream = torch.tensor([[0.75, 0.25]]), torch.ones(1, 64)
-    add_expert_answers(stream, case.x, case.chosen, shares, case.weights, case.biases, None, (0.9, 1.3), case.formats)
+    add_expert_answers(stream, case.x, case.chosen, shares, case.weights, case.biases, None, 32, SWIGLU, case.formats)
     expected = 1 + (answers_of(case) * shares.double()[..., None]).sum(1)
     assert (stream.double() - expected).abs().max() < CLOSE[torch.float32]
 
@@ -63,10 +64,10 @@ def test_the_stream_takes_packed_answers() -> None:
 def test_the_op_takes_experts_packed_for_a_device_wherever_they_lie(tokens: int) -> None:
     case = packed_case("mxfp4", tokens, torch.float32, 64, 32)
     packings = [DevicePacking("mxfp4", 32, 64)] * 2 + [DevicePacking("mxfp4", 64, 32)]
-    found = packed_experts(case.x, case.chosen, case.weights, case.biases, None, (0.9, 1.3), packings, "wide")
+    found = packed_experts(case.x, case.chosen, case.weights, case.biases, None, SWIGLU, packings, "wide")
     assert (found.double() - answers_of(case)).abs().max() < CLOSE[torch.float32]
     moved = [torch.cat((weight[2:3], weight[:1])) for weight in case.weights]
-    some = packed_experts(case.x, case.chosen, moved, case.biases, [1, -1, 0, -1], (0.9, 1.3), packings, "wide")
+    some = packed_experts(case.x, case.chosen, moved, case.biases, [1, -1, 0, -1], SWIGLU, packings, "wide")
     is_here = (case.chosen == 0) | (case.chosen == 2)
     assert torch.equal(some, torch.where(is_here[..., None], found, 0))
 

@@ -8,16 +8,19 @@ from graphcore.kernels.gpu.experts.router import choose_decode_experts
 
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 32, 4), (3, 128, 4), (2, 7, 3), (8, 5, 5), (1, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_best_are_chosen_in_order_with_their_softmax(
-    tokens: int, num_experts: int, top_k: int, dtype: torch.dtype
+@pytest.mark.parametrize("over_all", [False, True], ids=["chosen", "all"])
+def test_the_best_are_chosen_in_order_with_their_shares(
+    tokens: int, num_experts: int, top_k: int, dtype: torch.dtype, over_all: bool
 ) -> None:
     scores = torch.stack([torch.randperm(num_experts) for _ in range(tokens)]).to(dtype) / 4 - 3  # all different
-    chosen, shares = choose_decode_experts(scores, None, top_k)
+    chosen, shares = choose_decode_experts(scores, None, top_k, over_all)
     best, expected = scores.topk(top_k, dim=-1)
     assert torch.equal(chosen, expected)
     assert (chosen.dtype, shares.dtype) == (torch.int64, dtype)
     tolerance = 1e-6 if dtype is torch.float32 else 2**-7  # the interpreter cuts bits off where a GPU rounds
-    torch.testing.assert_close(shares.double(), best.double().softmax(-1), rtol=tolerance, atol=0)
+    whole = scores.double().softmax(-1).gather(-1, expected)
+    softmax = whole if over_all else best.double().softmax(-1)
+    torch.testing.assert_close(shares.double(), softmax, rtol=tolerance, atol=0)
 
 
 def test_of_equal_scores_the_first_is_chosen() -> None:

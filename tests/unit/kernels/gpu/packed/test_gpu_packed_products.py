@@ -14,13 +14,13 @@ from torch import Tensor
 from graphcore.activations import Activation
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gating import FUNCTIONS
 from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed import linear, program_tiles
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
 from graphcore.kernels.gpu.packed.program_tiles import Tile, tile_of_threads
 from graphcore.nn.int8_rows import quantize_rows
-from graphcore.nn.mlp import FUNCTIONS
 from graphcore.quant import FORMATS
 
 # Relative RMS error: of float32 sums, and of rounding a result to its dtype.
