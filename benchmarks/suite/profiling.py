@@ -232,7 +232,7 @@ class WeightRanges:
         for module in decoder.modules():
             if isinstance(module, MoE):
                 experts = [part for part in module.experts.children() if isinstance(part, ExpertLinear)]
-                shares |= {id(part): min(1.0, module.top_k * batch / len(part.bias)) for part in experts}
+                shares |= {id(part): min(1.0, module.top_k * batch / part.experts) for part in experts}
         ranges = {
             (buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, shares.get(id(module), 1.0))
             for module in decoder.modules()

@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import qwen_moe_files
 import torch
 from chat_folder import TINY, save_chat_folder
 from tiny_models import TinyModel, add_tokenizer
@@ -63,7 +64,7 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
     assert {key for key in differing if key not in NOT_OURS and not key.endswith(OURS_ALONE)} == set()
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "qwen3_moe", "gpt2"])
 def test_a_packed_model_answers_as_the_source_does(
     tiny_model: Callable[[str], TinyModel], name: str, tmp_path: Path
 ) -> None:
@@ -81,6 +82,18 @@ def test_a_model_that_gguf_cannot_describe_is_refused_before_anything_is_written
 ) -> None:
     with pytest.raises(UnsupportedError, match=said):
         pack(tiny_model(name).folder, tmp_path / "packed.gguf", "q8_0")
+    assert list(tmp_path.glob("*.gguf")) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"norm_topk_prob": False}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}], ids=str
+)
+def test_a_mixture_that_gguf_cannot_describe_is_refused_before_anything_is_written(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    qwen_moe_files.save(tmp_path, qwen_moe_files.build(**changes), is_fused=False)
+    with pytest.raises(UnsupportedError, match="its blocks differ"):
+        pack(tmp_path, tmp_path / "packed.gguf", "q8_0")
     assert list(tmp_path.glob("*.gguf")) == []
 
 
@@ -242,6 +255,32 @@ def test_a_gpt_oss_folder_becomes_a_file_with_its_experts_as_they_are_stored(
         assert np.array_equal(tensors[key].data, tensor.data), key
     theirs = llama_cpp_logits(tmp_path / "packed.gguf", tokens)
     assert np.abs(theirs - found).max() < 5e-2  # it rounds activations to 8 bits before mxfp4, and YaRN's bounds
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["one_by_one", "fused"])
+def test_a_mixture_becomes_the_file_that_llama_cpps_converter_makes(is_fused: bool, tmp_path: Path) -> None:
+    model = qwen_moe_files.build()
+    qwen_moe_files.save(tmp_path, model, is_fused)
+    pack(tmp_path, tmp_path / "packed.gguf", "stored")
+    expected_path = qwen_moe_files.write_gguf(tmp_path / "expected.gguf", model, None, is_fused=False)
+    (tensors, fields), (expected, wanted) = read(tmp_path / "packed.gguf"), read(expected_path)
+    assert tensors.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert tensors[key].tensor_type == tensor.tensor_type
+        assert np.array_equal(tensors[key].data, tensor.data), key
+    assert {key: fields.get(key) for key in wanted if key.startswith("qwen3moe.")} == {
+        key: value for key, value in wanted.items() if key.startswith("qwen3moe.")
+    }
+
+
+@pytest.mark.parametrize(("asked", "bound"), [("f32", 1e-5), ("q8_0", 0.1), ("q4_k", 0.1)])
+def test_llama_cpp_answers_as_graphcore_does_on_a_mixture(asked: str, bound: float, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+    qwen_moe_files.save(tmp_path, qwen_moe_files.build(**sizes), is_fused=False)
+    add_tokenizer(tmp_path)
+    path, tokens = tmp_path / "packed.gguf", [5, 17, 3, 88, 41, 2, 60, 9, 9, 71]
+    pack(tmp_path, path, asked)
+    assert np.abs(llama_cpp_logits(path, tokens) - logits_of(path, tokens).numpy()).max() < bound
 
 
 def test_every_format_can_be_written_and_read(tmp_path: Path) -> None:

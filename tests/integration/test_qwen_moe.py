@@ -176,3 +176,25 @@ def test_settings_of_other_mixtures_are_refused_by_name(change: dict[str, object
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UnsupportedError, match=next(iter(change))):
         Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager")
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_30b_shape_gives_transformers_logits(tmp_path: Path) -> None:
+    """600 million expert weights in 128 experts, of which a token goes through 8."""
+    sizes = {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    }
+    model = build(**sizes)
+    save(tmp_path, model, is_fused=False)
+    errors = errors_of(tmp_path, model, "eager")
+    print(f"\nlargest error of logits {errors[0]:.1e}, token by token {errors[1]:.1e}")
+    assert max(errors) < 1e-4
