@@ -9,6 +9,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # g++ is not tried with 
 
 import gc
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +90,15 @@ def collected() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def settings_composed_once() -> Iterator[None]:
+    """Let `Engine.load` compose the same overrides once: a load of a tiny model takes less time than Hydra."""
+    once = cache(compose_settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphcore.engine.engine.compose_settings", lambda given: deepcopy(once(tuple(given))))
+        yield
 
 
 @pytest.fixture(autouse=True)
