@@ -1,4 +1,4 @@
-"""MXFP4 experts through a GPU's kernels, in the interpreter: mapped or fetched, a step gives the resident one's bits.
+"""Packed experts through a GPU's kernels, in the interpreter: mapped or fetched, a step gives the resident one's bits.
 
 The device is simulated: its queues are, and it is the CPU that computes. Planes, kernels and slots are a GPU's.
 """
@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from device_runners import let_programs_be_few
+from gguf import GGMLQuantizationType
 from gpt_oss_files import save_mxfp4
+from qwen_moe_files import build, write_gguf
 from simulated_queues import SimulatedQueues
 from torch import Tensor
 
@@ -47,11 +49,15 @@ class Driver:
         return address
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("mxfp4")
-    save_mxfp4(made, 1)
-    return made
+@pytest.fixture(scope="module", params=["gpt-oss mxfp4", "qwen q4_0"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of clamped experts with biases, or of plain ones without."""
+    made = tmp_path_factory.mktemp("packed")
+    if request.param == "gpt-oss mxfp4":
+        save_mxfp4(made, 1)
+        return made
+    model = build(1, moe_intermediate_size=64)
+    return write_gguf(made / "model.gguf", model, GGMLQuantizationType.Q4_0, is_fused=False)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.model_config import ModelConfig, RopeParameters
+from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig, RopeParameters
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.checkpoint import Checkpoint
@@ -183,7 +183,7 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "rope_parameters": None if config.rope is None else _rope_settings(config.rope),
         "layer_types": list(attention.layer_types) if attention.layer_types else None,
         "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
-        **({} if experts is None else vars(experts)),
+        **({} if experts is None else _expert_settings(experts)),
     }
     names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
     return {
@@ -207,6 +207,11 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         **dict.fromkeys(names_of_activation, config.hidden_act),
         **{name: value for name, value in optional.items() if value is not None},
     }
+
+
+def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
+    """Return the experts' settings; transformers wants lists."""
+    return {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
 
 
 def _rope_settings(rope: RopeParameters) -> dict[str, Any]:

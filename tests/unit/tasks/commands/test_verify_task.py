@@ -40,11 +40,18 @@ def test_mxfp4_experts_are_compared_through_our_unpacked_weights(run_task: RunTa
     assert record["logits"]["max"] < 1e-5
 
 
-def test_random_gpt_oss_of_the_model_group_runs_with_its_layers_cut(run_task: RunTask) -> None:
+@pytest.mark.parametrize(
+    ("model", "of_experts"),
+    [("gpt_oss", {}), ("qwen3_moe", {"moe_intermediate_size": 32, "num_experts": 12, "num_experts_per_tok": 3})],
+)
+def test_a_random_mixture_of_the_model_group_runs_with_its_layers_cut(
+    run_task: RunTask, model: str, of_experts: dict[str, int]
+) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_attention_heads": 4, "head_dim": 16}
-    small = [f"model.random_config.{name}={size}" for name, size in (sizes | {"num_key_value_heads": 2}).items()]
+    sizes |= {"num_key_value_heads": 2, **of_experts}
+    small = [f"model.random_config.{name}={size}" for name, size in sizes.items()]
     run = run_task(
-        "model=gpt_oss", "model.checkpoint=random:", "model.num_hidden_layers=2", *small, "dtype=fp32", *SHORT
+        f"model={model}", "model.checkpoint=random:", "model.num_hidden_layers=2", *small, "dtype=fp32", *SHORT
     )
     assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
     assert (run.record["model"]["num_hidden_layers"], run.record["greedy"]["agreeing"]) == (2, 6)
