@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN3, parse, without
+from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN3, QWEN3_MOE, parse, without
 
 from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
@@ -57,6 +57,13 @@ def test_missing_required_fields_are_listed_all_at_once():
         (LLAMA, "altup_num_inputs", 4),
         (LLAMA, "num_local_experts", 8),
         (QWEN3, "num_experts", 128),
+        (QWEN3_MOE, "shared_expert_intermediate_size", 768),
+        (QWEN3_MOE, "n_shared_experts", 1),
+        (QWEN3_MOE, "n_routed_experts", 64),
+        (QWEN3_MOE, "routed_scaling_factor", 2.5),
+        (QWEN3_MOE, "scoring_func", "sigmoid"),
+        (QWEN3_MOE, "n_group", 4),
+        (QWEN3_MOE, "topk_group", 2),
         (GPT2, "scale_attn_by_inverse_layer_idx", True),
         (GPT2, "scale_attn_weights", False),
         (GPT2, "add_cross_attention", True),
@@ -79,6 +86,8 @@ def test_unknown_activations_are_refused_with_the_known_ones(raw, field):
         (LLAMA, "partial_rotary_factor", 1.0),
         (LLAMA, "logits_scaling", 1),
         (QWEN3, "num_experts", 0),
+        (QWEN3_MOE, "shared_expert_intermediate_size", 0),
+        (QWEN3_MOE, "scoring_func", "softmax"),
         (GPT2, "reorder_and_upcast_attn", True),
         (GPT2, "scale_attn_weights", True),
         (LLAMA, "hidden_act", "gelu"),
@@ -97,6 +106,23 @@ def test_quantised_forms_are_read_only_where_the_model_type_has_them(model, meth
 def test_more_experts_a_token_than_there_are_is_refused():
     with pytest.raises(CheckpointError, match="num_experts_per_tok 4 is above num_local_experts 3; correct one"):
         parse(GPT_OSS, num_local_experts=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mlp_only_layers", 3),
+        ("mlp_only_layers", [-1]),
+        ("mlp_only_layers", ["a"]),
+        ("decoder_sparse_step", 0),
+        ("norm_topk_prob", 1),
+        ("moe_intermediate_size", 1.5),
+        ("num_experts", 0),
+    ],
+)
+def test_wrong_settings_of_a_mixture_are_named(field, value):
+    with pytest.raises(CheckpointError, match=f"'{field}' must be"):
+        parse(QWEN3_MOE, **{field: value})
 
 
 @pytest.mark.parametrize("raw", [LLAMA, GEMMA3_4B])
