@@ -27,7 +27,7 @@ def let_programs_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "ROWS", INTERPRETED_ROWS)
     monkeypatch.setattr(dense, "SHARING_ROWS", INTERPRETED_ROWS)
     monkeypatch.setattr(dense, "WARPS", 1)
-    monkeypatch.setattr(few_tokens, "rows_of", lambda _form: INTERPRETED_ROWS)
+    monkeypatch.setattr(few_tokens, "rows_of", lambda *_: INTERPRETED_ROWS)
 
 
 @dataclass(frozen=True)

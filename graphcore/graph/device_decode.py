@@ -19,6 +19,7 @@ from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
+from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.kv_cache import LayerCache
@@ -31,7 +32,8 @@ class DeviceBlocks:
     """The decode kernels for blocks of any spec that has no obstacle.
 
     Attributes:
-        arrivals: counters, [B * K or more] int32 zeros, by which the splits of one attention count each other.
+        arrivals: counters, int32 zeros, by which programs that share a sum count each other: the splits of one
+            attention [B * K or more], a router, the choices of experts.
     """
 
     arrivals: Tensor
@@ -40,8 +42,8 @@ class DeviceBlocks:
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
         """Return decode kernels for layers with these caches."""
-        most = max(cache.k.shape[0] * cache.k.shape[1] for cache in caches)
-        return cls(torch.zeros(most, dtype=torch.int32, device=device))
+        splits = max(cache.k.shape[0] * cache.k.shape[1] for cache in caches)
+        return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
     def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
         """Return the function that runs the block, or None where it has an obstacle."""

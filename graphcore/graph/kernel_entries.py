@@ -4,7 +4,7 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
 
     norm | q k v | rotate, write | attend | o, add | norm | gate up | down, add                       8 kernels
     sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 9
-    experts:   ... | o, add | norm | router | choose | gate up of the chosen | down of the chosen, add     10
+    experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      9
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
@@ -28,7 +28,7 @@ from graphcore.kernels.gpu.attention.decode import attend_written
 from graphcore.kernels.gpu.attention.rotate_and_write import rotate_and_write
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
-from graphcore.kernels.gpu.experts.router import choose_decode_experts
+from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.norm import add_rms_normed, residual_norm
@@ -57,7 +57,7 @@ class DeviceRun:
 
     Attributes:
         modules: modules by their names in the operations.
-        arrivals: counters, as in `DeviceBlocks`; None where there is no attention.
+        arrivals: counters, as in `DeviceBlocks`; None where there is neither attention nor a choice of experts.
     """
 
     modules: Mapping[str, nn.Module]
@@ -179,6 +179,14 @@ class DeviceRun:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
         return choose_decode_experts(scores, self._counts, top_k, over == "all")
 
+    def route(self, x: Tensor, name: str, top_k: int, over: Shares) -> tuple[Tensor, Tensor]:
+        """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
+        router = self._module(name, Linear)
+        if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
+            scores = product(*self._fed(x, None, router), [device_matrix(router)], router.dtype)
+            return self.choose(scores, top_k, over)
+        return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
+
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
         """Add the chosen experts' answers to the stream."""
         experts = self._module(name, Experts)
@@ -186,7 +194,8 @@ class DeviceRun:
         weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
         formats = [DENSE if part.packing is None else part.packing.format for part in parts]
         hidden = weights[0].shape[1] if parts[0].packing is None else parts[0].packing.rows
-        add_expert_answers(stream, x, chosen, shares, weights, biases, None, hidden, experts.gating, formats)
+        how = experts.gating, formats, self.arrivals
+        add_expert_answers(stream, x, chosen, shares, weights, biases, None, hidden, *how)
         return stream
 
     def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:
@@ -223,6 +232,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.add_normed: DeviceRun.add_normed,
     operations.add_normed_and_norm: DeviceRun.add_normed_and_norm,
     operations.attend_heads: DeviceRun.attend_heads,
+    operations.route: DeviceRun.route,
     operations.add_experts: DeviceRun.add_experts,
     operations.add_scaled: DeviceRun.add_scaled,
     operations.scaled_sum: DeviceRun.scaled_sum,

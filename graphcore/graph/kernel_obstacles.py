@@ -30,6 +30,7 @@ OPERATIONS = frozenset(  # operations that graph/kernel_entries.py has an entry 
         operations.add_normed,
         operations.add_normed_and_norm,
         operations.attend_heads,
+        operations.route,
         operations.add_experts,
         operations.add_scaled,
         operations.scaled_sum,

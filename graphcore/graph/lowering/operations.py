@@ -54,6 +54,11 @@ def add_normed_and_norm(stream: Call, x: Call, norm: NormCall, norm_of_sum: Norm
     raise NotImplementedError
 
 
+def route(x: Call, linear: str, top_k: int, shares: str) -> NoReturn:
+    """Stand for choose_experts(linear(x), top_k, shares)."""
+    raise NotImplementedError
+
+
 def add_experts(stream: Call, x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
     """Stand for stream + the weighted sum of the chosen experts' answers to norm(x)."""
     raise NotImplementedError

@@ -24,6 +24,7 @@ from graphcore.graph.lowering.operations import (
     norm_call,
     parts,
     project,
+    route,
     scaled_sum,
 )
 from graphcore.graph.lowering.shapes import CASTS
@@ -162,6 +163,16 @@ def experts_and_sum(traced: Traced) -> None:
             call = traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
             for one in (choice, *choice.users, chosen):
                 call.prepend(one)  # the experts directly follow their choice
+
+
+def router_and_choice(traced: Traced) -> None:
+    """Turn the choice of experts by a linear router's scores into `route`."""
+    for node in traced.nodes(choose_experts):
+        scores, *how = node.args
+        if is_call(scores, project) and is_read_once(scores):
+            x, norm, linears, activation, wide = scores.args
+            if len(linears) == 1 and (norm, activation, wide) == (None, None, False):
+                traced.replace(node, route, x, linears[0], *how)
 
 
 def scaled_sums(traced: Traced) -> None:

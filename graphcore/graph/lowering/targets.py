@@ -41,6 +41,7 @@ KERNEL_RULES = (
     rules.product_and_sum,
     rules.norm_and_sum,
     rules.experts_and_sum,
+    rules.router_and_choice,
     rules.scaled_sums,
     rules.norm_of_sum,
     rules.norm_and_product,

@@ -2,11 +2,15 @@
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choices of a token, S places.
 
-    gate_up   a program for (token, choice) and some rows of F:   hidden[n, c] = act(gate x[n], up x[n])
-    down      the same for rows of D:   answers[n, c]; or for (token): the answers times their shares, best first
+    gate_up   a program for (token, choice) and a block of F:   hidden[n, c] = act(gate x[n], up x[n])
+    down      the same for a block of D:   answers[n, c]; the last choice of a token and a block to arrive adds the
+              answers of all, times their shares, best first: the bits do not depend on which choice is last
 
 The choice is read on the device, so a captured graph follows the router. Weights may lie in page-locked memory of the
 host: then only the chosen experts' bytes cross the link.
+
+A program multiplies several rows with one preparation of x. A block is as many of its steps as leave all programs at
+work at once: of one and a third waves of programs the last third would leave most of the device idle.
 """
 
 import torch
@@ -15,68 +19,91 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
-from graphcore.kernels.gpu.experts.operands import (
-    MixtureOperands,
-    biased,
-    gated_sums,
-    place_of,
-    row_sums,
-    row_sums_of_two,
-)
-from graphcore.kernels.gpu.packed.program_tiles import most_rows
+from graphcore.kernels.gpu.attention.decode import processors_of
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of, row_sums
+from graphcore.kernels.gpu.matrix import MOST_TOKENS
 
 MOST_WARPS = 4
+RESIDENT_WARPS = 24  # of a multiprocessor at once
+REGISTERS = 80  # of a thread, at most: with them that many warps fit
+ROWS = 4  # packed rows that a program multiplies at once, in all its matrices
 DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread reads 16 bytes then
 
 
 @triton.jit
 def _gate_up(
-    x, chosen, places, gate, up, gate_bias, up_bias, hidden, choices, columns, features, gate_stride, up_stride,
-    limit, alpha, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    x, chosen, places, gate, up, gate_bias, up_bias, hidden, choices, columns: tl.constexpr, features, gate_stride,
+    up_stride, limit, alpha, steps, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
     place = place_of(expert, places)
     if place < 0:
         return
-    first = tl.program_id(1) * ROWS
+    gate += place * gate_stride
+    up += place * up_stride
     fed = x + pair // choices * columns
-    gates, ups = row_sums_of_two(
-        fed, gate + place * gate_stride, up + place * up_stride, first, features, columns, GATE, UP, ROWS, UNITS
-    )
-    rows = first + tl.arange(0, ROWS)
-    is_row = rows < features
-    at = expert * features + rows
-    values = gated_sums(biased(gates, gate_bias, at, is_row), biased(ups, up_bias, at, is_row), limit, alpha, GATING)
-    tl.store(hidden + pair * features + rows, values.to(hidden.dtype.element_ty), mask=is_row)
+    begin = tl.program_id(1) * steps * ROWS
+    for step in range(tl.minimum(steps, tl.cdiv(features - begin, ROWS))):
+        first = begin + step * ROWS
+        if GATE == UP:
+            gates, ups = row_sums(fed, (gate, up), first, features, columns, GATE, ROWS, UNITS)
+        else:
+            gates = row_sums(fed, (gate,), first, features, columns, GATE, ROWS, UNITS)[0]
+            ups = row_sums(fed, (up,), first, features, columns, UP, ROWS, UNITS)[0]
+        rows = first + tl.arange(0, ROWS)
+        is_row = rows < features
+        at = expert * features + rows
+        gates, ups = biased(gates, gate_bias, at, is_row), biased(ups, up_bias, at, is_row)
+        values = gated_sums(gates, ups, limit, alpha, GATING)
+        tl.store(hidden + pair * features + rows, values.to(hidden.dtype.element_ty), mask=is_row)
 
 
 @triton.jit
 def _down(
-    hidden, chosen, shares, places, down, bias, out, choices, columns, features, stride,
-    FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    hidden, chosen, shares, places, down, bias, answers, stream, arrivals, columns: tl.constexpr, features, stride,
+    steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute one choice's answer if `choices` is 1; with shares, add one token's weighted sum to `out`."""
-    first = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < features
-    total = tl.zeros([ROWS], tl.float32)
-    for rank in range(choices):
-        pair = first * choices + rank
-        expert = tl.load(chosen + pair)
-        place = place_of(expert, places)
-        if place >= 0:
-            matrix = down + place * stride
-            fed = hidden + pair * columns
-            answer = row_sums(fed, matrix, tl.program_id(1) * ROWS, features, columns, FORM, ROWS, UNITS)
-            answer = biased(answer, bias, expert * features + rows, is_row)
-            if shares is not None:
-                answer = answer.to(hidden.dtype.element_ty).to(tl.float32) * tl.load(shares + pair).to(tl.float32)
-            total += answer
-    to = out + first * features + rows
-    if shares is not None:
-        total = total.to(hidden.dtype.element_ty).to(tl.float32) + tl.load(to, mask=is_row, other=0.0)
-    tl.store(to, total.to(out.dtype.element_ty), mask=is_row)
+    """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum."""
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(chosen + pair)
+    place = place_of(expert, places)
+    begin = tl.program_id(1) * steps * ROWS
+    end = tl.minimum(begin + steps * ROWS, features)
+    block = begin + tl.arange(0, BLOCK)
+    if place >= 0:
+        for step in range(tl.cdiv(end - begin, ROWS)):
+            first = begin + step * ROWS
+            matrix = (down + place * stride,)
+            sums = row_sums(hidden + pair * columns, matrix, first, features, columns, FORM, ROWS, UNITS)[0]
+            rows = first + tl.arange(0, ROWS)
+            is_row = rows < features
+            sums = biased(sums, bias, expert * features + rows, is_row)
+            tl.store(answers + pair * features + rows, sums.to(answers.dtype.element_ty), mask=is_row)
+    else:
+        tl.store(answers + pair * features + block, tl.zeros([BLOCK], answers.dtype.element_ty), mask=block < end)
+    if stream is not None:
+        token = pair // CHOICES
+        arrival = arrivals + token * tl.num_programs(1) + tl.program_id(1)
+        tl.debug_barrier()  # one thread counts the arrival after all have written
+        arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+        if arrived == CHOICES - 1:
+            tl.store(arrival, 0)
+            _add_answers(answers, shares, stream, token, block, block < end, features, CHOICES)
+
+
+@triton.jit
+def _add_answers(answers, shares, stream, token, rows, is_row, features, CHOICES: tl.constexpr):
+    """Add the sum of one token's answers times their shares to the stream; `.cg` reads what other processors wrote."""
+    total = tl.zeros(rows.shape, tl.float32)
+    for rank in tl.static_range(CHOICES):
+        pair = token * CHOICES + rank
+        answer = tl.load(answers + pair * features + rows, mask=is_row, other=0.0, cache_modifier=".cg")
+        total += answer.to(tl.float32) * tl.load(shares + pair).to(tl.float32)
+    to = stream + token * features + rows
+    rounded = total.to(answers.dtype.element_ty).to(tl.float32)
+    tl.store(to, tl.load(to, mask=is_row, other=0.0) + rounded, mask=is_row)
 
 
 def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
@@ -89,19 +116,22 @@ def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     Returns:
         [N, C, D] compute dtype, zeros for no expert.
     """
-    out = x.new_empty(*chosen.shape, x.shape[1])
-    _launch(x, chosen, None, mixture, out)
-    return out
+    return _launch(x, chosen, None, mixture, None, None)
 
 
-def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor, mixture: MixtureOperands) -> None:
+def launch_few_summed(
+    stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor, mixture: MixtureOperands, arrivals: Tensor | None = None
+) -> None:
     """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
     The bits equal those of `nn.moe.weighted_sum` over stored answers: products of two narrow numbers are exact in
     float32, so it makes no difference if a GPU fuses multiply and add. For float32 numbers it does.
+
+    Args:
+        arrivals: [most_arrivals or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
     """
     if x.dtype is not torch.float32:
-        _launch(x, chosen, shares, mixture, stream)
+        _launch(x, chosen, shares, mixture, stream, arrivals)
         return
     answers = launch_few(x, chosen, mixture)
     total = answers[:, 0] * shares[:, :1]
@@ -110,18 +140,31 @@ def launch_few_summed(stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor,
     stream.add_(total)
 
 
-def rows_of(form: DeviceLayout | None) -> int:
-    """Return the rows of a matrix that one program multiplies; None is a dense matrix."""
-    return DENSE_ROWS if form is None else most_rows(form)
+def most_arrivals(device: torch.device) -> int:
+    """Return the largest number of counters that a launch takes: one for each program, at one choice a token."""
+    return RESIDENT_WARPS * processors_of(device) + MOST_TOKENS
 
 
-def _how(form: DeviceLayout | None, columns: int) -> dict[str, int | bool]:
+def rows_of(form: DeviceLayout | None, matrices: int) -> int:
+    """Return the rows of each of some matrices that one program multiplies at once; None is a dense matrix."""
+    return DENSE_ROWS if form is None else ROWS // matrices
+
+
+def _how(form: DeviceLayout | None, columns: int, rows: int) -> dict[str, int]:
     """Return the options of a launch: the number of warps that leaves the fewest threads without a unit of a row."""
     warps = MOST_WARPS
     if form is not None:
         units = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
-    return {"ROWS": rows_of(form), "UNITS": 32 * warps, "num_warps": warps, "enable_fp_fusion": True}
+    return {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": REGISTERS, "enable_fp_fusion": True}
+
+
+def blocks_of(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:
+    """Return the steps of a block, and the number of blocks, so that the programs of all pairs run at once."""
+    steps = triton.cdiv(rows, step)
+    most = max(1, RESIDENT_WARPS // warps * processors_of(device))
+    of_block = triton.cdiv(steps * pairs, most)
+    return of_block, triton.cdiv(steps, of_block)
 
 
 def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: Tensor) -> None:
@@ -129,23 +172,37 @@ def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: 
     dim, choices, features = x.shape[1], chosen.shape[1], mixture.features
     gate, up, _ = mixture.weights
     gate_form, up_form, _ = mixture.forms
-    how = _how(gate_form, dim)
-    _gate_up[(chosen.numel(), triton.cdiv(features, how["ROWS"]))](
+    how = _how(gate_form, dim, rows_of(gate_form, 2))
+    steps, blocks = blocks_of(features, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
+    _gate_up[(chosen.numel(), blocks)](
         x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), *mixture.gating[1:], GATING=mixture.gating.kernel_name, GATE=gate_form, UP=up_form, **how,
+        up.stride(0), *mixture.gating[1:], steps, GATING=mixture.gating.kernel_name, GATE=gate_form, UP=up_form, **how,
     )  # fmt: skip
 
 
-def _launch(x: Tensor, chosen: Tensor, shares: Tensor | None, mixture: MixtureOperands, out: Tensor) -> None:
+def _launch(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor | None,
+    mixture: MixtureOperands,
+    stream: Tensor | None,
+    arrivals: Tensor | None,
+) -> Tensor:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
+    answers = x.new_empty(tokens, choices, dim)
     if not chosen.numel():
-        return
+        return answers
     hidden = torch.empty(tokens * choices, features, dtype=x.dtype, device=x.device)
     launch_gate_up(x, chosen, mixture, hidden)
     down, form = mixture.weights[2], mixture.forms[2]
-    each, summed = (choices, 1) if shares is None else (1, choices)
-    how = _how(form, features)
-    _down[(tokens * each, triton.cdiv(dim, how["ROWS"]))](
-        hidden, chosen, shares, mixture.places, down, mixture.biases[2], out, summed, features, dim, down.stride(0),
-        FORM=form, **how,
+    how = _how(form, features, rows_of(form, 1))
+    steps, blocks = blocks_of(dim, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
+    if stream is not None and arrivals is None:
+        arrivals = torch.zeros(tokens * blocks, dtype=torch.int32, device=x.device)
+    assert arrivals is None or arrivals.numel() >= tokens * blocks, f"{arrivals.numel()} arrivals, {tokens} x {blocks}"
+    block = triton.next_power_of_2(steps * how["ROWS"])
+    _down[(chosen.numel(), blocks)](
+        hidden, chosen, shares, mixture.places, down, mixture.biases[2], answers, stream, arrivals, features, dim,
+        down.stride(0), steps, FORM=form, CHOICES=choices, BLOCK=block, **how,
     )  # fmt: skip
+    return answers

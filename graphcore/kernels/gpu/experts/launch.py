@@ -22,7 +22,8 @@ FEW = 8  # largest number of tokens for which experts' bytes are not shared betw
 torch.library.define(
     "graphcore::gpu_add_experts",
     "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
-    " int hidden, str activation, float limit, float alpha, str[] formats) -> ()",
+    " int hidden, str activation, float limit, float alpha, str[] formats,"
+    " Tensor(b!)? arrivals=None) -> ()",
 )
 
 
@@ -37,6 +38,7 @@ def add_expert_answers(
     hidden: int,
     gating: Gating,
     formats: Sequence[str],
+    arrivals: Tensor | None = None,
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
 
@@ -52,9 +54,10 @@ def add_expert_answers(
         hidden: F.
         gating: function that joins gate and up.
         formats: formats of gate, up and down: "dense", or the stored format's name.
+        arrivals: counters, as in `few_tokens.launch_few_summed`.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
-    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats)
+    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals)
 
 
 @torch.library.register_fake("graphcore::gpu_add_experts")
@@ -75,10 +78,11 @@ def launch_add_experts(
     limit: float,
     alpha: float,
     formats: Sequence[str],
+    arrivals: Tensor | None = None,
 ) -> None:
     """Implement `add_expert_answers`."""
     mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats)
-    launch_few_summed(stream, x, chosen, shares, mixture)
+    launch_few_summed(stream, x, chosen, shares, mixture, arrivals)
 
 
 def launch_experts(

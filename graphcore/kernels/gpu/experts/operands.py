@@ -15,8 +15,9 @@ from graphcore.activations import Gating
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
+from graphcore.kernels.gpu.packed.multiply_add import dot_each
 from graphcore.kernels.gpu.packed.planes import tensor_scale
+from graphcore.kernels.gpu.packed.units import weights_of_unit
 
 BLOCK = tl.constexpr(512)  # columns that a program multiplies at once
 
@@ -95,35 +96,31 @@ def gated_sums(gate, up, limit, alpha, GATING: tl.constexpr):
 
 
 @triton.jit
-def row_sums(x, matrix, first, num_rows, columns, L: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Return the products of rows first .. first + ROWS - 1 of a matrix [O, I] with a vector [I]: [ROWS] float32.
+def row_sums(
+    x, matrices, first, num_rows, columns: tl.constexpr, L: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr
+):
+    """Return the products of rows first .. first + ROWS - 1 of each of some matrices [O, I] with a vector [I].
 
     Args:
-        L: DeviceLayout of a packed matrix; None for a dense one.
+        matrices: tuple of pointers to matrices of one form; packed ones are multiplied with one preparation of x.
+        first: a multiple of ROWS.
+        L: DeviceLayout of packed matrices; None for dense ones.
         UNITS: units that are read at once, as G in `packed.multiply_add.dot_rows`.
+
+    Returns:
+        [ROWS] float32 for each matrix, as a tuple.
     """
+    products = ()
     if L is None:
-        sums = _dense_sums(x, matrix, first, num_rows, columns, ROWS)
+        for index in tl.static_range(len(matrices)):
+            products = products + (_dense_sums(x, matrices[index], first, num_rows, columns, ROWS),)
     else:
-        sums = tl.reshape(dot_rows(x, columns, 1, matrix, first, num_rows, columns, L, 1, ROWS, UNITS), [ROWS])
-        sums *= tensor_scale(matrix, num_rows, columns, L)
-    return sums
-
-
-@triton.jit
-def row_sums_of_two(
-    x, matrix, matrix1, first, num_rows, columns, L: tl.constexpr, L1: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-):  # fmt: skip
-    """Return `row_sums` of two matrices; where both have one packed format, x is read and prepared once for both."""
-    if L is not None and L == L1:
-        sums, sums1 = dot_each(x, columns, 1, (matrix, matrix1), first, num_rows, columns, L, 1, ROWS, UNITS)
-        sums = tl.reshape(sums, [ROWS]) * tensor_scale(matrix, num_rows, columns, L)
-        sums1 = tl.reshape(sums1, [ROWS]) * tensor_scale(matrix1, num_rows, columns, L)
-    else:
-        sums = row_sums(x, matrix, first, num_rows, columns, L, ROWS, UNITS)
-        sums1 = row_sums(x, matrix1, first, num_rows, columns, L1, ROWS, UNITS)
-    return sums, sums1
+        is_even: tl.constexpr = columns // weights_of_unit(L) % UNITS == 0
+        sums = dot_each(x, columns, 1, matrices, first, num_rows, columns, L, 1, ROWS, UNITS, is_even)
+        for index in tl.static_range(len(matrices)):
+            scale = tensor_scale(matrices[index], num_rows, columns, L)
+            products = products + (tl.reshape(sums[index], [ROWS]) * scale,)
+    return products
 
 
 @triton.jit

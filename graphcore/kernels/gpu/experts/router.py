@@ -1,6 +1,9 @@
-"""Chooses each token's likeliest experts and their shares, in one small launch after the router's product.
+"""Chooses each token's likeliest experts and their shares: in one launch with the router's product, or after it.
 
-Legend: N tokens, X experts, C choices of a token.
+Legend: N tokens, D model dim, X experts, C choices of a token.
+
+    route    a program for some experts' scores; the last one to arrive chooses. Arrivals as in attention/decode.py
+    choose   a program for a token, where the scores come from another kernel: a packed router
 """
 
 import torch
@@ -8,8 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
+from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
+
 torch.library.define(
     "graphcore::gpu_choose_experts", "(Tensor scores, Tensor? counts, int top_k, bool over_all) -> (Tensor, Tensor)"
+)
+torch.library.define(
+    "graphcore::gpu_route_experts",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? counts, int top_k, bool over_all, Tensor(a!)? arrivals=None)"
+    " -> (Tensor, Tensor)",
 )
 
 
@@ -36,14 +48,42 @@ def _fake(scores: Tensor, _counts: Tensor | None, top_k: int, _over_all: bool) -
     return shares.to(torch.int64), shares
 
 
+def route_decode_experts(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    top_k: int,
+    over_all: bool = False,
+    arrivals: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
+
+    Args:
+        x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
+        weight: [X, D] and bias: [X], compute dtype.
+        arrivals: [1 or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
+    """
+    op = torch.ops.graphcore.gpu_route_experts.default
+    return op(x, weight, bias, counts, top_k, over_all, arrivals)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::gpu_route_experts")
+def _fake_route(
+    x: Tensor, _weight: Tensor, _bias: Tensor | None, _counts: Tensor | None, top_k: int, *_: object
+) -> tuple[Tensor, Tensor]:
+    return _empty_choice(x, top_k)
+
+
 @triton.jit
-def _choose(
-    scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr,
-    OVER_ALL: tl.constexpr,
+def choose_for(
+    token, scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
+    BEST: tl.constexpr, OVER_ALL: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    """Choose one token's experts; `.cg` reads scores that other multiprocessors wrote."""
     at = tl.arange(0, EXPERTS)
-    left = tl.load(scores + token * num_experts + at, mask=at < num_experts, other=-float("inf")).to(tl.float32)
+    row = scores + token * num_experts
+    left = tl.load(row + at, mask=at < num_experts, other=-float("inf"), cache_modifier=".cg").to(tl.float32)
     if OVER_ALL:
         whole = tl.sum(tl.exp(left - tl.max(left, 0)), 0)
     ranks = tl.arange(0, BEST)
@@ -63,17 +103,86 @@ def _choose(
     tl.store(shares + to, share.to(shares.dtype.element_ty), mask=ranks < TOP_K)
 
 
+@triton.jit
+def _choose(
+    scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr,
+    OVER_ALL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    choose_for(token, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+
+
+@triton.jit
+def _route(
+    x, weight, bias, counts, scores, arrivals, chosen, shares, tokens, columns, num_experts,
+    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, DOTS: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """Compute the scores of R experts; the last program to arrive chooses from all of them."""
+    start = tl.program_id(0) * R
+    if DOTS:
+        sums = dotted_sums(x, weight, start, num_experts, tokens, columns, N, R, G, V, IS_EVEN)
+    else:
+        sums = multiplied_sums(x, weight, start, num_experts, tokens, columns, N, R, G, V, IS_EVEN)
+    token = tl.minimum(tl.arange(0, N), tokens - 1)[:, None]
+    row = start + tl.arange(0, R)[None, :]
+    values = scaled_and_biased(sums, token, row, row < num_experts, None, None, bias, False)
+    store_products(scores, values, 0, start, tokens, num_experts, num_experts, False, N, R)
+    tl.debug_barrier()  # one thread counts the arrival after all have written
+    arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
+    if arrived == tl.num_programs(0) - 1:
+        tl.store(arrivals, 0)
+        for one in range(tokens):
+            choose_for(one, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+
+
 def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool) -> tuple[Tensor, Tensor]:
     """Implement `choose_decode_experts`."""
     tokens, num_experts = scores.shape
-    chosen = torch.empty(tokens, top_k, dtype=torch.int64, device=scores.device)
-    shares = torch.empty(tokens, top_k, dtype=scores.dtype, device=scores.device)
+    chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
-        scores, counts, chosen, shares, num_experts, TOP_K=top_k, EXPERTS=triton.next_power_of_2(num_experts),
-        BEST=triton.next_power_of_2(top_k), OVER_ALL=over_all, num_warps=1, enable_fp_fusion=True,
+        scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all), num_warps=1,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return chosen, shares
 
 
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
+def launch_route(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    top_k: int,
+    over_all: bool = False,
+    arrivals: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Implement `route_decode_experts`."""
+    num_experts = len(weight)
+    assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {MOST_TOKENS}"
+    assert x.is_contiguous(), "the kernel takes x row by row"
+    scores = x.new_empty(len(x), num_experts)
+    chosen, shares = _empty_choice(scores, top_k)
+    if arrivals is None:
+        arrivals = torch.zeros(1, dtype=torch.int32, device=x.device)
+    x, (router,) = in_pairs(x, [DeviceMatrix(weight, bias, None, DENSE, num_experts)])
+    tile = dense_tile(x, num_experts)
+    _route[(triton.cdiv(num_experts, tile["R"]),)](
+        x, router.weight, bias, counts, scores, arrivals, chosen, shares, *x.shape, num_experts,
+        **_constants(num_experts, top_k, over_all), **tile,
+    )  # fmt: skip
+    return chosen, shares
+
+
+def _empty_choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    shares = scores.new_empty(len(scores), top_k)
+    return torch.empty_like(shares, dtype=torch.int64), shares
+
+
+def _constants(num_experts: int, top_k: int, over_all: bool) -> dict[str, int]:
+    widths = {"EXPERTS": triton.next_power_of_2(num_experts), "BEST": triton.next_power_of_2(top_k)}
+    return {"TOP_K": top_k, "OVER_ALL": over_all, **widths}
+
+
+# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
 torch.library.impl("graphcore::gpu_choose_experts", "CompositeExplicitAutograd", launch_choose_experts)
+torch.library.impl("graphcore::gpu_route_experts", "CompositeExplicitAutograd", launch_route)

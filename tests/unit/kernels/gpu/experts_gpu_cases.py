@@ -11,7 +11,7 @@ from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.launch import launch_add_experts
 from graphcore.kernels.gpu.experts.operands import mixture_of
-from graphcore.kernels.gpu.experts.router import launch_choose_experts
+from graphcore.kernels.gpu.experts.router import launch_choose_experts, launch_route
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
 SWIGLU = Gating(CLAMPED_SWIGLU, 7.0, 1.702)
@@ -36,19 +36,28 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
         launch_few(empty(1, DIM), empty(1, TOP_K, dtype=torch.int64), mixture)
 
-    def summed(form: str) -> None:
-        stream, chosen = empty(1, DIM, dtype=torch.float32), empty(1, TOP_K, dtype=torch.int64)
-        shares, weights = empty(1, TOP_K), weights_of(form)
-        launch_add_experts(stream, empty(1, DIM), chosen, shares, weights, biases, places, DIM, *SWIGLU, [form] * 3)
+    def summed(form: str, tokens: int = 1) -> None:
+        stream, chosen = empty(tokens, DIM, dtype=torch.float32), empty(tokens, TOP_K, dtype=torch.int64)
+        how = weights_of(form), biases, places, DIM, *SWIGLU, [form] * 3
+        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how)
 
     def many(form: str) -> None:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
         launch_many(empty(512, DIM), empty(512, TOP_K, dtype=torch.int64), mixture)
 
+    def route(tokens: int) -> None:
+        counts = empty(tokens, dtype=torch.int64)
+        launch_route(empty(tokens, DIM), empty(EXPERTS, DIM), empty(EXPERTS), counts, TOP_K)
+
     for form in ("dense", "mxfp4"):
         for call in (few, summed, many):
             yield f"{call.__name__} {form}", lambda call=call, form=form: call(form)
+    yield "summed mxfp4 x 8", lambda: summed("mxfp4", 8)
+    yield "few q8_0", lambda: few("q8_0")
+    yield "few q4_0", lambda: few("q4_0")
     yield "many q8_0", lambda: many("q8_0")
+    yield "router in one launch", lambda: route(1)
+    yield "router in one launch x 4", lambda: route(4)
     yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K, False)
     yield from cases_of_qwen()
 

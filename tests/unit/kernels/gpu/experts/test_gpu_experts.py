@@ -1,15 +1,18 @@
 """The GPU's experts in Triton's interpreter, against a loop over tokens in float64."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from arrivals import orders_of_arrival
 from mixture_cases import Case, answers_of, dense_case, poisoned
 from torch import Tensor
 
 from graphcore.kernels.experts import looped_experts
+from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.experts import launch as gpu
-from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_gate_up
+from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed, launch_gate_up
 from graphcore.kernels.gpu.experts.grouped import grouped, launch_many
 from graphcore.kernels.gpu.experts.operands import MixtureOperands
 from graphcore.nn.moe import weighted_sum
@@ -137,6 +140,51 @@ def test_the_stream_takes_the_weighted_sum_to_the_bit(dtype: torch.dtype, is_pla
     gpu.add_expert_answers(stream, case.x, case.chosen, shares, *how)
     assert torch.equal(stream, apart)
     assert (stream.double() - expected).abs().max() < CLOSE[dtype]
+
+
+def summed(case: Case, shares: Tensor, places: list[int] | None = None, arrivals: Tensor | None = None) -> Tensor:
+    """Return a stream of ones after the experts' answers were added to it."""
+    stream = torch.ones(case.x.shape)
+    launch_few_summed(stream, case.x, case.chosen, shares, case.mixture(places), arrivals)
+    return stream
+
+
+def test_whichever_choice_is_last_the_stream_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two large answers take each other away, and the one between them is lost: in another order it would stay."""
+    case = dense_case(2, torch.bfloat16).choosing([[5, 1, 3], [0, -1, 2]])
+    case.biases[2][5], case.biases[2][3] = 2.0**30, -(2.0**30)
+    shares = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.25, 0.25]], dtype=torch.bfloat16)
+    places = [4, 3, 2, -1, 1, 5]
+    arrivals = torch.zeros(few_tokens.most_arrivals(torch.device("cpu")), dtype=torch.int32)
+    whole, some = summed(case, shares, arrivals=arrivals), summed(case, shares, places)
+    turned = torch.tensor([2, 0, 1])
+    other = summed(replace(case, chosen=case.chosen[:, turned]), shares[:, turned].contiguous())
+    assert not torch.equal(whole, other)
+    for _ in orders_of_arrival(monkeypatch):
+        assert torch.equal(summed(case, shares, arrivals=arrivals), whole)
+        assert not arrivals.any()
+        assert torch.equal(summed(case, shares, places), some)
+
+
+@pytest.mark.parametrize("warps", [0, 40])
+def test_blocks_of_many_steps_give_the_bits_of_single_steps(warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warps: one program for each token and choice. Forty of one processor: two steps, the last block has one."""
+    case = dense_case(2, torch.bfloat16, dim=28, hidden=20).choosing([[5, 1, 3], [0, -1, 2]])
+    shares = torch.rand(2, 3).softmax(-1).bfloat16()
+    expected, answers = summed(case, shares), launch_few(case.x, case.chosen, case.mixture())
+    monkeypatch.setattr(few_tokens, "RESIDENT_WARPS", warps)
+    monkeypatch.setattr(few_tokens, "processors_of", lambda _device: 3)
+    assert torch.equal(summed(case, shares), expected)
+    assert torch.equal(launch_few(case.x, case.chosen, case.mixture()), answers)
+
+
+@pytest.mark.parametrize("choices", [1, 2, 4])
+@pytest.mark.parametrize("warps", [1, 4])
+def test_no_launch_takes_more_counters_than_are_kept(choices: int, warps: int) -> None:
+    for tokens in range(1, 9):
+        for rows in (4, 100, 2880, 8192, 65536):
+            _, blocks = few_tokens.blocks_of(rows, 4, tokens * choices, warps, torch.device("cpu"))
+            assert tokens * blocks <= few_tokens.most_arrivals(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("tokens", [2, 20])

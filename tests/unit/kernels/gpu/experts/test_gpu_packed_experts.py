@@ -32,7 +32,7 @@ either = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def tall_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have fewer programs, which is what the interpreter takes its time for."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(few_tokens, "rows_of", lambda _form: 16)
+        monkeypatch.setattr(few_tokens, "rows_of", lambda *_: 16)
 
 
 @pytest.mark.parametrize(("launch", "form", "dim", "hidden"), CASES)

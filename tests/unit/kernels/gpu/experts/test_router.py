@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from arrivals import orders_of_arrival
+from torch import Tensor
 
-from graphcore.kernels.gpu.experts.router import choose_decode_experts
+from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
+from graphcore.kernels.gpu.products import dense
 
 
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 32, 4), (3, 128, 4), (2, 7, 3), (8, 5, 5), (1, 1, 1)])
@@ -32,3 +35,45 @@ def test_padding_chooses_nobody() -> None:
     chosen, _ = choose_decode_experts(torch.randn(3, 9), torch.tensor([1, 0, 1]), 2)
     assert chosen[1].tolist() == [-1, -1]
     assert (chosen[[0, 2]] >= 0).all()
+
+
+def routed(tokens: int, dtype: torch.dtype, num_experts: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x [N, D], a router [X, D] and its bias [X]: small whole numbers, so that every sum is exact."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, generator=generator).to(dtype)
+
+    return whole(tokens, dim), whole(num_experts, dim), whole(num_experts) / 8
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "dim"), [(1, 32, 64), (2, 7, 30), (3, 40, 64), (8, 5, 16), (2, 9, 7)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_launch_chooses_as_the_router_s_product_and_the_choice_do(
+    tokens: int, num_experts: int, dim: int, dtype: torch.dtype
+) -> None:
+    x, weight, bias = routed(tokens, dtype, num_experts, dim)
+    counts, arrivals = torch.ones(tokens, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+    scores = (x.double() @ weight.double().T + bias.double()).to(dtype)
+    for over_all in (False, True, True):  # as a captured graph does, with what the launch before left
+        expected = choose_decode_experts(scores, None, 4, over_all)
+        found = route_decode_experts(x, weight, bias, counts, 4, over_all, arrivals)
+        assert all(map(torch.equal, found, expected))
+        assert not arrivals.any()
+    counts[-1] = 0
+    chosen, _ = route_decode_experts(x, weight, None, counts, 4)
+    assert chosen[-1].tolist() == [-1] * 4
+    assert torch.equal(chosen[:-1], choose_decode_experts((x.double() @ weight.double().T).to(dtype), None, 4)[0][:-1])
+
+
+def test_whichever_program_of_the_router_is_last_the_choice_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = routed(2, torch.bfloat16, 12, 32)
+    monkeypatch.setattr(dense, "ROWS", 2)
+    arrivals = torch.zeros(1, dtype=torch.int32)
+    expected = route_decode_experts(x, weight, bias, None, 3, arrivals=arrivals)
+    for _ in orders_of_arrival(monkeypatch):
+        found = route_decode_experts(x, weight, bias, None, 3, arrivals=arrivals)
+        assert all(map(torch.equal, found, expected))
+        assert not arrivals.any()
