@@ -6,7 +6,6 @@ target wants, and in which order.
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -28,7 +27,7 @@ from graphcore.graph.lowering.operations import (
     scaled_sum,
 )
 from graphcore.graph.lowering.shapes import CASTS
-from graphcore.graph.lowering.tracing import Traced, is_call, is_effect, is_read_once
+from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
 from graphcore.kernels.attend import attend
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
@@ -273,16 +272,6 @@ def _fold_norm(traced: Traced, node: Call, place: int) -> None:
         return
     arguments[place : place + 2] = [norm.args[0], norm_call(norm)]
     node.args = tuple(arguments)
-
-
-def is_cast(node: object) -> bool:
-    """Return whether a node is x.float()."""
-    return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "float"
-
-
-def uncast(node: Any) -> Any:
-    """Return the input of a node that is a cast, or the node itself."""
-    return node.args[0] if is_cast(node) else node
 
 
 def last_readers(graph: fx.Graph) -> Iterator[tuple[Call, Call]]:

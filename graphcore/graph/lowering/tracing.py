@@ -157,6 +157,16 @@ def is_read_once(node: Call) -> bool:
     return len(node.users) == 1
 
 
+def is_cast(node: object) -> bool:
+    """Return whether a node is x.float()."""
+    return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "float"
+
+
+def uncast(node: Any) -> Any:
+    """Return the input of a node that is a cast, or the node itself."""
+    return node.args[0] if is_cast(node) else node
+
+
 def operation_name(node: Call, modules: Mapping[str, nn.Module]) -> str:
     """Return the name of a node for messages: a function, a method, or a module by its class and name."""
     if node.op == "call_module":

@@ -159,7 +159,7 @@ def _how(form: DeviceLayout | None, columns: int, rows: int) -> dict[str, int]:
     return {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": REGISTERS, "enable_fp_fusion": True}
 
 
-def blocks_of(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:
+def program_blocks(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:
     """Return the steps of a block, and the number of blocks, so that the programs of all pairs run at once."""
     steps = triton.cdiv(rows, step)
     most = max(1, RESIDENT_WARPS // warps * processors_of(device))
@@ -173,7 +173,7 @@ def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: 
     gate, up, _ = mixture.weights
     gate_form, up_form, _ = mixture.forms
     how = _how(gate_form, dim, rows_of(gate_form, 2))
-    steps, blocks = blocks_of(features, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
+    steps, blocks = program_blocks(features, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
     _gate_up[(chosen.numel(), blocks)](
         x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
         up.stride(0), *mixture.gating[1:], steps, GATING=mixture.gating.kernel_name, GATE=gate_form, UP=up_form, **how,
@@ -196,7 +196,7 @@ def _launch(
     launch_gate_up(x, chosen, mixture, hidden)
     down, form = mixture.weights[2], mixture.forms[2]
     how = _how(form, features, rows_of(form, 1))
-    steps, blocks = blocks_of(dim, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
+    steps, blocks = program_blocks(dim, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
     if stream is not None and arrivals is None:
         arrivals = torch.zeros(tokens * blocks, dtype=torch.int32, device=x.device)
     assert arrivals is None or arrivals.numel() >= tokens * blocks, f"{arrivals.numel()} arrivals, {tokens} x {blocks}"

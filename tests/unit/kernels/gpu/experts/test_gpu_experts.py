@@ -183,7 +183,7 @@ def test_blocks_of_many_steps_give_the_bits_of_single_steps(warps: int, monkeypa
 def test_no_launch_takes_more_counters_than_are_kept(choices: int, warps: int) -> None:
     for tokens in range(1, 9):
         for rows in (4, 100, 2880, 8192, 65536):
-            _, blocks = few_tokens.blocks_of(rows, 4, tokens * choices, warps, torch.device("cpu"))
+            _, blocks = few_tokens.program_blocks(rows, 4, tokens * choices, warps, torch.device("cpu"))
             assert tokens * blocks <= few_tokens.most_arrivals(torch.device("cpu"))
 
 
