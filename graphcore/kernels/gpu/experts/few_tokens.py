@@ -26,6 +26,7 @@ from graphcore.kernels.gpu.matrix import MOST_TOKENS
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
 REGISTERS = 80  # of a thread, at most: with them that many warps fit
+MORE_REGISTERS = 88  # where scales have scales of their own: with fewer, Triton 3.6 would move some to memory
 ROWS = 4  # packed rows that a program multiplies at once, in all its matrices
 DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread reads 16 bytes then
 
@@ -156,7 +157,8 @@ def _how(form: DeviceLayout | None, columns: int, rows: int) -> dict[str, int]:
     if form is not None:
         units = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
-    return {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": REGISTERS, "enable_fp_fusion": True}
+    registers = MORE_REGISTERS if form is not None and form.super_nbytes else REGISTERS
+    return {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
 
 
 def program_blocks(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:
