@@ -5,10 +5,10 @@
 
 An expert that is in use, or in the next wave, is pinned: its slot is not reused until it is released.
 
-The cache evicts the expert with the lowest recent use: a count that halves every 64 requests of its layer. Measured on
-traces of 24 layers with 4 of 32 experts each and a cache for a quarter of all experts: with uniform routing 23 % hits,
-the same as least recently used (LRU); with routing by Zipf's law 60 %, against 43 % with LRU. A cache smaller than one
-token's experts, where LRU never hits, still keeps the hottest experts.
+The cache evicts the expert with the lowest recent use: a count that halves every 64 requests of its layer. On recorded
+routing of three models (benchmarks/expert_routes.py) a cache for a quarter of all experts hits 77 to 83 %, within 2
+points of least recently used (LRU) and 10 to 12 below the optimum. A cache smaller than one token's experts, where LRU
+never hits, still keeps the hottest ones (27 %).
 """
 
 import time
