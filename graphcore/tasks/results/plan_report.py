@@ -117,7 +117,7 @@ def movement_line(plan: Plan, source: str, predicted: Prediction | None) -> str:
     else:
         wait = {"disk": "the checkpoint's files", "host": "RAM"}[source]
         moves = f"{in_words(expected_bytes_per_token(plan))} move for each token from {wait}"
-        if plan.experts is not None and plan.experts.uniform_hit_rate:
+        if plan.experts is not None and plan.experts.expected_hit_rate:
             moves += f" ({in_words(bytes_per_token(plan))} if none of its experts is there)"
     if predicted is None:
         return moves
@@ -155,7 +155,7 @@ def planned_streaming_record(plan: Plan, source: str) -> Record:
         "groups": len(plan.groups.streamed),
         "slots": plan.groups.num_slots,
         "expert_slots": 0 if experts is None else experts.num_slots,
-        "expert_hit_rate": None if experts is None else experts.uniform_hit_rate,
+        "expert_hit_rate": None if experts is None else experts.expected_hit_rate,
         "mapped_layers": experts.num_layers if experts is not None and experts.are_mapped else 0,
         "bytes_per_token": bytes_per_token(plan),
         "expected_bytes_per_token": expected_bytes_per_token(plan),

@@ -11,7 +11,8 @@ Experts are placed in one of three ways:
                 chosen ones over the link; for a chunk of tokens they are fetched into slots
 
 With mapped experts, a token moves the chosen experts of all layers that lie in RAM. With cached ones, it moves the
-chosen experts that are not in a slot. Both keep the same share of all experts on the device.
+chosen experts that are not in a slot. Both keep the same share of all experts on the device; a cache keeps the ones
+that are used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,7 @@ def _cached(experts: ExpertSizes, num_slots: int) -> ExpertPlan:
         num_experts=experts.num_experts,
         num_layers=len(experts.nbytes),
         routed_nbytes=experts.routed * sum(experts.nbytes),
-        is_large_enough=num_slots >= experts.routed * len(experts.nbytes),
+        num_routed=experts.routed * len(experts.nbytes),
     )
 
 
@@ -96,7 +97,7 @@ def _mapped(experts: ExpertSizes, num_resident: int, num_slots: int) -> ExpertPl
         num_experts=experts.count * len(left),
         num_layers=len(left),
         routed_nbytes=experts.routed * sum(left),
-        is_large_enough=False,
+        num_routed=experts.routed * len(left),
         are_mapped=True,
     )
 

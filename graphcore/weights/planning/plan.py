@@ -1,11 +1,26 @@
 """The plan: the bytes of weights, caches and other memory on the device, fixed before anything is allocated."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from graphcore.config.byte_sizes import in_words
 
 GIB = 1 << 30
+# Share of all experts that have slots, and the share of a token's experts found there: the lowest of three replayed
+# models (docs/streaming.md, "Experts on real routing"). Rates in between are interpolated.
+EXPERT_HITS = (
+    (0.0, 0.0),
+    (0.03, 0.270),
+    (0.05, 0.367),
+    (0.10, 0.541),
+    (0.15, 0.662),
+    (0.25, 0.770),
+    (0.35, 0.829),
+    (0.50, 0.891),
+    (1.0, 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -18,8 +33,7 @@ class ExpertPlan:
         num_experts: number of experts in all layers whose experts move.
         num_layers: number of those layers; they are the last ones with experts.
         routed_nbytes: bytes of the experts that one token is routed to, in all those layers together.
-        is_large_enough: True if the slots hold all experts of one token; a smaller cache evicts a layer's experts
-            before the next token needs them.
+        num_routed: number of experts that one token is routed to, in all those layers together.
         are_mapped: True if a decode step's kernels read experts from RAM; the slots are then for chunks of tokens.
     """
 
@@ -28,7 +42,7 @@ class ExpertPlan:
     num_experts: int
     num_layers: int
     routed_nbytes: int
-    is_large_enough: bool
+    num_routed: int
     are_mapped: bool = False
 
     @property
@@ -42,9 +56,16 @@ class ExpertPlan:
         return self.num_slots == self.num_experts and not self.are_mapped
 
     @property
-    def uniform_hit_rate(self) -> float:
-        """Expected share of the routed experts that are in a slot, if all are routed equally often."""
-        return self.num_slots / self.num_experts if self.is_large_enough else 0.0
+    def expected_hit_rate(self) -> float:
+        """Expected share of the routed experts that are in a slot when a decode step needs them."""
+        if self.are_mapped:
+            return 0.0
+        share = self.num_slots / self.num_experts
+        above = bisect_right(EXPERT_HITS, share, hi=len(EXPERT_HITS) - 1, key=itemgetter(0))
+        (low, low_rate), (high, high_rate) = EXPERT_HITS[above - 1 : above + 1]
+        replayed = low_rate + (high_rate - low_rate) * (share - low) / (high - low)
+        # A token asks for each expert once, so it hits at most those that were in the slots before it.
+        return min(replayed, self.num_slots / self.num_routed)
 
 
 @dataclass(frozen=True)
@@ -200,10 +221,10 @@ def bytes_per_token(plan: Plan) -> int:
 
 
 def expected_bytes_per_token(plan: Plan) -> float:
-    """Return the expected bytes that one decode step moves, if all experts are routed equally often."""
+    """Return the expected bytes that one decode step moves, with as many hits as on recorded routing."""
     if plan.experts is None:
         return float(plan.groups.streamed_nbytes)
-    return plan.groups.streamed_nbytes + plan.experts.routed_nbytes * (1 - plan.experts.uniform_hit_rate)
+    return plan.groups.streamed_nbytes + plan.experts.routed_nbytes * (1 - plan.experts.expected_hit_rate)
 
 
 def needs_in_words(plan: Plan) -> str:

@@ -30,8 +30,8 @@ class Prediction:
 
     Attributes:
         copy_seconds: time to copy the groups, which may overlap with compute.
-        fetch_seconds: time to move experts, if all are routed equally often; it cannot overlap, because the router
-            chooses them too late.
+        fetch_seconds: time to move experts, at the expected hit rate; it cannot overlap, because the router chooses
+            them too late.
         compute_seconds: time of all products.
         is_overlapped: True if the next group is read while one computes.
     """

@@ -1,4 +1,4 @@
-"""Replays of routing: hits counted by hand, and the optimum against all possible evictions."""
+"""Replays of routing: hits counted by hand, the optimum against all possible evictions, and the plan's figures."""
 
 import gzip
 import random
@@ -7,6 +7,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+
+from graphcore.weights.planning.plan import EXPERT_HITS
 
 ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -138,3 +140,11 @@ def test_a_table_has_the_bytes_that_are_not_hit(tmp_path: Path, capsys: pytest.C
 def test_the_lowest_rate_of_all_traces_counts() -> None:
     first, second = [{"graphcore": 0.5}] * 7, [{"graphcore": 0.25}] * 3 + [{"graphcore": 0.75}] * 4
     assert list(lowest([first, second]))[-1] == f"| lowest |{' 25.0 % |' * 3}{' 50.0 % |' * 4}"
+
+
+def test_the_plan_knows_the_documented_rates() -> None:
+    page = (ROOT / "docs" / "streaming.md").read_text(encoding="utf-8").splitlines()
+    line = next(number for number, text in enumerate(page) if text.startswith("| lowest |"))
+    shares, rates = ([float(cell.strip(" %")) / 100 for cell in page[at].split("|")[2:-1]] for at in (line - 2, line))
+    assert [share for share, _ in EXPERT_HITS] == pytest.approx([0, *shares, 1])
+    assert [rate for _, rate in EXPERT_HITS] == pytest.approx([0, *rates, 1])

@@ -37,8 +37,8 @@ def test_a_plan_without_streams_is_as_fast_as_memory() -> None:
 
 def test_fetched_experts_wait_for_the_router() -> None:
     sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
-    asked = replace(wishes("on", 100_000), expert_cache=600)
+    asked = replace(wishes("on", 100_000), expert_cache=400)
     predicted = predict(plan_streaming(sizes, asked, COSTS, PLENTY), Rates(link=1000.0, memory=9411.0))
-    # 6 of 8 experts are there: of 400 routed bytes 100 are fetched
-    assert (predicted.copy_seconds, predicted.fetch_seconds) == (pytest.approx(9.0), pytest.approx(0.1))
-    assert predicted.seconds == pytest.approx(9.1)
+    # 4 of 8 experts have slots, where 89.1 % of the routed ones are found: of 400 routed bytes 43.6 are fetched
+    assert (predicted.copy_seconds, predicted.fetch_seconds) == (pytest.approx(9.0), pytest.approx(0.0436))
+    assert predicted.seconds == pytest.approx(9.0436)
