@@ -1,8 +1,8 @@
 """The weights of a model that move while it runs, the slots that they move through, and the files that hold them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource, StreamedFile
 from graphcore.nn.decoder import Decoder, Head
+from graphcore.nn.moe import ExpertLinear
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import Group, movable_groups, split_layers
 from graphcore.weights.loader import Loader
@@ -25,14 +26,14 @@ class MovingWeights:
     Attributes:
         groups: groups that stream through slots.
         heads: parts of the head, if they stream; else empty.
-        expert_weights: names of the matrices that are fetched expert by expert.
+        experts: projections whose matrices are fetched expert by expert, by the matrices' names.
         layer_groups: range of layers of each layer group.
     """
 
     plan: Plan
     groups: Sequence[Group] = ()
     heads: Sequence[Head] = ()
-    expert_weights: Sequence[str] = ()
+    experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     layer_groups: Sequence[range] = ()
 
     @property
@@ -49,7 +50,7 @@ class MovingWeights:
     def names(self) -> frozenset[str]:
         """Names of all weights that are not resident on the device."""
         names = {weight.name for group in self.groups for weight in group.weights}
-        return frozenset({*names, *self.expert_weights} | ({EMBEDDING} if self.is_gathered else set()))
+        return frozenset({*names, *self.experts} | ({EMBEDDING} if self.is_gathered else set()))
 
 
 def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWeights:
@@ -61,7 +62,7 @@ def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWe
     layer_groups = split_layers(len(decoder.layers), layer_group_size)
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.groups.streamed]
-    experts = () if plan.experts is None else tuple(expert_linears(decoder, plan.experts.num_layers))
+    experts = {} if plan.experts is None else expert_linears(decoder, plan.experts.num_layers)
     return MovingWeights(plan, groups, () if plan.groups.is_head_resident else parts, experts, layer_groups)
 
 

@@ -8,6 +8,7 @@ stream from files to a GPU take both ways, and the slower one counts.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.memory_limit import affordable_nbytes
+from graphcore.nn.moe import ExpertLinear
 from graphcore.streaming.device.queues import Queues
 from graphcore.streaming.device.stream import DeviceLink
+from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
 from graphcore.streaming.moving_weights import MovingWeights, open_files
 from graphcore.streaming.pinned_memory import private_pages
@@ -37,9 +40,9 @@ COPIES = 3
 LinkTo = Callable[[], DeviceLink] | None
 
 
-def moves_weights(plan: Plan, tier: Tier) -> bool:
-    """Return whether a decode step waits for weights whose rate a probe can measure."""
-    return bool(plan.groups.streamed) or (plan.experts is not None and tier.kind == "host")
+def moves_weights(plan: Plan) -> bool:
+    """Return whether a decode step waits for weights."""
+    return bool(plan.groups.streamed) or (plan.experts is not None and not plan.experts.is_all)
 
 
 def measure_rates(
@@ -72,7 +75,7 @@ def measure_rates(
         if found is None:
             return None
         read = found.best
-    link = given.arrival(machine, tier.kind) if moves_weights(moving.plan, tier) else float("inf")
+    link = given.arrival(machine, tier.kind) if moves_weights(moving.plan) else float("inf")
     if link is None:
         link = _link(loader, moving, tier, machine.device, link_to)
     return Rates(link, PRODUCT_SHARE * read)
@@ -105,7 +108,7 @@ def device_link(link: DeviceLink, device: torch.device) -> float:
 
 
 def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
-    """Return the bytes/s at which threads move groups into slots in RAM."""
+    """Return the bytes/s at which threads move groups, or experts if no group streams, into slots in RAM."""
     if tier.kind == "host":
         copies = scratch_copies(affordable_nbytes(PROBE_NBYTES) // 2) * 2
         return measure_jobs(copies, {}, THREADS).bytes_per_second
@@ -114,6 +117,7 @@ def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
         with torch.inference_mode():
             most = affordable_nbytes(PROBE_NBYTES)
             jobs = scratch_jobs(loader, moving.groups, is_cached=not tier.is_direct, most_nbytes=most)
+            jobs = jobs or scratch_experts(loader, moving.experts, most)
             return measure_jobs(jobs, files, THREADS).bytes_per_second
     finally:
         for source in files.values():
@@ -194,6 +198,20 @@ def scratch_jobs(
         for weight in group.weights:
             conversions = conversions_of(loader, weight.name, weight.packing, views[weight.name], weight.rows)
             jobs += file_jobs(conversions, is_cached)
+    return jobs
+
+
+def scratch_experts(loader: Loader, experts: Mapping[str, ExpertLinear], most_nbytes: int) -> list[FillJob]:
+    """Return jobs that fill scratch memory with the first expert of some layers, as they would fill slots."""
+    jobs: list[FillJob] = []
+    for _, layer in groupby(experts.items(), key=lambda item: item[0].rpartition(".experts.")[0]):
+        if sum(job.nbytes for job in jobs) >= most_nbytes:
+            break
+        matrices = {
+            name: (linear.packing, torch.zeros(linear.weight.shape[1:], dtype=linear.weight.dtype))
+            for name, linear in layer
+        }
+        jobs += file_jobs(expert_conversions(loader, 0, matrices))
     return jobs
 
 

@@ -227,7 +227,7 @@ def _store(loader: Loader, decoder: Decoder, moving: MovingWeights) -> HostStore
     tables = {HEAD} if moving.heads else set()
     if moving.is_gathered and not (loader.is_tied and tables):
         tables.add(EMBEDDING)
-    return fill_store(loader, decoder, moving.groups, [*sorted(tables), *moving.expert_weights])
+    return fill_store(loader, decoder, moving.groups, [*sorted(tables), *moving.experts])
 
 
 def _rows(

@@ -150,7 +150,7 @@ def known_rates(
     on_progress: Progress,
 ) -> tuple[Rates | None, str]:
     """Return the given or measured rates and an empty note, or None and a note that says why there are none."""
-    moves = moves_weights(plan, tier)
+    moves = moves_weights(plan)
     rates, missing = speeds.rates(machine, tier.kind, moves), speeds.missing(machine, tier.kind, moves)
     if rates is not None or not machine.is_here:
         keys = " and ".join(f"task.{name}" for name in missing)

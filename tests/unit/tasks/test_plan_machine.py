@@ -73,6 +73,30 @@ def test_a_machine_without_a_gpu_streams_from_its_disk(run_task: RunTask) -> Non
     assert record["predicted"]["tokens_per_second"] == pytest.approx(3e9 / moved)
 
 
+# Qwen3-30B-A3B: 48 layers of 128 experts, 8 a token. Random experts are mxfp4: 32 weights of three 768 x 2048 take 17.
+EXPERT = 3 * 768 * 2048 * 17 // 32
+MIXTURE = ("task=plan", "model=qwen3_moe", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")
+DISK_ONLY = ("streaming=auto", "streaming.source=disk", "task.ram=16GiB", "task.bandwidth=50GB")
+
+
+def test_experts_that_are_not_hit_take_the_disk_s_time(run_task: RunTask) -> None:
+    cache = f"streaming.expert_cache={6144 // 4 * EXPERT}"  # a quarter of all experts
+    record = run_task(*MIXTURE, *ANYWHERE, *DISK_ONLY, cache, "task.disk=3GB").record
+    assert (record["streaming"]["groups"], record["streaming"]["expert_slots"]) == (0, 6144 // 4)
+    assert record["streaming"]["bytes_per_token"] == 48 * 8 * EXPERT
+    assert record["streaming"]["expert_hit_rate"] == pytest.approx(0.77)
+    fetched = 48 * 8 * EXPERT * 0.23 / 3e9
+    assert record["predicted"]["fetch_seconds"] == pytest.approx(fetched)
+    speed = record["predicted"]["tokens_per_second"]
+    assert 1 / speed == pytest.approx(fetched + record["predicted"]["compute_seconds"])
+
+
+def test_experts_in_files_need_the_disk_s_rate(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
+    record = run_task(*MIXTURE, *ANYWHERE, *DISK_ONLY).record
+    assert record["predicted"]["tokens_per_second"] is None
+    assert "give task.disk" in capsys.readouterr().err
+
+
 def test_without_rates_the_plan_is_made_and_the_speed_left_out(
     run_task: RunTask, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,14 +1,17 @@
 """task=plan counts bytes from shapes and reads no weight."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from chat_folder import TINY
+from gpt_oss_files import save_mxfp4
 from safetensors.torch import load_file
 from task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.streaming import rates
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 
@@ -107,6 +110,29 @@ def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixtur
     assert record["predicted"]["tokens_per_second"] == pytest.approx(2e9 / moved)
     assert record["predicted"]["is_overlapped"] is True
     assert "predicted 0.8" in capsys.readouterr().out  # 2.47 GB at 2 GB/s
+
+
+def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
+    run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[rates.LinkRate] = []
+
+    def noted(*arguments: Any) -> rates.LinkRate:
+        measured.append(measure(*arguments))
+        return measured[-1]
+
+    measure = rates.measure_jobs
+    monkeypatch.setattr(rates, "measure_jobs", noted)
+    save_mxfp4(tmp_path, 1)
+    asked = ("streaming=auto", "streaming.source=disk", "streaming.expert_cache=0", "task.bandwidth=4GB")
+    record = run_task("task=plan", f"model.checkpoint={tmp_path}", *asked).record
+    stored = load_file(tmp_path / "model.safetensors")
+    experts = [tensor for name, tensor in stored.items() if name.endswith(("_blocks", "_scales"))]
+    assert (record["streaming"]["groups"], len(measured)) == (0, 1)
+    assert measured[0].nbytes == sum(tensor[0].nbytes for tensor in experts)
+    moved = record["streaming"]["expected_bytes_per_token"]
+    assert 0 < moved < record["streaming"]["bytes_per_token"]
+    assert record["predicted"]["fetch_seconds"] == pytest.approx(moved / measured[0].bytes_per_second)
 
 
 @pytest.mark.parametrize(
