@@ -37,6 +37,11 @@ def test_hits_of_single_experts_are_those_counted_by_hand(policy: str, hits: int
     assert hit_rate(SINGLES, 3, policy) == hits / 8
 
 
+def test_the_use_of_an_expert_that_is_held_counts_for_lru() -> None:
+    first_again = trace_of(*[(0, [expert]) for expert in (1, 2, 1, 3, 1)])
+    assert hit_rate(first_again, 2, "LRU") == 2 / 5  # first in, first out would evict 1
+
+
 # Three slots, two layers a and b. Evicted at each request (of equals, the one that came first), and what is hit:
 #   request      a1 a2   b1 b2   a1 a3           b1 b2          a1 a2
 #   LRU          -       a1      a2 b1           a1; b2 hit     a3 b2
