@@ -166,10 +166,10 @@ def _grouped_gate_up(
     place, fed = place_of(expert, places), x + token * columns
     gate += place * gate_stride
     up += place * up_stride
-    gates = _rows_times(gate, rows, is_row, fed, is_pair, features, columns, GATE, BLOCK, ROWS, TOKENS)
-    ups = _rows_times(up, rows, is_row, fed, is_pair, features, columns, UP, BLOCK, ROWS, TOKENS)
     of_expert = (expert * features + rows)[:, None]
+    gates = _rows_times(gate, rows, is_row, fed, is_pair, features, columns, GATE, BLOCK, ROWS, TOKENS)
     gates = biased(gates, gate_bias, of_expert, is_row[:, None])
+    ups = _rows_times(up, rows, is_row, fed, is_pair, features, columns, UP, BLOCK, ROWS, TOKENS)
     ups = biased(ups, up_bias, of_expert, is_row[:, None])
     values = gated_sums(gates, ups, limit, alpha, GATING).to(hidden.dtype.element_ty)
     to = hidden + at.to(tl.int64)[None, :] * features + rows[:, None]
