@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 import termios
@@ -71,7 +72,12 @@ def keep(request: dict[str, Any], files: list[int], base_path: list[str]) -> NoR
 
 
 def begin(request: dict[str, Any], standard: list[int], base_path: list[str]) -> None:
-    """Give this process what a new interpreter gets: files, folder, environment, module path and arguments."""
+    """Give this process what a terminal's new interpreter gets: files, folder, environment, arguments, and signals.
+
+    Tests that run in a script's background, or under nohup, ignore Ctrl-C or the loss of a terminal.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number, file in enumerate(standard):
         os.dup2(file, number)
         os.close(file)

@@ -8,7 +8,6 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of proces
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # g++ is not tried with each instruction set of the processor
 
 import gc
-import signal
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
@@ -18,8 +17,6 @@ from pathlib import Path
 import pytest
 import torch
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's background job; its children ignore it, too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():  # Triton asks at its import; what is imported below may import it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

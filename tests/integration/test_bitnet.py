@@ -114,6 +114,7 @@ def test_without_int8_activations_the_logits_are_others(ternary: Ternary, monkey
         assert (engine.logits(model.ids) - model.logits()).abs().mean() > 2 * MEAN_ERROR
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("graph", ["eager", "compiled"])
 @pytest.mark.parametrize("form", ["bitlinear", "autobitlinear", "online"])
 def test_cached_decode_agrees_with_the_full_forward(

@@ -13,6 +13,8 @@ from fallback_models import ALONE, CASES, ISSUE, NEW_TOKENS, FallbackModel, save
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 PADDED_TOLERANCE = 1e-5
 FINAL_NORMS = (
     "model.norm",

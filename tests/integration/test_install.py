@@ -12,6 +12,8 @@ import pytest
 
 from graphcore.compiler import find_own_compiler, find_ziglang, targets_here
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "ggml_blocks.npz"
 # What libggml packed is packed anew and unpacked by the kernels; libggml's own weights are the reference.

@@ -93,6 +93,7 @@ def test_smollm2_answers_a_question(smollm2_gguf: Path) -> None:
     assert answer.finish_reason == "end"
 
 
+@pytest.mark.thorough
 def test_gemma3_goes_on_from_a_text(gemma3_gguf: Path) -> None:
     with load(gemma3_gguf, "bf16") as engine:
         found = engine.generate(["The quick brown fox jumps over the lazy dog. The quick brown fox"], max_new_tokens=6)

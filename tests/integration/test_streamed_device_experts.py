@@ -27,6 +27,8 @@ from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
 from graphcore.weights.packed_weights import PackingPolicy
 
+pytestmark = pytest.mark.thorough
+
 PROMPT, MORE = [3, 14, 15, 9, 26, 5, 35, 8, 9, 79], [32, 38]  # more than eight tokens, then one by one
 SIZES = ("context_length=32", "prefill_chunk=16", "model.num_hidden_layers=2")
 WAYS = {

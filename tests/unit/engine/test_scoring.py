@@ -35,6 +35,7 @@ def test_losses_are_those_of_transformers(
         assert (found - expected[first - 1 :]).abs().max() < TOLERANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_compiled_programs_give_the_same(
     tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], path: str

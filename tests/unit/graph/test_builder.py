@@ -40,6 +40,7 @@ def test_every_prefill_length_gives_eager_s_logits_without_recompiling(compiled:
     assert graphs() == before
 
 
+@pytest.mark.thorough
 def test_decode_across_ring_and_context_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
     """The window is 24 and the context 256: the ring wraps ten times, and the last token fills the cache."""
     eager = builder_of(compiled.decoder.spec, "eager")

@@ -23,6 +23,8 @@ from graphcore.nn.kv_cache import LayerCache
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 
+pytestmark = pytest.mark.thorough
+
 TOKENS, SLOTS = 6, 16
 CLOSE = 2e-5  # float32, numbers of order one; the order of a sum may differ
 

@@ -132,6 +132,7 @@ def test_decode_runs_the_engines_own_greedy_tokens() -> None:
         assert engine.generate([ids], max_new_tokens=5)[0].token_ids[-1] == seen[0]
 
 
+@pytest.mark.thorough
 def test_a_long_depth_makes_the_context_it_needs(run_task: RunTask) -> None:
     record = run_task(LLAMA, *SMALL, "task.depth=5000").record
     assert record["context_length"] == 5006

@@ -16,6 +16,8 @@ from graphcore.kernels.gpu.attention.prefill import tiles_of
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 from graphcore.kernels.gpu.registration import register
 
+pytestmark = pytest.mark.thorough
+
 # float32: a softmax of scores up to 10, then a sum of values up to 4
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
