@@ -124,7 +124,7 @@ def test_a_cache_in_half_precision_costs_less_than_half_precision_everywhere(kv_
     assert 1e-6 < mean < their_mean
 
 
-@pytest.mark.parametrize("graph", ["eager", "compiled"])
+@pytest.mark.parametrize("graph", ["eager", pytest.param("compiled", marks=pytest.mark.thorough)])
 def test_a_gemma_whose_residual_stream_outgrows_float16_stays_right_in_it(
     graph: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_dense_experts_give_transformers_logits(seed: int, dtype: torch.dtype, t
     check(tmp_path, save_dense(tmp_path, seed, dtype), seed)
 
 
+@pytest.mark.thorough
 def test_compiled_mxfp4_blocks_give_transformers_logits(tmp_path: Path) -> None:
     check(tmp_path, save_mxfp4(tmp_path, 4), 4, "compiled")
 

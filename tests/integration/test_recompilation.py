@@ -18,7 +18,7 @@ from graphcore.nn.spec import MoESpec
 NEW_TOKENS = 200  # gemma's ring of 8 wraps 25 times
 FEW_TOKENS = 20
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
-NAMES = ("llama3", "gemma3", "gpt_oss")
+NAMES = ("llama3", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.thorough))
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 

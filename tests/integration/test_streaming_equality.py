@@ -86,12 +86,10 @@ def test_streamed_is_resident_to_the_bit_in_every_combination(
         check(tiny_model(name).folder, resident, combination, dtype)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "graph", "batch_size"),
-    [
-        pytest.param("llama3", "captured", 3, marks=pytest.mark.thorough),
-        ("qwen3", "compiled", 1),
-    ],  # one sequence runs native where several run compiled
+    [("llama3", "captured", 3), ("qwen3", "compiled", 1)],  # one sequence runs native where several run compiled
 )
 def test_streamed_is_resident_to_the_bit_compiled_and_captured(
     tiny_model: Tiny, resident: Resident, name: str, graph: str, batch_size: int

@@ -43,7 +43,7 @@ def tokens_of(engine: Engine, prompts: list[list[int]], count: int, **sampling: 
     return [each.token_ids for each in engine.generate(prompts, count, ignore_eos=True, **sampling)]
 
 
-@pytest.mark.parametrize(("name", "count"), [("qwen3", 256), ("gemma3", 40)])
+@pytest.mark.parametrize(("name", "count"), [pytest.param("qwen3", 256, marks=pytest.mark.thorough), ("gemma3", 40)])
 def test_greedy_tokens_are_those_of_eager_blocks(name: str, count: int, cuda: FakeCuda) -> None:
     expected = tokens_of(engine_of(name), [PROMPT], count)
     engine = captured_engine(name)

@@ -55,6 +55,7 @@ def test_decode_across_ring_and_context_gives_eager_s_logits_without_recompiling
             assert (found - expected).abs().max() < ROUNDING, position
 
 
+@pytest.mark.thorough
 def test_chunks_after_a_start_give_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
     eager = builder_of(compiled.decoder.spec, "eager")
     ids, at = random_ids(2, 90), 0
