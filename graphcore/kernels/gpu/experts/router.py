@@ -44,8 +44,7 @@ def choose_decode_experts(
 
 @torch.library.register_fake("graphcore::gpu_choose_experts")
 def _fake(scores: Tensor, _counts: Tensor | None, top_k: int, _over_all: bool) -> tuple[Tensor, Tensor]:
-    shares = scores.new_empty(scores.shape[0], top_k)
-    return shares.to(torch.int64), shares
+    return _empty_choice(scores, top_k)
 
 
 def route_decode_experts(
