@@ -10,7 +10,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from graphcore.nn.gated_delta import (
+from graphcore.kernels.delta_rule import (
     delta_gates,
     gated_delta_chunks,
     gated_delta_rule,
