@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
 
@@ -43,7 +43,7 @@ def runners_of(engine: Engine, batch: int) -> Runners:
     own = engine.runner.builder
 
     def runner(is_device: bool) -> ProgramRunner:
-        caches = [LayerCache(poisoned(cache.k), poisoned(cache.v)) for cache in own.caches]
+        caches = [KVCache(poisoned(cache.k), poisoned(cache.v)) for cache in own.caches]
         kernels = DeviceBlocks.allocate(caches, own.device) if is_device else None
         sizes = (own.layer_groups, caches, own.context, own.device)
         builder = GraphBuilder(own.decoder, "eager", *sizes, decode_kernels=kernels)

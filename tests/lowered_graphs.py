@@ -37,7 +37,7 @@ from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.library import find_library
-from graphcore.nn.kv_cache import allocate_cache
+from graphcore.nn.layer_cache import allocate_cache
 from graphcore.weights.packed_weights import PackingPolicy
 
 DEVICES = ("cpu", "cuda")

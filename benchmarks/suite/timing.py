@@ -87,7 +87,7 @@ def prefill_flops(engine: Engine, tokens: int) -> float:
     decoder = own(engine).builder.decoder
     blocks = sum(matrix_elements(module) for layer in decoder.layers for module in layer.modules())
     head = sum(matrix_elements(module) for module in decoder.head.modules())
-    shapes = [block.attention for block in decoder.spec.blocks]
+    shapes = decoder.spec.attentions
     attention = sum(4 * (tokens * tokens / 2) * shape.heads * shape.head_dim for shape in shapes)
     return 2.0 * blocks * tokens + 2.0 * head + attention
 

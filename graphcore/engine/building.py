@@ -19,7 +19,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
-from graphcore.nn.kv_cache import LayerCache, allocate_cache
+from graphcore.nn.layer_cache import LayerCache, allocate_cache
 from graphcore.progress import Progress
 from graphcore.streaming.tier import Tier
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
@@ -76,8 +76,8 @@ def _builder(
     caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
     if moving.plan.is_streaming:
         for cache in caches:  # write now, as the system provides memory at the first write
-            cache.k.zero_()
-            cache.v.zero_()
+            for tensor in cache.tensors:
+                tensor.zero_()
     compiled: list[str] = []
 
     def report(name: str) -> None:

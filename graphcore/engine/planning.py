@@ -10,7 +10,7 @@ from graphcore.engine.prepare_model import PreparedModel
 from graphcore.errors import PlanError
 from graphcore.kernels.device_packing import DevicePacking
 from graphcore.nn.decoder import is_movable
-from graphcore.nn.kv_cache import cache_nbytes
+from graphcore.nn.layer_cache import cache_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.streaming.policy_registry import keeps_of

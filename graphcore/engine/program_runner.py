@@ -19,7 +19,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep, Step
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
 from graphcore.streaming.scheduler import run_program
@@ -232,19 +232,18 @@ def common_prefix(cached: Sequence[int], prompt: Sequence[int], caches: Sequence
     """Return how many of the prompt's first tokens need not run again; at least one always runs, for its logits.
 
     A full-attention layer can go back to any earlier position. A ring that has wrapped has lost the keys before its
-    window, so it can only continue after its last token.
+    window, and a recurrent state has no earlier positions, so they can only continue after the last token.
 
     Args:
-        cached: tokens whose keys and values the caches hold.
+        cached: tokens that row 0 of the caches has seen.
         prompt: the new prompt.
-        caches: caches of all layers; a cache with fewer slots than the context is a ring.
+        caches: caches of all layers.
     """
     same = next((at for at, (old, new) in enumerate(zip(cached, prompt, strict=False)) if old != new), None)
     common = min(len(cached), len(prompt)) if same is None else same
     common = min(common, len(prompt) - 1)
-    fewest_slots = min(cache.k.shape[2] for cache in caches)
-    has_wrapped = len(cached) > fewest_slots
-    return common if not has_wrapped or common == len(cached) else 0
+    can_go_back = all(cache.can_go_back(len(cached)) for cache in caches)
+    return common if can_go_back or common == len(cached) else 0
 
 
 def single_blocks(step: Step) -> list[BlocksStep]:

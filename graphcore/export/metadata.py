@@ -157,9 +157,7 @@ def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
 
     llama.cpp has no key for Llama 3's scaling; its files hold a divisor of each frequency.
     """
-    found: dict[RopeSpec, int] = {
-        block.attention.rope: block.attention.head_dim for block in spec.blocks if block.attention.rope is not None
-    }
+    found: dict[RopeSpec, int] = {one.rope: one.head_dim for one in spec.attentions if one.rope is not None}
     for rope, head_dim in found.items():
         match rope.scaling:
             case DivisorScaling(divisors):

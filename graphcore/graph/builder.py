@@ -29,7 +29,7 @@ from graphcore.graph.step import (
 )
 from graphcore.graph.token_choice import Choosing, Drawing, choose_step
 from graphcore.nn.decoder import Decoder, Head
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache
 
 
 @dataclass

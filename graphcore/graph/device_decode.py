@@ -22,7 +22,7 @@ from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
 from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
@@ -42,7 +42,7 @@ class DeviceBlocks:
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
         """Return decode kernels for layers with these caches."""
-        splits = max(cache.k.shape[0] * cache.k.shape[1] for cache in caches)
+        splits = max((one.k.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
         return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
     def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:

@@ -26,7 +26,7 @@ from graphcore.graph.step import (
 )
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.moe import MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
@@ -111,9 +111,11 @@ class KindCompiler:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes)
         cache = self.caches[index].rows(batch)
-        if cache.k.shape[SLOTS] > 1:  # one graph then serves every context_length; a size of 1 is never symbolic
+        if (
+            isinstance(cache, KVCache) and cache.k.shape[SLOTS] > 1
+        ):  # one graph then serves every context_length; a size of 1 is never symbolic
             mark_length(cache.k, cache.v, dim=SLOTS)
-        return state.hidden, rope, state.span, cache.k, cache.v
+        return state.hidden, rope, state.span, *cache.tensors
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
         """Return the function of heads of that many rows, compiled now, for [B, D], or for [B, T, D] with `tokens`."""

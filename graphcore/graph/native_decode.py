@@ -23,7 +23,7 @@ from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
 from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding, Head
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.nn.spec import BlockSpec
@@ -106,7 +106,7 @@ class Recorder:
     Attributes:
         groups: layers of each layer group; group 0 is the embedding, those after the last one are parts of the head.
         heads: parts of the head, each with its rows of the vocabulary.
-        caches: one cache per layer, [1, K, S, E].
+        caches: one cache per layer, for one sequence.
         tables: rope tables, [P, 2, E/2].
         streamed: groups whose weights move. The other groups between two of them become one step.
         fetcher: source of the experts that are not resident; None where all are.
@@ -173,8 +173,8 @@ class Recorder:
         """Append a block; return its choice of experts, if it has any."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         rope = None if rope_index is None else self.tables[rope_index]
-        cache = self.caches[index]
-        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
+        k_cache, v_cache = self.caches[index].tensors
+        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": k_cache, "v_cache": v_cache}
         modules = dict(block.named_modules())
         recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
         answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)

@@ -15,7 +15,7 @@ from torch import Tensor
 from graphcore.graph.state import StepState
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Embedding, Head
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 
@@ -176,7 +176,7 @@ class BlocksStep:
         state = self.state
         for bound in self.blocks:
             rope = None if bound.rope is None else state.ropes[bound.rope]
-            state.hidden = bound.run(bound.block, state.hidden, rope, state.span, bound.cache.k, bound.cache.v)
+            state.hidden = bound.run(bound.block, state.hidden, rope, state.span, *bound.cache.tensors)
 
 
 @dataclass

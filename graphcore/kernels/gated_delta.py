@@ -52,7 +52,8 @@ def delta_heads(
 ) -> Tensor:
     """Run the tokens through a layer's heads, and bring both states up to the last real token.
 
-    A sequence that starts at 0 begins with states of zeros, whatever the buffers hold. Padding never changes a state.
+    A sequence that starts at 0 begins with states of zeros, whatever the buffers hold. Padding never changes a
+    state, and a row without a real token keeps its own.
 
     Args:
         mixed: [B, T, C] compute dtype, the projections q [G, N], k [G, N] and v [H, M] of each token, side by side.
@@ -124,7 +125,7 @@ def plain_delta_heads(
 ) -> Tensor:
     """Implement `delta_heads` in plain torch."""
     sizes = DeltaSizes.of(recurrent, key_heads)
-    is_new = (starts == 0)[:, None, None]
+    is_new = ((starts == 0) & (counts > 0))[:, None, None]
     inputs = convolution.masked_fill(is_new, 0)
     joined, kept = short_convolution(mixed, conv_weight, inputs, conv_bias, counts)  # [B, T, C]
     q, k, v = joined.split((sizes.key_channels, sizes.key_channels, sizes.heads * sizes.value_dim), dim=-1)

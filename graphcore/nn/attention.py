@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from graphcore.kernels.attend import attend
 from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span
@@ -18,7 +19,7 @@ from graphcore.nn.spec import AttentionSpec, Int8Order
 
 
 class Attention(nn.Module):
-    """q, k, v projections, per-head norms, rotation, softmax over the cache, sub-norm, output projection."""
+    """q, k, v projections, per-head norms, rotation, softmax over the cache, sub-norm, gate, output projection."""
 
     sinks: Tensor | None
 
@@ -30,6 +31,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype, int8_order)
+        self.gate_proj = Linear(dim, spec.heads * spec.head_dim, False, dtype, int8_order) if spec.output_gate else None
+        self.gate_activation = ActivationModule("sigmoid") if spec.output_gate else None
         self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
         self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None
         self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
@@ -74,4 +77,6 @@ class Attention(nn.Module):
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)
+        if self.gate_proj is not None and self.gate_activation is not None:
+            joined = self.gate_activation(self.gate_proj(shared)) * joined
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__

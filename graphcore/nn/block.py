@@ -1,6 +1,6 @@
-"""One transformer block: attention and MLP around a residual stream.
+"""One transformer block: attention, or a delta rule, and MLP around a residual stream.
 
-Legend: B batch, T tokens, D model dim, K kv heads, E head dim, S cache slots.
+Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.nn.attention import Attention
+from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
 from graphcore.nn.moe import ExpertLinear, MoE, choose_experts, weighted_sum, without_padding
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
-from graphcore.nn.spec import BlockSpec, MoESpec
+from graphcore.nn.spec import BlockSpec, DeltaSpec, MoESpec
 
 # float32 whatever the compute dtype: rounding the stream to bf16 after every sublayer would lose half of what bf16
 # logits lose in all, and Gemma's stream exceeds 65504, fp16's largest number.
@@ -54,7 +55,10 @@ class Block(nn.Module):
         self.spec, self.dtype = spec, dtype
         self.sandwich = spec.sandwich
         int8_order = spec.int8_activations
-        self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
+        if isinstance(spec.attention, DeltaSpec):
+            self.linear_attn = DeltaNet(spec.attention, spec.dim, dtype)
+        else:
+            self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
         if isinstance(spec.mlp, MoESpec):
             self.mlp: MLP | MoE = MoE(spec.mlp, spec.dim, dtype)
         else:
@@ -72,7 +76,8 @@ class Block(nn.Module):
             x: [B, T, D] float32 residual stream.
             rope: [B, T, 2, E/2] float32, or None.
             span: positions of the tokens in their sequences.
-            k_cache, v_cache: [B, K, S, E]; written in place.
+            k_cache, v_cache: the tensors of the layer's cache (nn/layer_cache.py), which are keys and values unless the
+                block has a delta rule; written in place.
 
         Returns:
             [B, T, D] float32 residual stream.
@@ -89,6 +94,8 @@ class Block(nn.Module):
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
         chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k, self.mlp.shares)
+        if self.mlp.shared_expert is not None:
+            x = x + self.mlp.shared_expert(fed)
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
@@ -105,7 +112,11 @@ class Block(nn.Module):
         return self._add_fed(x, weighted_sum(answers, shares))
 
     def _add_attention(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x, self.dtype), rope, span, k_cache, v_cache)
+        normed = self.input_layernorm(x, self.dtype)
+        if isinstance(self.spec.attention, DeltaSpec):
+            attended = self.linear_attn(normed, span, k_cache, v_cache)
+        else:
+            attended = self.self_attn(normed, rope, span, k_cache, v_cache)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
         return x + attended  # type: ignore[no-any-return]  # Module.__call__

@@ -15,7 +15,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import ModelSpec
+from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 EXPERTS = ".experts."  # part of the name of each weight that every expert has its own of
 
@@ -123,34 +123,36 @@ class Decoder(nn.Module):
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_kernels(self, library: Path | None) -> None:
-        """Make attention run on the C++ kernels of that library; None turns them off.
+        """Make attention and delta rules run on the C++ kernels of that library; None turns them off.
 
         Blocks that round to int8 in float32 do not use them: there a difference in the last bit becomes a whole step of
         a code, and float32 must equal the reference to the bit.
         """
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
-            is_reference = block.dtype is torch.float32 and block.self_attn.q_proj.int8_order is not None
-            block.self_attn.library = "" if library is None or is_reference else str(library)
+            is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
+            mixer = block.linear_attn if isinstance(block.spec.attention, DeltaSpec) else block.self_attn
+            mixer.library = "" if library is None or is_reference else str(library)
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""
-        head_dim = self.spec.blocks[0].attention.head_dim
-        return tuple(rope_table(rope, head_dim, positions).to(device) for rope in self.spec.ropes)
+        widths = {one.rope: one.head_dim for one in self.spec.attentions}
+        return tuple(rope_table(rope, widths[rope], positions).to(device) for rope in self.spec.ropes)
 
     def rope_index(self) -> tuple[int | None, ...]:
         """Return, for each block, the index of its rope table; None where it has no rotation."""
         ropes = self.spec.ropes
-        return tuple(ropes.index(b.attention.rope) if b.attention.rope else None for b in self.spec.blocks)
+        used = (b.attention.rope if isinstance(b.attention, AttentionSpec) else None for b in self.spec.blocks)
+        return tuple(None if rope is None else ropes.index(rope) for rope in used)
 
 
 def is_movable(name: str, tensor: Tensor) -> bool:
     """Return whether a layer group's weight is a matrix that can move with its group.
 
-    Vectors and position tables stay, and experts move one by one.
+    Vectors, short convolutions and position tables stay, and experts move one by one.
     """
     is_matrix = tensor.ndim > 1 or tensor.dtype is torch.uint8
-    return is_matrix and EXPERTS not in name and not name.endswith("positions")
+    return is_matrix and EXPERTS not in name and not name.endswith(("positions", "conv1d.weight"))
 
 
 def movable_nbytes(group: nn.Module) -> int:

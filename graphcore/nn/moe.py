@@ -16,8 +16,9 @@ from graphcore.kernels.experts import Places, experts
 from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import MLP, ActivationModule
 from graphcore.nn.span import Span
-from graphcore.nn.spec import MoESpec, Shares
+from graphcore.nn.spec import MLPSpec, MoESpec, Shares
 
 
 class ExpertLinear(nn.Module):
@@ -78,19 +79,36 @@ class Experts(nn.Module):
         return y.view(*chosen.shape, x.shape[-1])
 
 
+class SharedExpert(nn.Module):
+    """An MLP that each token of a mixture runs through, with a gate of its own: sigmoid(gate x) * MLP(x)."""
+
+    def __init__(self, hidden: int, activation: str, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate = Linear(dim, 1, bias=False, dtype=dtype)
+        self.gate_activation = ActivationModule("sigmoid")
+        self.mlp = MLP(MLPSpec(hidden, activation), dim, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `x` [B, T, D] to [B, T, D]."""
+        return self.gate_activation(self.gate(x)) * self.mlp(x)  # type: ignore[no-any-return]  # Module.__call__
+
+
 class MoE(nn.Module):
-    """A router and its experts."""
+    """A router and its experts, and the shared expert where there is one."""
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.top_k, self.shares = spec.top_k, spec.shares
         self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
+        activation = spec.gating.activation
+        self.shared_expert = SharedExpert(spec.shared_hidden, activation, dim, dtype) if spec.shared_hidden else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
         chosen, shares = choose_experts(self.router(x), self.top_k, self.shares)
-        return weighted_sum(self.experts(x, chosen), shares)
+        answer = weighted_sum(self.experts(x, chosen), shares)
+        return answer if self.shared_expert is None else answer + self.shared_expert(x)
 
 
 def choose_experts(scores: Tensor, top_k: int, shares: Shares = "chosen") -> tuple[Tensor, Tensor]:

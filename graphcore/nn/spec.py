@@ -110,6 +110,8 @@ class AttentionSpec:
         sinks: True if each head has a learned score that its softmax counts without any key (gpt-oss).
         sub_norm: normalisation of the concatenated heads before the output projection (BitNet).
         cap: bound of the scores, cap * tanh(score / cap), before the mask and the softmax (Gemma 2); 0 for none.
+        output_gate: True if the heads are multiplied by the sigmoid of another projection before the output projection
+            (Qwen 3.5).
     """
 
     heads: int
@@ -124,6 +126,37 @@ class AttentionSpec:
     sinks: bool = False
     sub_norm: NormSpec | None = None
     cap: float = 0.0
+    output_gate: bool = False
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """A gated delta rule instead of attention: a recurrent state for each value head, and a short convolution.
+
+    Source: Yang et al. 2024 (Gated Delta Networks), section 3; transformers, modeling_qwen3_next,
+    `Qwen3NextGatedDeltaNet`.
+
+    Attributes:
+        key_heads, value_heads: number of heads of queries and keys, and of values, a multiple of the former.
+        key_dim, value_dim: width of one head of queries and keys, and of values.
+        width: number of tokens that the convolution sees, the current one included.
+        eps: epsilon of the RMSNorm of each head's answer before its gate.
+        tiled: True if value head h has the keys of head h % key_heads (GGUF files of Qwen 3.5); False if it has those
+            of head h // (value_heads / key_heads).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    eps: float
+    tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: the features of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -159,6 +192,8 @@ class MoESpec:
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
         shares: scores that the softmax is over.
+        shared_hidden: hidden features of an MLP that each token also runs through, its answer times the sigmoid of one
+            more product of the token; 0 for none.
     """
 
     experts: int
@@ -168,6 +203,7 @@ class MoESpec:
     bias: bool = False
     router_bias: bool = False
     shares: Shares = "chosen"
+    shared_hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,6 +211,7 @@ class BlockSpec:
     """One transformer block.
 
     Attributes:
+        attention: the half that looks at other tokens: attention, or a delta rule.
         sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
         int8_activations: order of multiplication where each projection rounds its input to int8, one scale per token
             (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
@@ -182,7 +219,7 @@ class BlockSpec:
 
     dim: int
     norm: NormSpec
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaSpec
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
     int8_activations: Int8Order | None = None
@@ -211,6 +248,11 @@ class ModelSpec:
     tied: bool = False
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The specs of the layers that attend, in order."""
+        return tuple(block.attention for block in self.blocks if isinstance(block.attention, AttentionSpec))
+
+    @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The distinct rotations of the model, in order of first use; blocks find theirs by equality."""
-        return tuple(dict.fromkeys(block.attention.rope for block in self.blocks if block.attention.rope))
+        return tuple(dict.fromkeys(one.rope for one in self.attentions if one.rope))

@@ -28,7 +28,7 @@ from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.graph.compile import compile_whole, mark_length
 from graphcore.nn.block import Block
-from graphcore.nn.kv_cache import cache_slots
+from graphcore.nn.layer_cache import cache_slots
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.weights.loader import Loader

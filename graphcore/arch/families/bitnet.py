@@ -12,7 +12,7 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
-from graphcore.nn.spec import BlockSpec, MLPSpec, ModelSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 
 LEAVES = {**GGUF_LEAVES, "self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"}
 
@@ -45,6 +45,7 @@ class BitNet(Architecture):
 
 def _with_sub_norms(block: BlockSpec, norm: NormSpec) -> BlockSpec:
     assert isinstance(block.mlp, MLPSpec), "rotary_spec makes no experts"
+    assert isinstance(block.attention, AttentionSpec), "BitNet attends in every layer"
     return replace(block, attention=replace(block.attention, sub_norm=norm), mlp=replace(block.mlp, sub_norm=norm))
 
 

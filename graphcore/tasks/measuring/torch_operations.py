@@ -20,7 +20,7 @@ from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.attend import attend
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts, MoE, choose_experts
@@ -38,7 +38,7 @@ class TorchOperations:
 
     Attributes:
         state: state of the decode program; its span says which part of the cache is in use.
-        caches: KV caches, one per layer.
+        caches: one cache per layer.
         compiles: True runs each operation compiled.
         cache_dir: folder of compiled code.
     """
@@ -68,7 +68,7 @@ class TorchOperations:
 
     def _block(self, block: nn.Module, cache: LayerCache) -> None:
         """Append the operations of a layer, in the order of a trace of its forward."""
-        traced, width = trace(block), cache.k.shape[3]
+        traced, width = trace(block), cache.tensors[0].shape[3]
         sizes: dict[Call, int] = {}  # number of features of each operation's output
         for node in traced.nodes():
             x = node.args[0] if node.args else None
@@ -91,9 +91,10 @@ class TorchOperations:
                     table = torch.ones(1, 1, 2, width // 2, device=self.device)
                     self._add("rope", f"{x.shape[-2]}x{width}", None, rotate, x, table)
                 case function if function is attend:
+                    assert isinstance(cache, KVCache), "attention has keys and values"
                     self._attend(node, sizes[node] // width, cache)
 
-    def _attend(self, node: Call, heads: int, cache: LayerCache) -> None:
+    def _attend(self, node: Call, heads: int, cache: KVCache) -> None:
         given = inspect.signature(attend).bind(*node.args)
         given.apply_defaults()
         window, scale, sinks, cap = (given.arguments[name] for name in ("window", "scale", "sinks", "cap"))

@@ -29,9 +29,9 @@ from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import cache_slots
+from graphcore.nn.layer_cache import buffers_nbytes
 from graphcore.nn.linear import Linear
-from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec
+from graphcore.nn.spec import BlockSpec, DeltaSpec, ModelSpec, MoESpec
 from graphcore.weights.conversion import CONVERSION_NBYTES, first_row
 from graphcore.weights.layout import layout_of
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
@@ -50,6 +50,7 @@ NODE_NBYTES = 64 << 10  # reported: 33 MB for 500 nodes; forums.developer.nvidia
 LAYER_NODES = 16  # kernels of a layer's decode step, and copies between separately captured layers
 STEP_NODES = 64  # embedding, head, sampling, feed
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
+DELTA_CHUNK = 64  # tokens of a chunk of the delta rule
 PACKED_TOKENS = 8  # the most tokens that are multiplied with a packed matrix
 PROCESSORS = 160  # multiprocessors of the largest devices; each runs two programs of split attention
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
@@ -82,10 +83,11 @@ def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:
 
     The number of programs, splits x B x K, is at most the number that a device runs at once, or B x K if that is more.
     """
-    return max(
+    sums = (
         max(2 * PROCESSORS, batch * one.kv_heads) * (one.heads // one.kv_heads) * (one.head_dim + 2) * 4
-        for one in (block.attention for block in spec.blocks)
+        for one in spec.attentions
     )
+    return max(sums, default=0)
 
 
 def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
@@ -98,13 +100,8 @@ def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
 
 
 def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the KV caches of all layers, in segments of torch's allocator; each cache is two tensors."""
-    sizes = [
-        batch * cache_slots(one, context) * one.kv_heads * one.head_dim * dtype.itemsize
-        for one in (block.attention for block in spec.blocks)
-        for _ in ("k", "v")
-    ]
-    return segments_nbytes(sizes)
+    """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors."""
+    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype))
 
 
 def segments_nbytes(sizes: Sequence[int]) -> int:
@@ -140,7 +137,7 @@ def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtyp
     if is_eager:  # four temporaries of a norm, and an activation; malloc keeps what they free
         residual += 4 * spec.dim * RESIDUAL_DTYPE.itemsize
         block += max(one.mlp.hidden for one in spec.blocks) * dtype.itemsize
-    ropes = len(spec.ropes) * spec.blocks[0].attention.head_dim * ROPE_BYTES * 2
+    ropes = len(spec.ropes) * max((one.head_dim for one in spec.attentions), default=0) * ROPE_BYTES * 2
     logits = 2 * batch * spec.vocab * 4
     return rows * (residual + block + ropes) + logits
 
@@ -148,13 +145,27 @@ def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtyp
 def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
     """Return the activation bytes per token of attention or MLP, whichever is larger."""
     attention = block.attention
-    heads = attention.heads + 2 * attention.kv_heads
-    attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
+    if isinstance(attention, DeltaSpec):
+        attended = _delta_nbytes(attention, itemsize)
+    else:
+        heads = attention.heads + 2 * attention.kv_heads
+        attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
     mlp = block.mlp
     fed = mlp.hidden * (3 * itemsize + 4)
     if isinstance(mlp, MoESpec):  # results of two waves, of both together, and their sum in float32
         fed += block.dim * (3 * mlp.top_k * itemsize + 3 * 4)
     return max(attended, fed) + 2 * block.dim * itemsize
+
+
+def _delta_nbytes(spec: DeltaSpec, itemsize: int) -> int:
+    """Return the activation bytes per token of a delta rule: its inputs, and what its chunks make of them in float32.
+
+    For each value head a chunk has queries, keys and decayed keys, values, new values and answers, and three matrices
+    of a token's relations to the others.
+    """
+    inputs = spec.channels + 2 * spec.value_heads * spec.value_dim
+    of_heads = spec.value_heads * (6 * spec.key_dim + 4 * spec.value_dim + 3 * DELTA_CHUNK)
+    return inputs * (2 * itemsize + 2 * FLOAT32_NBYTES) + of_heads * FLOAT32_NBYTES
 
 
 def loading_nbytes(loader: Loader, decoder: Decoder, is_on_cpu: bool) -> int:

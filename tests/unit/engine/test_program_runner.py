@@ -15,7 +15,7 @@ from graphcore.engine.program_runner import common_prefix
 from graphcore.graph import kinds
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.native_decode import NativeStep
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache
 
 CACHED = [1, 2, 3, 4, 5, 6]
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
@@ -76,8 +76,8 @@ def test_native_programs_choose_the_tokens_that_blocks_choose(
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
 
 
-def caches(*slots: int) -> list[LayerCache]:
-    return [LayerCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2)) for size in slots]
+def caches(*slots: int) -> list[KVCache]:
+    return [KVCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2)) for size in slots]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from graphcore.graph.kernel_obstacles import block_obstacle
 from graphcore.graph.lowering.targets import lower_to_instructions, lower_to_kernels
 from graphcore.graph.state import StepState
 from graphcore.kernels.native_program import NativeProgram
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 
@@ -45,9 +45,9 @@ def block_of(name: str, dtype: torch.dtype = torch.float32) -> ComposedBlock:
     return block
 
 
-def cache_of(block: ComposedBlock, dtype: torch.dtype) -> LayerCache:
+def cache_of(block: ComposedBlock, dtype: torch.dtype) -> KVCache:
     size = (1, block.spec.kv_heads, SLOTS, block.spec.head_dim)
-    return LayerCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype))
+    return KVCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype))
 
 
 def tokens() -> Tensor:

@@ -19,7 +19,7 @@ from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import LayerCache
+from graphcore.nn.layer_cache import KVCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
@@ -47,7 +47,7 @@ def block_of(decoder: Decoder) -> Block:
     return block
 
 
-def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Span, LayerCache]:
+def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Span, KVCache]:
     """Return a token of each of three sequences, and caches that are NaN where nothing was written."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, spec.dim, generator=generator)
@@ -62,10 +62,10 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
         for row, start in enumerate(STARTS):
             cache[row, :, start:] = float("nan")
         caches.append(cache)
-    return x, rope, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), LayerCache(*caches)
+    return x, rope, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), KVCache(*caches)
 
 
-def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor, LayerCache]:
+def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor, KVCache]:
     """Return the stream and the caches after a block."""
     block = block_of(decoder)
     x, rope, span, cache = inputs_of(spec, block.dtype)
@@ -167,7 +167,7 @@ def test_a_matrix_that_no_kernel_reads_is_named() -> None:
     assert isinstance(block.mlp.down_proj, Linear)
     block.mlp.down_proj.pack(StoredPacking("q8_0", DIM, 32), "float")
     assert device_obstacle(decoder, 1) == "layer 0: no GPU kernel multiplies q8_0, the format of mlp.down_proj"
-    cache = LayerCache(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8))
+    cache = KVCache(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8))
     assert DeviceBlocks.allocate([cache], torch.device("cpu")).block_function(block, 1, fetches=False) is None
 
 

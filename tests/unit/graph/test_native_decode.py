@@ -32,7 +32,7 @@ from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.native_program import NativeProgram
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import allocate_cache
+from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,

@@ -9,7 +9,7 @@ from torch import Tensor
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import allocate_cache
+from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
 

@@ -13,7 +13,7 @@ SENTINEL = 777.0  # stands in slots that nothing has written: reading one shows 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one case; slots as nn.kv_cache makes them, unless the window has the whole context's."""
+    """Sizes of one case; slots as nn.layer_cache makes them, unless the window has the whole context's."""
 
     heads: int = 4
     kv_heads: int = 2

@@ -18,11 +18,12 @@ from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.errors import ConfigError
 from graphcore.nn import spec as specs
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.kv_cache import allocate_cache
+from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.span import Span
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
+    DeltaSpec,
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
@@ -44,6 +45,7 @@ LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
 YARN = YarnScaling(8.0, 32, 1.2, beta_fast=2.0, beta_slow=0.5)
 SWIGLU = Gating(CLAMPED_SWIGLU, 0.5, 1.702)
 MOE = MoESpec(4, 2, 24, SWIGLU)
+DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
 
 Change = Callable[[ModelSpec], ModelSpec]
@@ -75,6 +77,10 @@ def mlp(**fields: object) -> Change:
 
 def mixture(**fields: object) -> ModelSpec:
     return block(mlp=replace(MOE, **fields))(MODEL)
+
+
+def delta(**fields: object) -> ModelSpec:
+    return block(attention=replace(DELTA, **fields))(MODEL)
 
 
 def block(**fields: object) -> Change:
@@ -112,6 +118,14 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.output_bias": (MODEL, attention(output_bias=True)(MODEL)),
     "AttentionSpec.sinks": (MODEL, attention(sinks=True)(MODEL)),
     "AttentionSpec.cap": (MODEL, attention(cap=2.0)(MODEL)),
+    "AttentionSpec.output_gate": (MODEL, attention(output_gate=True)(MODEL)),
+    "DeltaSpec.key_heads": (delta(), delta(key_heads=4)),
+    "DeltaSpec.value_heads": (delta(), delta(value_heads=2)),
+    "DeltaSpec.key_dim": (delta(), delta(key_dim=6)),
+    "DeltaSpec.value_dim": (delta(), delta(value_dim=8)),
+    "DeltaSpec.width": (delta(), delta(width=4)),
+    "DeltaSpec.eps": (delta(), delta(eps=1e-2)),
+    "DeltaSpec.tiled": (delta(), delta(tiled=True)),
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),
@@ -119,6 +133,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "MoESpec.bias": (mixture(), mixture(bias=True)),
     "MoESpec.router_bias": (mixture(), mixture(router_bias=True)),
     "MoESpec.shares": (mixture(), mixture(shares="all")),
+    "MoESpec.shared_hidden": (mixture(gating=Gating("silu")), mixture(gating=Gating("silu"), shared_hidden=8)),
     "AttentionSpec.sub_norm": (MODEL, attention(sub_norm=NORM)(MODEL)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
     "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),
@@ -157,7 +172,7 @@ def logits(spec: ModelSpec) -> Tensor:
     caches = allocate_cache(spec, 1, TOKENS, torch.float16, CPU)
     for layer, rope_index, cache in zip(decoder.layers, decoder.rope_index(), caches, strict=True):
         rows = None if rope_index is None else tables[rope_index][span.positions(TOKENS)]
-        x = layer(x, rows, span, cache.k, cache.v)
+        x = layer(x, rows, span, *cache.tensors)
     return decoder.head(x)[0]  # type: ignore[no-any-return]
 
 

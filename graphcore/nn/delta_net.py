@@ -1,0 +1,85 @@
+"""The gated delta rule in place of attention: projections, a short convolution, the rule, a gated norm.
+
+Legend: B batch, T tokens, D model dim, C channels, H value heads, N key dim, M value dim, W width of the convolution.
+
+Everything between the projections is one custom op (kernels/gated_delta.py). It reads from tensors which tokens are
+real, so that no length becomes a shape to compile.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.kernels.gated_delta import delta_heads
+from graphcore.nn.linear import Linear
+from graphcore.nn.span import Span
+from graphcore.nn.spec import DeltaSpec
+
+
+class Factors(nn.Module):
+    """A vector or matrix of float32 factors under the name `weight`."""
+
+    weight: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(shape, dtype=torch.float32))
+
+
+class DeltaNet(nn.Module):
+    """Projections of queries, keys, values and gates, the rule between them, output projection.
+
+    Attributes:
+        rate: [H] float32, -exp(A_log): how fast a head forgets.
+        dt_bias: [H] float32, added to the input of the gate that forgets.
+    """
+
+    rate: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, spec: DeltaSpec, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.library = ""  # file of the C++ kernels; empty where they are not used
+        values = spec.value_heads * spec.value_dim
+        self.in_proj_qkv = Linear(dim, spec.channels, bias=False, dtype=dtype)
+        self.in_proj_z = Linear(dim, values, bias=False, dtype=dtype)
+        self.in_proj_a = Linear(dim, spec.value_heads, bias=False, dtype=dtype)
+        self.in_proj_b = Linear(dim, spec.value_heads, bias=False, dtype=dtype)
+        self.conv1d = Factors(spec.channels, spec.width)
+        self.register_buffer("rate", torch.zeros(spec.value_heads, dtype=torch.float32))
+        self.register_buffer("dt_bias", torch.zeros(spec.value_heads, dtype=torch.float32))
+        self.norm = Factors(spec.value_dim)
+        self.out_proj = Linear(values, dim, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor, span: Span, recurrent: Tensor, convolution: Tensor) -> Tensor:
+        """Bring the state forward by the span's tokens, and read it after each.
+
+        Args:
+            x: [B, T, D] compute dtype.
+            span: positions of the tokens in their sequences.
+            recurrent: [B, H, N, M] float32; written in place.
+            convolution: [B, C, W - 1] float32; written in place.
+
+        Returns:
+            [B, T, D] compute dtype.
+        """
+        answers = delta_heads(
+            self.in_proj_qkv(x),
+            self.in_proj_z(x),
+            self.in_proj_a(x),
+            self.in_proj_b(x),
+            self.conv1d.weight,
+            None,
+            self.rate,
+            self.dt_bias,
+            self.norm.weight,
+            convolution,
+            recurrent,
+            span.starts,
+            span.counts,
+            self.spec.key_heads,
+            self.spec.eps,
+            self.spec.tiled,
+            self.library,
+        )
+        return self.out_proj(answers)  # type: ignore[no-any-return]  # Module.__call__

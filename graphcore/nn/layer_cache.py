@@ -1,0 +1,141 @@
+"""The memory that a layer keeps of each sequence: static buffers, allocated once, of one kind for each kind of layer.
+
+Legend: B batch, K kv heads, S slots, E head dim, H value heads, C channels and W width of the convolution.
+
+    attention    KVCache      keys and values          [B, K, S, E] each, in the cache dtype
+    delta rule   DeltaCache   recurrent state          [B, H, Ek, Ev] float32
+                              last inputs              [B, C, W - 1] float32, of the convolution
+
+A full-attention layer has a slot for each position of the context. A sliding-window layer has a ring of `window` slots:
+position p is in slot p mod S, and a new key overwrites the oldest one, which has just left the window. A recurrent
+state has no positions: padding leaves it as it is, and a sequence goes on only after its last token.
+
+A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
+
+STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up over a sequence's tokens
+Snapshot = tuple[Tensor, ...]
+"""A copy of all that the layers keep of one sequence."""
+
+
+class LayerCache(ABC):
+    """The interface of a layer's buffers."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The buffers in the order in which a block takes them, each with the sequences first."""
+
+    @abstractmethod
+    def can_go_back(self, tokens: int) -> bool:
+        """Return whether a sequence of so many tokens can be continued after any of them, not only after the last."""
+
+    def rows(self, batch: int) -> Self:
+        """Return the buffers of the first `batch` sequences, sharing memory."""
+        return type(self)(*(tensor[:batch] for tensor in self.tensors))
+
+
+@dataclass(frozen=True)
+class KVCache(LayerCache):
+    """The keys and values of an attention layer, [B, K, S, E] each, in the cache dtype."""
+
+    k: Tensor
+    v: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+        return self.k, self.v
+
+    def can_go_back(self, tokens: int) -> bool:
+        """Return whether no key of so many tokens was overwritten: a ring that has wrapped can only go on."""
+        return tokens <= self.k.shape[2]
+
+
+@dataclass(frozen=True)
+class DeltaCache(LayerCache):
+    """The state of a delta layer.
+
+    Attributes:
+        recurrent: [B, H, Ek, Ev] float32.
+        convolution: [B, C, W - 1] float32, the last inputs of the convolution, oldest first.
+    """
+
+    recurrent: Tensor
+    convolution: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Recurrent state and inputs of the convolution."""
+        return self.recurrent, self.convolution
+
+    def can_go_back(self, tokens: int) -> bool:
+        """Return False, as earlier states are overwritten, unless there is no token yet."""
+        return tokens == 0
+
+
+def cache_slots(spec: AttentionSpec, context: int) -> int:
+    """Return how many positions an attention layer caches for a context of that many tokens."""
+    return min(spec.window, context) if spec.window else context
+
+
+def buffer_shapes(spec: AttentionSpec | DeltaSpec, context: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of a layer's two buffers for one sequence."""
+    if isinstance(spec, DeltaSpec):
+        return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
+    keys = (spec.kv_heads, cache_slots(spec, context), spec.head_dim)
+    return keys, keys
+
+
+def buffers_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the bytes of each buffer of all layers; `dtype` is that of keys and values."""
+    return tuple(
+        batch * prod(shape) * _dtype_of(block.attention, dtype).itemsize
+        for block in spec.blocks
+        for shape in buffer_shapes(block.attention, context)
+    )
+
+
+def cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the buffers of all layers; `dtype` is that of keys and values."""
+    return sum(buffers_nbytes(spec, batch, context, dtype))
+
+
+def allocate_cache(
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[LayerCache, ...]:
+    """Return zeroed buffers for every layer; `dtype` is that of keys and values."""
+
+    def empty(layer: AttentionSpec | DeltaSpec) -> LayerCache:
+        shapes, kind = buffer_shapes(layer, context), _dtype_of(layer, dtype)
+        buffers = [torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes]
+        return DeltaCache(*buffers) if isinstance(layer, DeltaSpec) else KVCache(*buffers)
+
+    return tuple(empty(block.attention) for block in spec.blocks)
+
+
+def snapshot(caches: Sequence[LayerCache], row: int) -> Snapshot:
+    """Return a copy of all that the layers keep of the sequence in a row."""
+    return tuple(tensor[row].clone() for cache in caches for tensor in cache.tensors)
+
+
+def restore(caches: Sequence[LayerCache], row: int, kept: Snapshot) -> None:
+    """Put a sequence back as it was when the snapshot was taken, into any row."""
+    places = [tensor[row] for cache in caches for tensor in cache.tensors]
+    for place, tensor in zip(places, kept, strict=True):
+        place.copy_(tensor)
+
+
+def _dtype_of(spec: AttentionSpec | DeltaSpec, dtype: torch.dtype) -> torch.dtype:
+    return STATE_DTYPE if isinstance(spec, DeltaSpec) else dtype

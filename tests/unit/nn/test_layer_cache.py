@@ -1,0 +1,80 @@
+"""Sizes of the static buffers of a layer, and copies of what they hold of a sequence."""
+
+import pytest
+import torch
+
+from graphcore.nn.layer_cache import allocate_cache, cache_nbytes, cache_slots, restore, snapshot
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
+
+NORM = NormSpec("rms", 1e-6)
+FULL = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=1.0)
+DELTA = DeltaSpec(key_heads=2, value_heads=6, key_dim=4, value_dim=5, width=4, eps=1e-6)
+SLIDING = AttentionSpec(heads=4, kv_heads=1, head_dim=16, scale=1.0, window=10)
+
+
+def model(*attentions: AttentionSpec | DeltaSpec) -> ModelSpec:
+    blocks = tuple(BlockSpec(32, NORM, attention, MLPSpec(64, "silu")) for attention in attentions)
+    return ModelSpec(32, 100, blocks, NORM, context=1000)
+
+
+@pytest.mark.parametrize(("context", "full", "sliding"), [(64, 64, 10), (10, 10, 10), (6, 6, 6)])
+def test_a_sliding_layer_keeps_its_window_and_never_more_than_the_context(
+    context: int, full: int, sliding: int
+) -> None:
+    assert cache_slots(FULL, context) == full
+    assert cache_slots(SLIDING, context) == sliding
+
+
+def test_each_layer_has_zeroed_buffers_of_its_own_shape() -> None:
+    caches = allocate_cache(model(FULL, SLIDING), 3, 64, torch.bfloat16, torch.device("cpu"))
+    assert [cache.k.shape for cache in caches] == [(3, 2, 64, 8), (3, 1, 10, 16)]
+    assert [cache.v.shape for cache in caches] == [(3, 2, 64, 8), (3, 1, 10, 16)]
+    tensors = [tensor for cache in caches for tensor in (cache.k, cache.v)]
+    assert all(tensor.dtype == torch.bfloat16 and not tensor.any() for tensor in tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 4
+
+
+def test_planned_bytes_are_the_allocated_bytes() -> None:
+    spec = model(FULL, SLIDING, DELTA, SLIDING)
+    caches = allocate_cache(spec, 3, 64, torch.float16, torch.device("cpu"))
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors)
+    attention = 2 * 3 * (2 * 64 * 8 + 2 * 10 * 16) * 2
+    delta = 3 * (6 * 4 * 5 + (2 * 2 * 4 + 6 * 5) * 3) * 4
+    assert cache_nbytes(spec, 3, 64, torch.float16) == allocated == attention + delta
+
+
+def test_rows_share_memory_with_the_whole() -> None:
+    (cache,) = allocate_cache(model(FULL), 3, 8, torch.float32, torch.device("cpu"))
+    cache.rows(2).k[1].fill_(7.0)
+    assert cache.rows(2).k.shape == (2, 2, 8, 8)
+    assert (cache.k[1] == 7.0).all()
+    assert not cache.k[2].any()
+
+
+def test_a_delta_layer_keeps_its_state_in_float32_whatever_the_context() -> None:
+    (cache,) = allocate_cache(model(DELTA), 3, 64, torch.float16, torch.device("cpu"))
+    assert [tensor.shape for tensor in cache.tensors] == [(3, 6, 4, 5), (3, 46, 3)]
+    assert {tensor.dtype for tensor in cache.tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize(("spec", "expected"), [(FULL, True), (SLIDING, False), (DELTA, False)])
+def test_only_what_was_not_overwritten_can_be_gone_back_to(spec: AttentionSpec | DeltaSpec, expected: bool) -> None:
+    (cache,) = allocate_cache(model(spec), 1, 64, torch.float32, torch.device("cpu"))
+    assert cache.can_go_back(0)
+    assert cache.can_go_back(11) == expected
+
+
+def test_a_snapshot_is_put_back_into_any_row_and_leaves_the_others() -> None:
+    caches = allocate_cache(model(FULL, DELTA, SLIDING), 3, 16, torch.float32, torch.device("cpu"))
+    tensors = [tensor for cache in caches for tensor in cache.tensors]
+    for tensor in tensors:
+        tensor.normal_()
+    before = [tensor.clone() for tensor in tensors]
+    kept = snapshot(caches, 1)
+    for tensor in tensors:
+        tensor[1] = 0
+    restore(caches, 2, kept)
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[2], old[1])
+        assert torch.equal(tensor[0], old[0])
+        assert not tensor[1].any()
