@@ -6,10 +6,13 @@ Legend: B batch, T tokens, C channels, W width of the convolution, G key heads, 
     convolution, SiLU -> unit q, k -> delta rule (decay and beta of a, b) -> RMSNorm * weight * SiLU(z)
 
 `plain_delta_heads` is the plain definition of what is computed (kernels/delta_rule.py has its parts): it reads no
-length back. Faster kernels register themselves.
+length back. The CPU runs the C++ kernels (native/delta.h) where there is a library; a GPU's kernels register
+themselves.
 """
 
-from dataclasses import dataclass
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from graphcore.kernels.delta_rule import (
     spread_heads,
     unit_heads,
 )
+from graphcore.kernels.instructions import MOST_TAPS, Convolve
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
+from graphcore.kernels.library import open_library
 
 torch.library.define(
     "graphcore::delta_heads",
@@ -84,59 +90,97 @@ def _delta_heads_fake(_mixed: Tensor, z: Tensor, *_: object) -> Tensor:
     return torch.empty_like(z, memory_format=torch.contiguous_format)
 
 
-@dataclass(frozen=True)
-class DeltaSizes:
-    """Sizes of a layer, as its tensors have them."""
+class DeltaParts(NamedTuple):
+    """Arguments of `delta_heads`, which describes them."""
 
+    mixed: Tensor
+    z: Tensor
+    a: Tensor
+    b: Tensor
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    rate: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor
+    convolution: Tensor
+    recurrent: Tensor
+    starts: Tensor
+    counts: Tensor
     key_heads: int
-    heads: int
-    key_dim: int
-    value_dim: int
-
-    @staticmethod
-    def of(recurrent: Tensor, key_heads: int) -> "DeltaSizes":
-        """Return the sizes of a layer with this state [B, H, N, M]."""
-        return DeltaSizes(key_heads, *recurrent.shape[1:])
+    eps: float
+    tiled: bool = False
+    library: str = ""
 
     @property
-    def key_channels(self) -> int:
-        """Channels of q, and as many of k: G N."""
-        return self.key_heads * self.key_dim
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors, in order."""
+        return self[:13]
 
 
-def plain_delta_heads(
-    mixed: Tensor,
-    z: Tensor,
-    a: Tensor,
-    b: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor | None,
-    rate: Tensor,
-    dt_bias: Tensor,
-    norm_weight: Tensor,
-    convolution: Tensor,
-    recurrent: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    key_heads: int,
-    eps: float,
-    tiled: bool = False,
-    library: str = "",  # noqa: ARG001  # the op has one signature for all devices
-) -> Tensor:
-    """Implement `delta_heads` in plain torch."""
-    sizes = DeltaSizes.of(recurrent, key_heads)
-    is_new = ((starts == 0) & (counts > 0))[:, None, None]
-    inputs = convolution.masked_fill(is_new, 0)
-    joined, kept = short_convolution(mixed, conv_weight, inputs, conv_bias, counts)  # [B, T, C]
-    q, k, v = joined.split((sizes.key_channels, sizes.key_channels, sizes.heads * sizes.value_dim), dim=-1)
-    q, k = (spread_heads(unit_heads(x.unflatten(2, (key_heads, -1))), sizes.heads, tiled) for x in (q, k))
-    decay, beta = delta_gates(a, b, rate, dt_bias, counts)
-    v, state = v.unflatten(2, (sizes.heads, -1)), recurrent.masked_fill(is_new[..., None], 0)
-    out, state = gated_delta_rule(q * sizes.key_dim**-0.5, k, v, decay, beta, state)
-    convolution.copy_(kept)
-    recurrent.copy_(state)
-    return gated_norm(out, z.unflatten(2, (sizes.heads, -1)), norm_weight, eps).flatten(2).to(mixed.dtype)
+def plain_delta_heads(*arguments: Any, **named: Any) -> Tensor:
+    """Implement `delta_heads` in plain torch; the arguments are the fields of `DeltaParts`."""
+    parts = DeltaParts(*arguments, **named)
+    _, heads, key_dim, value_dim = parts.recurrent.shape
+    is_new = ((parts.starts == 0) & (parts.counts > 0))[:, None, None]
+    inputs = parts.convolution.masked_fill(is_new, 0)
+    joined, kept = short_convolution(parts.mixed, parts.conv_weight, inputs, parts.conv_bias, parts.counts)  # [B, T, C]
+    keys = parts.key_heads * key_dim
+    q, k, v = torch.split(joined, [keys, keys, heads * value_dim], dim=-1)
+    q, k = (spread_heads(unit_heads(x.view(*x.shape[:2], -1, key_dim)), heads, parts.tiled) for x in (q, k))
+    decay, beta = delta_gates(parts.a, parts.b, parts.rate, parts.dt_bias, parts.counts)
+    state = parts.recurrent.masked_fill(is_new[..., None], 0)
+    v = v.view(*v.shape[:2], heads, value_dim)
+    out, state = gated_delta_rule(q * key_dim**-0.5, k, v, decay, beta, state)
+    parts.convolution.copy_(kept)
+    parts.recurrent.copy_(state)
+    return gated_norm(out, parts.z.view_as(out), parts.norm_weight, parts.eps).flatten(2).to(parts.mixed.dtype)
 
 
-# Not as a decorator: torch's would leave None under the function's name.
+def delta_heads_on_cpu(*arguments: Any, **named: Any) -> Tensor:
+    """Run `delta_heads` in C++ if there is a library, else in plain torch."""
+    parts = DeltaParts(*arguments, **named)
+    if not parts.library or parts.conv_weight.shape[1] > MOST_TAPS:
+        return plain_delta_heads(*parts)
+    inputs = {name: getattr(parts, name).contiguous() for name in ("mixed", "z", "a", "b")}
+    parts = parts._replace(**inputs)
+    out = torch.empty_like(parts.z)
+    native = delta_arguments(Convolve, parts, None, out, _address)
+    open_library(parts.library).graphcore_delta_heads(torch.get_num_threads(), ctypes.byref(native))
+    return out
+
+
+def delta_arguments(
+    kind: type[Convolve],
+    parts: DeltaParts,
+    joined: Tensor | None,
+    out: Tensor,
+    address: Callable[[Tensor | None], int | None],
+) -> Convolve:
+    """Return the layer as an instruction of the C++ kernels.
+
+    Args:
+        kind: type of the instruction.
+        joined: room for the convolution's answers; None if the kernels bring their own.
+        out: tensor that the answer is written to.
+        address: function that returns a tensor's address, None for None.
+    """
+    arguments = kind(*map(address, parts.tensors), address(joined), address(out))
+    arguments.sequences, arguments.tokens, _ = parts.mixed.shape
+    arguments.width, arguments.key_heads = parts.conv_weight.shape[1], parts.key_heads
+    _, arguments.heads, arguments.key_dim, arguments.value_dim = parts.recurrent.shape
+    arguments.format = DTYPE_NUMBERS[parts.mixed.dtype]
+    arguments.state_format = DTYPE_NUMBERS[parts.convolution.dtype]
+    arguments.tiled, arguments.eps = parts.tiled, parts.eps
+    return arguments
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), f"strides {tensor.stride()}, the kernels read one run"
+    return tensor.data_ptr()
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::delta_heads", "CPU", delta_heads_on_cpu)
 torch.library.impl("graphcore::delta_heads", "CompositeExplicitAutograd", plain_delta_heads)

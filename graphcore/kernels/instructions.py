@@ -8,6 +8,7 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 STORES = {"put": 0, "add": 1, "gated": 2}
 ELEMENTS = {"gate": 0, "add": 1, "cap": 2}
 NORM_KINDS = {"rms": 1, "layer": 2}
+MOST_TAPS = 8  # largest width of a short convolution
 CHOICE_PARTS = 64  # parts that the vocabulary is divided into
 
 
@@ -169,6 +170,46 @@ class Elementwise(ctypes.Structure):
         ("size", INT),
         ("factor", FLOAT),
     )
+
+
+class Convolve(ctypes.Structure):
+    """The short convolution of a Gated DeltaNet layer; the same fields serve its delta rule (`DeltaRule`)."""
+
+    KIND = 10
+    _fields_ = (
+        ("mixed", POINTER),
+        ("z", POINTER),
+        ("a", POINTER),
+        ("b", POINTER),
+        ("conv_weight", POINTER),
+        ("conv_bias", POINTER),
+        ("rate", POINTER),
+        ("dt_bias", POINTER),
+        ("norm_weight", POINTER),
+        ("convolution", POINTER),
+        ("recurrent", POINTER),
+        ("starts", POINTER),
+        ("counts", POINTER),
+        ("joined", POINTER),
+        ("out", POINTER),
+        ("sequences", INT),
+        ("tokens", INT),
+        ("width", INT),
+        ("key_heads", INT),
+        ("heads", INT),
+        ("key_dim", INT),
+        ("value_dim", INT),
+        ("format", INT),
+        ("state_format", INT),
+        ("tiled", INT),
+        ("eps", FLOAT),
+    )
+
+
+class DeltaRule(Convolve):
+    """The delta rule and the gated norm of the layer that `Convolve` has convolved."""
+
+    KIND = 11
 
 
 class Instruction(ctypes.Structure):

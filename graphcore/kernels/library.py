@@ -157,6 +157,8 @@ def open_library(path: str) -> ctypes.CDLL:
         "attend_chunk": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),
+        "delta_heads": (None, [number, pointer]),
+        "delta_floats": (size, [number, number]),
         "activations_nbytes": (size, [number, number]),
     }
     for name, (result, arguments) in signatures.items():

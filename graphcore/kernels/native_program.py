@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.instructions import NORM_KINDS, STORES, Instruction, Norm, Project
+from graphcore.kernels.gated_delta import DeltaParts, delta_arguments
+from graphcore.kernels.instructions import NORM_KINDS, STORES, Convolve, DeltaRule, Instruction, Norm, Project
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, KernelPacking
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packing import Packing
@@ -149,6 +150,24 @@ def append_project(
         arguments.outs[index] = program.address(out)
     program.needs(columns=matrices[0][0].columns)
     program.add(arguments, x)
+
+
+def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
+    """Append a Gated DeltaNet layer's heads for one token; return their answer [H M].
+
+    Args:
+        parts: the layer's projections [1, 1, ...] float32, weights and states, and the token's position and count.
+    """
+    joined, out = program.buffer(parts.mixed.numel()), program.buffer(parts.z.numel())
+
+    def address(tensor: Tensor | None) -> int | None:
+        return None if tensor is None else program.address(tensor, tensor.dtype)
+
+    _, _, key_dim, value_dim = parts.recurrent.shape
+    program.needs(row_floats=open_library(program.library).graphcore_delta_floats(key_dim, value_dim))
+    program.add(delta_arguments(Convolve, parts, joined, out, address))
+    program.add(delta_arguments(DeltaRule, parts, joined, out, address))
+    return out
 
 
 def seconds_late(library: str) -> float:

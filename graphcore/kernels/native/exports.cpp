@@ -1,7 +1,7 @@
 // The functions that Python calls with ctypes. They take pointers and sizes.
 #include <memory>
 
-#include "chunk.h"
+#include "delta.h"
 
 using namespace graphcore;
 
@@ -229,6 +229,17 @@ void graphcore_attend_chunk(int threads, const Chunk* chunk) {
     carry_out(threads, job);
 }
 
+// Runs many tokens through the heads of a Gated DeltaNet layer; `joined` need not be set.
+void graphcore_delta_heads(int threads, const Delta* delta) {
+    Delta a = *delta;
+    const auto joined = scratch(size_t(a.sequences) * slab_tokens(a) * delta_channels(a) * 4);
+    a.joined = (float*)joined.get();
+    const size_t floats = delta_floats(a.key_dim, a.value_dim);
+    const auto work = scratch(threads * floats * 4);
+    DeltaJob job(a, (float*)work.get(), floats);
+    carry_out(threads, job);
+}
+
 // Runs a list of instructions once.
 void graphcore_run(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
     Step job(threads, instructions, count, memory, thread_nbytes, row_nbytes);
@@ -254,5 +265,8 @@ uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
 
 // Returns how many floats of each thread's row attention over that many slots takes.
 size_t graphcore_attend_floats(int head_dim, int slots) { return attend_floats(head_dim, slots); }
+
+// Returns how many floats of each thread's row the delta rule takes.
+size_t graphcore_delta_floats(int key_dim, int value_dim) { return delta_floats(key_dim, value_dim); }
 
 }  // extern "C"

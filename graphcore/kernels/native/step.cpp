@@ -1,7 +1,7 @@
 // Carries out the instructions of a decode step.
 #include "step.h"
 
-#include "attend.h"
+#include "delta.h"
 
 namespace graphcore {
 namespace {
@@ -235,6 +235,8 @@ Deal deal_of(const Instruction& instruction, int threads) {
         case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * ((const ExpertsUp*)a)->used, threads);
         case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
         case Kind::ELEMENTWISE: return Deal::even(units_of(*(const Elementwise*)a), threads);
+        case Kind::CONVOLVE: return Deal::even(convolve_units(*(const Delta*)a), threads);
+        case Kind::DELTA_RULE: return Deal::even(rule_units(*(const Delta*)a), threads);
         default: return {};
     }
 }
@@ -264,6 +266,8 @@ void run_units(const Instruction& instruction, Range units, Scratch& scratch) {
         case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, units, scratch);
         case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, units, scratch);
         case Kind::ELEMENTWISE: return run_elementwise(*(const Elementwise*)a, units);
+        case Kind::CONVOLVE: return run_convolve(*(const Delta*)a, 0, units);
+        case Kind::DELTA_RULE: return run_rule(*(const Delta*)a, 0, units, scratch.row);
     }
 }
 

@@ -14,7 +14,7 @@ namespace graphcore {
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2 };
 
 struct Norm {
@@ -134,6 +134,22 @@ struct Elementwise {
     float factor;
 };
 
+// A Gated DeltaNet layer between its projections, for any number of tokens. CONVOLVE fills `joined`, and DELTA_RULE reads it
+// (delta.h). Both states are updated in place; a sequence that starts at 0 begins with zeros.
+struct Delta {
+    const uint8_t *mixed, *z, *a, *b;           // [sequences, tokens, channels | heads * value_dim | heads | heads] of format
+    const float *conv_weight, *conv_bias;       // [channels, width], and [channels] or null
+    const float *rate, *dt_bias, *norm_weight;  // [heads] twice, [value_dim]
+    uint8_t* convolution;                       // [sequences, channels, width - 1] of state_format
+    float* recurrent;                           // [sequences, heads, key_dim, value_dim]
+    const int64_t *starts, *counts;             // [sequences]: position of the first token, number of real tokens
+    float* joined;                              // [sequences, at most 64 tokens, channels]
+    uint8_t* out;                               // [sequences, tokens, heads * value_dim] of format
+    int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
+    int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
+    float eps;
+};
+
 struct Instruction {
     Kind kind;
     const void* arguments;
@@ -142,7 +158,7 @@ struct Instruction {
 // The memory of one thread.
 struct Scratch {
     Activations activations;
-    float* row;  // room for the longest row, and for what attention takes (attend_floats)
+    float* row;  // room for the longest row, and for what attention and the delta rule take (attend_floats, delta_floats)
 };
 
 // Returns the units of an instruction that threads can do in parallel.

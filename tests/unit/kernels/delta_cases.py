@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import delta_heads
+from graphcore.kernels.gated_delta import DeltaParts, delta_heads
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,13 @@ class DeltaCase:
     counts: Tensor
     eps: float = 1e-6
 
+    def parts(self, library: str = "") -> DeltaParts:
+        tensors = (getattr(self, name) for name in DeltaParts._fields[:13])
+        return DeltaParts(*tensors, self.shape.key_heads, self.eps, self.shape.tiled, library)
+
     def run(self, library: str = "") -> Tensor:
         """Run the op; both states change in place."""
-        weights = (self.conv_weight, self.conv_bias, self.rate, self.dt_bias, self.norm_weight)
-        states = (self.convolution, self.recurrent, self.starts, self.counts)
-        how = (self.shape.key_heads, self.eps, self.shape.tiled, library)
-        return delta_heads(self.mixed, self.z, self.a, self.b, *weights, *states, *how)
+        return delta_heads(*self.parts(library))
 
     def to(self, device: str) -> "DeltaCase":
         """Return the case on a device."""
