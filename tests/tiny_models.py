@@ -75,6 +75,27 @@ QWEN3_MOE = {
     "tie_word_embeddings": False,
     **NO_TOKENS,
 }
+QWEN3_NEXT = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+QWEN3_5 = {name: size for name, size in QWEN3_NEXT.items() if "expert" not in name and name != "norm_topk_prob"}
+QWEN3_5_MOE = {name: size for name, size in QWEN3_NEXT.items() if name not in ("norm_topk_prob", "intermediate_size")}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -172,6 +193,45 @@ def qwen3_moe(**changes: object) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def remembering(model: nn.Module) -> nn.Module:
+    """Return the model with delta rules that forget half of their state in about three tokens.
+
+    As transformers initialises them most heads forget all in one. What such a head reads is a single product of query
+    and key, which is often close to 0, and its norm then magnifies rounding: transformers' own float32 logits are off
+    by 2e-4.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.fill_(-2.0)
+    return model
+
+
+def qwen3_next(**changes: object) -> nn.Module:
+    """Return a Qwen 3 Next model; `changes` are of QWEN3_NEXT."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    model = remembering(Qwen3NextForCausalLM(Qwen3NextConfig(**{**QWEN3_NEXT, **changes})))
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def qwen3_5(**changes: object) -> nn.Module:
+    """Return a dense Qwen 3.5 model; `changes` are of QWEN3_5."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    return remembering(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**QWEN3_5, **changes})))
+
+
+def qwen3_5_moe(**changes: object) -> nn.Module:
+    """Return a Qwen 3.5 mixture of experts; `changes` are of QWEN3_5_MOE."""
+    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+
+    model = remembering(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**QWEN3_5_MOE, **changes})))
+    model.set_experts_implementation("eager")
+    return model
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -191,6 +251,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "gpt2": _gpt2,
     "gpt_oss": gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
     "qwen3_moe": qwen3_moe,  # experts in every layer, q and k norms
+    "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
+    "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
+    "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -202,11 +265,26 @@ ARCHITECTURES = (  # one of each
     "gpt2",
     "gpt_oss",
     "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
     "bitnet",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
 AT_BOTH_WIDTHS = ("llama3", "gemma3", "gpt_oss")
+
+
+DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+TOLERANCE = 2e-5
+# transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
+# their size.
+TOLERANCE_WITH_DELTA_RULES = 1e-4
+
+
+def tolerance_of(name: str) -> float:
+    """Return the largest difference between two float32 logits of a family's model that rounding explains."""
+    return TOLERANCE_WITH_DELTA_RULES if name in DELTA_RULES else TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ The decoder's names are Hugging Face's without "model.", so most entries of a we
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
@@ -40,6 +40,7 @@ class Architecture(ABC):
         nested_in: multimodal model type whose text_config describes a model of this type; None if there is none.
         hf_prefixes: possible prefixes of the decoder's names in safetensors, the likeliest first.
         ignored: substrings of the names of stored tensors that text generation does not use.
+        unused: names of parts of a model that are left out with a note, by substring of their tensors' names.
     """
 
     defaults: ClassDefaults
@@ -48,6 +49,7 @@ class Architecture(ABC):
     nested_in: str | None = None
     hf_prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    unused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -89,7 +91,11 @@ class Architecture(ABC):
         """
         return config
 
-    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
+    def as_gguf(self, config: ModelConfig) -> ModelConfig:
+        """Return the config as a reader of a packed file gets it; by default the same."""
+        return config
+
+    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
         return {}
 

@@ -20,7 +20,7 @@ from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.registry import GGUF_ARCHITECTURES
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
-REQUIRED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
 END_TOKENS = ("eos", "eot", "eom")  # end of sequence, of turn, of message: each of them ends generation
 
 
@@ -46,10 +46,13 @@ def config_from_gguf(
     """
     architecture, keys = _architecture(Fields(metadata, source))
     refuse_unknown_gguf_mathematics(keys)
-    keys.check_required((*REQUIRED, _eps_key(keys)))
-    hidden_size, num_layers = keys.required_size("embedding_length"), keys.required_size("block_count")
-    if num_layers > MOST_LAYERS:
-        raise keys.fields.wrong(keys.name("block_count"), num_layers, f"at most {MOST_LAYERS}")
+    width_key = _width_key(keys)
+    keys.check_required((*REQUIRED, width_key, _eps_key(keys)))
+    hidden_size, predicting = keys.required_size("embedding_length"), keys.size("nextn_predict_layers") or 0
+    num_layers = keys.required_size("block_count") - predicting
+    if not 0 < num_layers <= MOST_LAYERS:
+        wanted = f"above nextn_predict_layers ({predicting}) and at most {MOST_LAYERS}"
+        raise keys.fields.wrong(keys.name("block_count"), keys.required_size("block_count"), wanted)
     attention = _attention(keys, tensor_shapes, hidden_size, num_layers)
     eps = keys.fields.positive(keys.name(_eps_key(keys)))
     assert eps is not None, "the epsilon was checked to be there"
@@ -58,8 +61,9 @@ def config_from_gguf(
     config = ModelConfig(
         model_type=keys.defaults.model_type,
         hidden_size=hidden_size,
-        intermediate_size=keys.required_size("feed_forward_length"),
+        intermediate_size=keys.required_size(width_key),
         num_hidden_layers=num_layers,
+        num_predicting_layers=predicting,
         vocab_size=_vocab_size(keys, tensor_shapes),
         max_position_embeddings=keys.required_size("context_length"),
         attention=attention,
@@ -87,6 +91,13 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
         )
     architecture = GGUF_ARCHITECTURES[name]
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
+
+
+def _width_key(keys: GGUFKeys) -> str:
+    """Return the key of the MLP's width; files in which all layers have experts may have only the experts' width."""
+    stated, of_experts = "feed_forward_length", "expert_feed_forward_length"
+    has_experts = keys.defaults.experts is not None and keys.fields.raw.get(keys.name(of_experts)) is not None
+    return of_experts if has_experts and keys.fields.raw.get(keys.name(stated)) in (None, 0) else stated
 
 
 def _eps_key(keys: GGUFKeys) -> str:
@@ -133,9 +144,12 @@ def _attention(
 
 
 def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse heads that are partly rotated, have values of another width, or do not match the query weight's shape."""
-    source = keys.fields.source
-    for key in ("rope.dimension_count", "attention.value_length"):
+    """Refuse heads that are partly rotated, have values of another width, or do not match the query weight's shape.
+
+    Model types that rotate a part of a head have its width in the file, and their query weight also holds gates.
+    """
+    source, is_partial = keys.fields.source, keys.defaults.partial_rotary_factor is not None
+    for key in ("attention.value_length",) if is_partial else ("rope.dimension_count", "attention.value_length"):
         width = keys.size(key)
         if width is not None and width != head_dim:
             raise UnsupportedError(
@@ -143,7 +157,7 @@ def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str,
             )
     query = shapes.get("blk.0.attn_q.weight")
     # Without a rotation (GPT-2) there is no such tensor, and the family's own check refuses it by its name.
-    if keys.defaults.has_rope and query is not None and query[0] != heads * head_dim:
+    if keys.defaults.has_rope and not is_partial and query is not None and query[0] != heads * head_dim:
         raise CheckpointError(
             f"{source}: blk.0.attn_q.weight has {query[0]} rows, {heads} heads of {head_dim} "
             f"need {heads * head_dim}; metadata and weights are of different models, or heads are rotated in part, "
@@ -158,7 +172,18 @@ def _rope(keys: GGUFKeys, head_dim: int, rope_freqs: Sequence[float] | None) -> 
         scaling=_rope_scaling(keys),
         local_theta=local if keys.defaults.rope_local_base_freq else None,
         freq_divisors=None if rope_freqs is None else _divisors(rope_freqs, head_dim, keys.fields.source),
+        width=_rotated_width(keys, head_dim),
     )
+
+
+def _rotated_width(keys: GGUFKeys, head_dim: int) -> int | None:
+    """Return the number of features of a head that rotate; None for all."""
+    if keys.defaults.partial_rotary_factor is None:
+        return None
+    width = keys.size("rope.dimension_count") or int(head_dim * keys.defaults.partial_rotary_factor)
+    if width % 2 or width > head_dim:
+        raise keys.fields.wrong(keys.name("rope.dimension_count"), width, f"even and at most the head dim {head_dim}")
+    return None if width == head_dim else width
 
 
 def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
@@ -235,4 +260,8 @@ def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
         return replace(config, intermediate_size=width, experts=experts)
     keys.check_required(("expert_feed_forward_length",))
     width = keys.required_size("expert_feed_forward_length")
-    return replace(config, experts=replace(experts, moe_intermediate_size=width))
+    shared = keys.size("expert_shared_feed_forward_length") or width
+    if experts.shared_expert_intermediate_size is None:
+        return replace(config, experts=replace(experts, moe_intermediate_size=width))
+    experts = replace(experts, moe_intermediate_size=width, shared_expert_intermediate_size=shared)
+    return replace(config, experts=experts)

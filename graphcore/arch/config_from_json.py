@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, read_pattern, read_window
-from graphcore.arch.config.model_config import AttentionConfig, ExpertsConfig, ModelConfig, read_head_dim
+from graphcore.arch.config.model_config import AttentionConfig, DeltaConfig, ExpertsConfig, ModelConfig, read_head_dim
 from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
 from graphcore.arch.config.rope_parameters import read_rope
 from graphcore.arch.config.ternary_scaling import BITNET_METHOD, read_ternary_scaling
@@ -64,6 +64,7 @@ def parse_model_config(
     settings = Fields(generation or {}, f"generation_config.json beside {source}")
     starts, ends = (_token_ids(name, fields, settings, defaults) for name in ("bos_token_id", "eos_token_id"))
     tie, dtype = fields.flag("tie_word_embeddings"), fields.text("dtype", "torch_dtype")
+    attention = _attention(fields, defaults, hidden_size, num_layers, source)
     eps = fields.positive("rms_norm_eps" if defaults.has_rope else "layer_norm_epsilon")
     return ModelConfig(
         model_type=defaults.model_type,
@@ -72,8 +73,9 @@ def parse_model_config(
         num_hidden_layers=num_layers,
         vocab_size=fields.size("vocab_size") or defaults.vocab_size,
         max_position_embeddings=fields.size("max_position_embeddings") or defaults.max_position_embeddings,
-        attention=_attention(fields, defaults, hidden_size, num_layers, source),
-        rope=read_rope(fields, defaults) if defaults.has_rope else None,
+        attention=attention,
+        rope=read_rope(fields, defaults, attention.head_dim) if defaults.has_rope else None,
+        delta=_delta(fields, defaults, source),
         experts=_experts(fields, defaults, num_layers, source),
         norm_eps=eps or defaults.norm_eps,
         hidden_act=known_activation(fields.text("hidden_act") or defaults.hidden_act, fields.source),
@@ -230,13 +232,29 @@ def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: s
         experts = replace(experts, swiglu_limit=limit or usual.swiglu_limit, swiglu_alpha=alpha or usual.swiglu_alpha)
     else:
         normalises = fields.flag("norm_topk_prob")
+        shared = fields.size("shared_expert_intermediate_size") or usual.shared_expert_intermediate_size
         experts = replace(
             experts,
+            shared_expert_intermediate_size=shared if usual.shared_expert_intermediate_size else None,
             moe_intermediate_size=fields.size("moe_intermediate_size") or usual.moe_intermediate_size,
             norm_topk_prob=usual.norm_topk_prob if normalises is None else normalises,
             mlp_only_layers=_mlp_only_layers(fields, num_layers),
         )
     return experts.check(source)
+
+
+def _delta(fields: Fields, defaults: ClassDefaults, source: str) -> DeltaConfig | None:
+    usual = defaults.delta
+    if usual is None:
+        return None
+    found = DeltaConfig(
+        linear_num_key_heads=fields.size("linear_num_key_heads") or usual.linear_num_key_heads,
+        linear_num_value_heads=fields.size("linear_num_value_heads") or usual.linear_num_value_heads,
+        linear_key_head_dim=fields.size("linear_key_head_dim") or usual.linear_key_head_dim,
+        linear_value_head_dim=fields.size("linear_value_head_dim") or usual.linear_value_head_dim,
+        linear_conv_kernel_dim=fields.size("linear_conv_kernel_dim") or usual.linear_conv_kernel_dim,
+    )
+    return found.check(source)
 
 
 def _mlp_only_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:

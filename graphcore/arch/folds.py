@@ -65,6 +65,89 @@ class PickRows(Fold):
 
 
 @dataclass(frozen=True)
+class PickParts(Fold):
+    """A choice of the same rows of each of several groups of rows: part by part, and group by group within a part.
+
+    Qwen stores a query and its gate side by side for each head, and q, k, v and z for each key head.
+
+    Attributes:
+        groups: number of groups; the tensor's rows divide into them evenly.
+        parts: first row and end of each part, within a group.
+    """
+
+    works_packed = True
+
+    groups: int
+    parts: tuple[tuple[int, int], ...]
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the chosen rows, or elements of a bias."""
+        grouped = tensor.reshape(self.groups, tensor.shape[0] // self.groups, *tensor.shape[1:])
+        return torch.cat([grouped[:, begin:end].flatten(0, 1) for begin, end in self.parts])
+
+
+@dataclass(frozen=True)
+class GroupHeads(Fold):
+    """The inverse of llama.cpp's order of value heads: from tiled to grouped by key head.
+
+    tiled    v0 of k0, v0 of k1, ..., v1 of k0, v1 of k1, ...
+    grouped  v0 of k0, v1 of k0, ..., v0 of k1, v1 of k1, ...
+
+    Attributes:
+        key_heads, per_key: number of key heads, and of value heads of each.
+        width: rows, or columns, of one value head.
+        first: first row of the value heads; those before it stay.
+        of_columns: True for the columns of a matrix instead of its rows.
+    """
+
+    key_heads: int
+    per_key: int
+    width: int
+    first: int = 0
+    of_columns: bool = False
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with value heads grouped by key head."""
+        return self._moved(tensor, "(v k w)", "(k v w)")
+
+    def undo(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with value heads tiled."""
+        return self._moved(tensor, "(k v w)", "(v k w)")
+
+    def _moved(self, tensor: Tensor, before: str, after: str) -> Tensor:
+        pattern = f"r {before} -> r {after}" if self.of_columns else f"{before} ... -> {after} ..."
+        moved = rearrange(tensor[self.first :], pattern, k=self.key_heads, v=self.per_key, w=self.width)
+        return torch.cat((tensor[: self.first], moved)) if self.first else moved
+
+
+@dataclass(frozen=True)
+class NegatedExp(Fold):
+    """The change of A_log to -exp(A_log) in float32, the form in which GGUF files store it."""
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return -exp(tensor), float32."""
+        return -tensor.float().exp()
+
+
+@dataclass(frozen=True)
+class WithoutChannelAxis(Fold):
+    """The change of a depthwise convolution's weight from [C, 1, W] to [C, W]."""
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the weight without its axis of size 1, as a view."""
+        return tensor.squeeze(1)
+
+
+@dataclass(frozen=True)
+class AsOneRow(Fold):
+    """The change of a vector [C] to a matrix of one row, [1, C]."""
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the matrix, as a view."""
+        return tensor.reshape(1, -1)
+
+
+@dataclass(frozen=True)
 class SplitPairs(Fold):
     """The inverse of llama.cpp's row order for q and k: from interleaved rotary pairs back to halves.
 

@@ -45,14 +45,14 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
 def rope_of(rope: RopeParameters) -> RopeSpec:
     """Return the spec of the rotary embedding of a model's full-attention layers."""
     if rope.freq_divisors is not None:
-        return RopeSpec(rope.theta, DivisorScaling(rope.freq_divisors))
+        return RopeSpec(rope.theta, DivisorScaling(rope.freq_divisors), rope.width)
     scaling = rope.scaling
     if scaling is None:
-        return RopeSpec(rope.theta)
+        return RopeSpec(rope.theta, width=rope.width)
     if scaling["rope_type"] == "linear":
-        return RopeSpec(rope.theta, LinearScaling(float(scaling["factor"])))
+        return RopeSpec(rope.theta, LinearScaling(float(scaling["factor"])), rope.width)
     if scaling["rope_type"] == "yarn":
-        return RopeSpec(rope.theta, _yarn_of(scaling))
+        return RopeSpec(rope.theta, _yarn_of(scaling), rope.width)
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
     bands = Llama3Scaling(
         factor=float(scaling["factor"]),
@@ -60,7 +60,7 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
         high_freq_factor=float(scaling["high_freq_factor"]),
         original_context=int(scaling["original_max_position_embeddings"]),
     )
-    return RopeSpec(rope.theta, bands)
+    return RopeSpec(rope.theta, bands, rope.width)
 
 
 def _yarn_of(scaling: RopeScaling) -> YarnScaling:

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
-from graphcore.arch.folds import Fold, PickRows, SplitPairs
+from graphcore.arch.folds import AsOneRow, Fold, GroupHeads, PickParts, PickRows, SplitPairs
 from graphcore.errors import UnsupportedError
 
 
@@ -42,6 +42,8 @@ def gguf_members(names: Sequence[str], source_of: Callable[[str], TensorSource])
 
 def gguf_shape(members: Sequence[Member], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of a GGUF tensor, given the shapes of the decoder's weights."""
+    if any(isinstance(fold, AsOneRow) for fold in members[0].folds):
+        return (shapes[members[0].name][1],)
     rows = sum(shapes[member.name][0] for member in members)
     return (rows, *shapes[members[0].name][1:])
 
@@ -55,6 +57,8 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
     Raises:
         UnsupportedError: a fold cannot be undone.
     """
+    if len(members) > 1 and all(isinstance(one, PickParts) for member in members for one in member.folds):
+        return _regrouped(members, weight_of)
     parts = []
     for member in members:
         part = weight_of(member.name)
@@ -64,10 +68,26 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _regrouped(members: Sequence[Member], weight_of: Callable[[str], Tensor]) -> Tensor:
+    """Return the tensor of which each member holds some parts of each group of rows."""
+    pieces: dict[int, Tensor] = {}  # [groups, rows of the part, ...] by the part's first row
+    for member in members:
+        (fold,) = member.folds
+        assert isinstance(fold, PickParts), "checked by the caller"
+        sizes = [fold.groups * (end - begin) for begin, end in fold.parts]
+        for (begin, _), rows in zip(fold.parts, weight_of(member.name).split(sizes), strict=True):  # type: ignore[no-untyped-call]
+            pieces[begin] = rows.reshape(fold.groups, -1, *rows.shape[1:])
+    return torch.cat([pieces[begin] for begin in sorted(pieces)], dim=1).flatten(0, 1)
+
+
 def _undo(fold: Fold, tensor: Tensor, tensor_name: str) -> Tensor:
     match fold:
         case PickRows():
             return tensor  # its rows are where the order of the members puts them
         case SplitPairs(heads):
             return rearrange(tensor, "(h j i) ... -> (h i j) ...", h=heads, j=2)
+        case GroupHeads():
+            return fold.undo(tensor)
+        case AsOneRow():
+            return tensor.flatten()
     raise UnsupportedError(f"{tensor_name}: {type(fold).__name__} has no way back into GGUF's form")

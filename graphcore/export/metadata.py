@@ -188,7 +188,9 @@ def _check_says_the_same(
     divisors = rope_divisors(architecture.spec(config))
     stored = {key: _as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
     read = architecture.spec(config_from_gguf(stored, shapes, divisors, source))
-    wanted = architecture.spec(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
+    wanted = architecture.spec(
+        architecture.as_gguf(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
+    )
     if read == wanted:
         return
     parts = [field.name for field in fields(ModelSpec) if getattr(read, field.name) != getattr(wanted, field.name)]

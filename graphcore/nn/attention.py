@@ -27,11 +27,12 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.library = ""  # file of the C++ kernels; empty where they are not used
-        self.q_proj = Linear(dim, spec.heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        width = spec.heads * spec.head_dim
+        self.q_proj = Linear(dim, width, spec.qkv_bias, dtype, int8_order)
         self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
-        self.o_proj = Linear(spec.heads * spec.head_dim, dim, spec.output_bias, dtype, int8_order)
-        self.gate_proj = Linear(dim, spec.heads * spec.head_dim, False, dtype, int8_order) if spec.output_gate else None
+        self.o_proj = Linear(width, dim, spec.output_bias, dtype, int8_order)
+        self.gate_proj = Linear(dim, width, spec.qkv_bias, dtype, int8_order) if spec.output_gate else None
         self.gate_activation = ActivationModule("sigmoid") if spec.output_gate else None
         self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
         self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None

@@ -94,8 +94,9 @@ class Block(nn.Module):
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
         chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k, self.mlp.shares)
-        if self.mlp.shared_expert is not None:
-            x = x + self.mlp.shared_expert(fed)
+        shared = self.mlp.shared(fed)
+        if shared is not None:
+            x = x + shared
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:

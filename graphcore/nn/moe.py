@@ -79,36 +79,32 @@ class Experts(nn.Module):
         return y.view(*chosen.shape, x.shape[-1])
 
 
-class SharedExpert(nn.Module):
-    """An MLP that each token of a mixture runs through, with a gate of its own: sigmoid(gate x) * MLP(x)."""
-
-    def __init__(self, hidden: int, activation: str, dim: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gate = Linear(dim, 1, bias=False, dtype=dtype)
-        self.gate_activation = ActivationModule("sigmoid")
-        self.mlp = MLP(MLPSpec(hidden, activation), dim, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `x` [B, T, D] to [B, T, D]."""
-        return self.gate_activation(self.gate(x)) * self.mlp(x)  # type: ignore[no-any-return]  # Module.__call__
-
-
 class MoE(nn.Module):
     """A router and its experts, and the shared expert where there is one."""
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.top_k, self.shares = spec.top_k, spec.shares
+        self.top_k, self.shares, has_shared = spec.top_k, spec.shares, spec.shared_hidden > 0
         self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
-        activation = spec.gating.activation
-        self.shared_expert = SharedExpert(spec.shared_hidden, activation, dim, dtype) if spec.shared_hidden else None
+        self.shared_expert = (
+            MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
+        )
+        self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared else None
+        self.gate_activation = ActivationModule("sigmoid") if has_shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
         chosen, shares = choose_experts(self.router(x), self.top_k, self.shares)
         answer = weighted_sum(self.experts(x, chosen), shares)
-        return answer if self.shared_expert is None else answer + self.shared_expert(x)
+        shared = self.shared(x)
+        return answer if shared is None else answer + shared
+
+    def shared(self, x: Tensor) -> Tensor | None:
+        """Return the shared expert's answer, [B, T, D], or None where there is none."""
+        if self.shared_expert is None or self.shared_expert_gate is None or self.gate_activation is None:
+            return None
+        return self.gate_activation(self.shared_expert_gate(x)) * self.shared_expert(x)  # type: ignore[no-any-return]
 
 
 def choose_experts(scores: Tensor, top_k: int, shares: Shares = "chosen") -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
     matrices and experts                     as asked; where a row is no multiple of the block, `narrower`
     the head, and an embedding it is tied to q6_k; q8_0 for q8_0 and mxfp4; dense types as asked
     an embedding of its own                  as asked; q4_k for ternary formats, which suit no table
-    norms, biases, routers, positions        never packed
+    norms, biases, routers, positions,       never packed
+    short convolutions, shared experts' gates
     rows that are no multiple of 32          never packed
 
 These are the rules of llama.cpp's plain file types (Q4_0, Q8_0, Q4_K_S without its bonus layers, ...), so a file packed
@@ -22,7 +23,13 @@ STORED = "stored"
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 TABLE_OF_TERNARY = "q4_k"  # format of an embedding where matrices are ternary
-NEVER_PACKED = ("norm.", "router.", "positions")  # parts of the names of weights that stay as stored
+NEVER_PACKED = (
+    "norm.",
+    "router.",
+    "positions",
+    "conv1d.",
+    "shared_expert_gate.",
+)  # parts of the names of weights that stay as stored
 
 
 def choose_format(name: str, shape: Sequence[int], asked: str, is_tied: bool) -> str | None:

@@ -50,7 +50,7 @@ def match_weights(
             f"{checkpoint.source}: Missing required tensor: {_listed(missing)}; the file is incomplete or is no "
             f"{config.model_type} model"
         )
-    left_out = range(config.num_hidden_layers, stored_layers)
+    left_out = range(config.num_hidden_layers, stored_layers + config.num_predicting_layers)
     _refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()}, left_out)
     for name, source in sources.items():
         _check_shape(checkpoint, source, name, shapes[name])
@@ -97,7 +97,7 @@ def _refuse_unexpected(
     architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str], left_out: range
 ) -> None:
     """Refuse stored tensors that no weight uses: without them (a norm, a bias, an adapter) results would be wrong."""
-    ignored = (*architecture.ignored, *GGUF_IGNORED)
+    ignored = (*architecture.ignored, *architecture.unused, *GGUF_IGNORED)
     unused = [
         name
         for name in checkpoint.tensors.keys() - set(used)
@@ -109,6 +109,21 @@ def _refuse_unexpected(
             f"{checkpoint.source}: unexpected tensor {_listed(unexpected)}, which a {config.model_type} model does not "
             "have; the file is of another architecture or has adapters that must be merged first"
         )
+
+
+def note_on_unused(
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, stored_layers: int
+) -> str | None:
+    """Return a note about parts of a checkpoint that text generation leaves out, or None if there are none."""
+    found = dict.fromkeys(architecture.unused.values(), 0)
+    predicting = range(stored_layers, stored_layers + config.num_predicting_layers)
+    for name in checkpoint.tensors:
+        for substring, part in architecture.unused.items():
+            found[part] += substring in name
+        if _is_of_layers(name, predicting):
+            found["multi-token prediction"] += 1
+    parts = [f"{part} ({count} tensors)" for part, count in found.items() if count]
+    return f"left out of the checkpoint: {' and '.join(parts)}" if parts else None
 
 
 def _is_tied_head(name: str, config: ModelConfig) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from graphcore.arch.config.model_config import ExpertsConfig
+from graphcore.arch.config.model_config import DeltaConfig, ExpertsConfig
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
+DELTA_LAYER_TYPES = ("linear_attention", "full_attention")  # of model types with a gated delta rule
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -25,23 +26,29 @@ class ClassDefaults:
         sliding_window: default window in tokens.
         window_rule: rule for the sliding layers if layer_types is absent: none; every layer; every layer if
             use_sliding_window is set ("every_opt_in"); with "opt_in" only those from max_window_layers on; or all
-            except each sliding_window_pattern-th.
+            except each sliding_window_pattern-th. With "delta" no layer slides, and all except each
+            full_attention_interval-th have a delta rule.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; always on q, k and v; or always everywhere.
         norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
         has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
         sliding_window_pattern: default distance between full-attention layers, for "pattern".
+        full_attention_interval: default distance between layers that attend, for "delta".
+        delta: default sizes of layers with a delta rule; None for model types without them.
+        partial_rotary_factor: default share of a head's features that rotate; None for model types that rotate all.
         attention_bias: default of the flag attention_bias.
         rope_scaling: default scaling; None for none.
         yarn_truncate: default of YaRN's truncate, which rounds the ramp to whole pairs.
         quant_methods: supported values of quantization_config.quant_method.
         own_names: names of a field in this type's files, tried before the usual name.
+        own_neutral: values that change nothing for this type, by field of config.json, for fields that mean something
+            else in other types or that only this type has; None for a field that is computed.
         required: fields that a flat config.json must have.
     """
 
     model_type: str
-    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern"]
+    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "delta"]
     bias_rule: Literal["none", "flags", "attention_flag", "qkv", "everywhere"]
     vocab_size: int
     hidden_size: int
@@ -63,12 +70,16 @@ class ClassDefaults:
     max_window_layers: int = 0
     query_pre_attn_scalar: float | None = None
     sliding_window_pattern: int = 6
+    full_attention_interval: int = 4
+    delta: DeltaConfig | None = None
+    partial_rotary_factor: float | None = None
     attention_bias: bool = False
     rope_scaling: Mapping[str, str | float] | None = None
     yarn_truncate: bool = True
     experts: ExpertsConfig | None = None
     quant_methods: tuple[str, ...] = ()
     own_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own_neutral: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
     required: tuple[str, ...] = SIZES
 
     def token_ids(self, name: str) -> tuple[int, ...]:

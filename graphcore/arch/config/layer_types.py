@@ -5,16 +5,18 @@
     qwen, opt-in:        F F ... F s s s                  (from max_window_layers on, if use_sliding_window)
     mistral:             s s s ...                        (all, unless sliding_window is null)
     qwen mixtures:       s s s ...                        (all, if use_sliding_window)
+    qwen 3.5:            d d d F d d d F ...              (every 4th attends, the rest have a delta rule)
 
 Source: transformers 5.23, the `__post_init__` of each configuration and MistralModel.forward.
 """
 
-from graphcore.arch.config.class_defaults import LAYER_TYPES, ClassDefaults
+from graphcore.arch.config.class_defaults import DELTA_LAYER_TYPES, LAYER_TYPES, ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
 UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers are alike
+WITHOUT_WINDOW = ("none", "delta")  # rules by which no layer slides
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
 
@@ -24,7 +26,7 @@ def read_window(fields: Fields, defaults: ClassDefaults) -> int | None:
     Raises:
         CheckpointError: the window is not a positive integer, or use_sliding_window is not a boolean.
     """
-    if defaults.window_rule == "none" or fields.is_null("sliding_window"):
+    if defaults.window_rule in WITHOUT_WINDOW or fields.is_null("sliding_window"):
         return None
     if defaults.window_rule in OPT_IN and not fields.flag("use_sliding_window"):
         return None
@@ -43,7 +45,7 @@ def read_pattern(fields: Fields, defaults: ClassDefaults) -> int | None:
 
 
 def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -> tuple[str, ...] | None:
-    """Return "sliding_attention" or "full_attention" for each layer; None if all layers have full attention.
+    """Return the attention type of each layer; None if all layers have full attention.
 
     Raises:
         CheckpointError: the list has the wrong length, or has sliding layers without a window.
@@ -54,8 +56,8 @@ def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -
     layer_types = explicit if explicit is not None else _by_rule(fields, defaults, num_layers, window)
     if layer_types is None:
         return None
-    _check_names(fields, layer_types, num_layers)
-    if window is None and "sliding_attention" in layer_types and defaults.window_rule != "none":
+    _check_names(fields, defaults, layer_types, num_layers)
+    if window is None and "sliding_attention" in layer_types and defaults.window_rule not in WITHOUT_WINDOW:
         raise CheckpointError(
             f"{fields.source}: layer_types has sliding_attention, but there is no sliding_window; give one"
         )
@@ -67,9 +69,9 @@ def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -
     return layer_types
 
 
-def layer_types_of_pattern(num_layers: int, pattern: int) -> tuple[str, ...]:
-    """Return layer types with full attention in every `pattern`-th layer, counted from one, and sliding elsewhere."""
-    return tuple("sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))
+def layer_types_of_pattern(num_layers: int, pattern: int, other: str = "sliding_attention") -> tuple[str, ...]:
+    """Return layer types with full attention in every `pattern`-th layer, counted from one, and `other` elsewhere."""
+    return tuple(other if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))
 
 
 def _uniform(num_layers: int, window: int | None) -> tuple[str, ...]:
@@ -77,6 +79,9 @@ def _uniform(num_layers: int, window: int | None) -> tuple[str, ...]:
 
 
 def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: int | None) -> tuple[str, ...] | None:
+    if defaults.window_rule == "delta":
+        interval = fields.size("full_attention_interval") or defaults.full_attention_interval
+        return layer_types_of_pattern(num_layers, interval, "linear_attention")
     pattern = read_pattern(fields, defaults)
     if pattern is not None:
         return layer_types_of_pattern(num_layers, pattern)
@@ -94,12 +99,12 @@ def _max_window_layers(fields: Fields, defaults: ClassDefaults) -> int:
     return fields.size("max_window_layers") or defaults.max_window_layers
 
 
-def _check_names(fields: Fields, layer_types: tuple[str, ...], num_layers: int) -> None:
-    unknown = sorted(set(layer_types) - set(LAYER_TYPES))
+def _check_names(fields: Fields, defaults: ClassDefaults, layer_types: tuple[str, ...], num_layers: int) -> None:
+    known = LAYER_TYPES if defaults.delta is None else DELTA_LAYER_TYPES
+    unknown = sorted(set(layer_types) - set(known))
     if unknown:
         raise UnsupportedError(
-            f"{fields.source}: layer_types has {quoted(unknown[0])}, which is not supported; "
-            f"known: {', '.join(LAYER_TYPES)}"
+            f"{fields.source}: layer_types has {quoted(unknown[0])}, which is not supported; known: {', '.join(known)}"
         )
     if len(layer_types) != num_layers:
         raise CheckpointError(

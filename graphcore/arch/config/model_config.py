@@ -20,7 +20,8 @@ class AttentionConfig:
         query_pre_attn_scalar: number whose square root divides attention scores; None for head_dim.
         sliding_window: number of tokens that a sliding layer attends to, including the query.
         sliding_window_pattern: distance between full-attention layers; layer_types already reflects it.
-        layer_types: "sliding_attention" or "full_attention" for each layer; None if there is no choice by layer.
+        layer_types: "sliding_attention", "full_attention" or "linear_attention" for each layer; None if there is no
+            choice by layer.
     """
 
     num_attention_heads: int
@@ -35,6 +36,36 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class DeltaConfig:
+    """The sizes of layers with a gated delta rule ("linear_attention"), with the names of Hugging Face's config.json.
+
+    Attributes:
+        linear_conv_kernel_dim: number of tokens that the short convolution sees.
+        is_tiled: True if value heads are in the order of llama.cpp's files, those of one key head not side by side.
+    """
+
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    is_tiled: bool = False
+
+    def check(self, source: str) -> "DeltaConfig":
+        """Return self after a check for consistency.
+
+        Raises:
+            CheckpointError: the value heads are no multiple of the key heads.
+        """
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise CheckpointError(
+                f"{source}: linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
+                f"linear_num_key_heads {self.linear_num_key_heads}; correct one of them"
+            )
+        return self
+
+
+@dataclass(frozen=True)
 class RopeParameters:
     """The parameters of a model's rotary tables.
 
@@ -44,12 +75,14 @@ class RopeParameters:
             `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow, attention_factor and truncate.
         local_theta: base for sliding layers, which is never scaled (Gemma 3); None if all layers share one base.
         freq_divisors: [head_dim / 2] divisors of the frequencies, instead of a scaling (GGUF's rope_freqs).
+        width: number of features of a head that rotate, from the first on; None for all.
     """
 
     theta: float
     scaling: RopeScaling | None = None
     local_theta: float | None = None
     freq_divisors: tuple[float, ...] | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,8 @@ class ExpertsConfig:
         moe_intermediate_size: hidden width of one expert; None for model types whose experts have intermediate_size.
         norm_topk_prob: True if the shares of a token's experts sum to one; False if those of all experts do.
         mlp_only_layers: indices of the layers that have an MLP instead of experts.
+        shared_expert_intermediate_size: hidden width of the MLP that each token also runs through; None for model types
+            without one.
     """
 
     num_local_experts: int
@@ -71,6 +106,7 @@ class ExpertsConfig:
     moe_intermediate_size: int | None = None
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
+    shared_expert_intermediate_size: int | None = None
 
     def check(self, source: str) -> "ExpertsConfig":
         """Return self after a check for consistency.
@@ -95,6 +131,7 @@ class ModelConfig:
         intermediate_size: hidden width of the MLP; also of one expert, unless `experts` has its width.
         max_position_embeddings: longest context in tokens.
         rope: rotary parameters; None if positions are learned.
+        delta: sizes of the layers with a gated delta rule; None if each layer attends.
         experts: settings of the experts; None if each layer has an MLP.
         norm_eps: epsilon of the model type's norm, RMSNorm or LayerNorm.
         hidden_act: activation, one of `ACTIVATIONS`.
@@ -103,6 +140,7 @@ class ModelConfig:
         bos_token_id: id of the token that begins a text; None if there is none.
         eos_token_ids: ids that end generation, from the generation config first, then from the config.
         dtype: dtype that the weights were saved in, such as "bfloat16"; None if unknown.
+        num_predicting_layers: number of layers after the last one that predict further tokens; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
     """
@@ -115,6 +153,7 @@ class ModelConfig:
     max_position_embeddings: int
     attention: AttentionConfig
     rope: RopeParameters | None = None
+    delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
     norm_eps: float = 1e-5
     hidden_act: str = "silu"
@@ -123,6 +162,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
+    num_predicting_layers: int = 0
     ternary: TernaryScaling | None = None
 
     def cut(self, num_layers: int | None, source: str) -> "ModelConfig":

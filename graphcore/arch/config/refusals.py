@@ -12,6 +12,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "attention_multiplier": (1,),
     "attn_logit_softcapping": (),
+    "attn_output_gate": (False,),
     "clip_qkv": (),
     "embedding_multiplier": (1,),
     "final_logit_softcapping": (),
@@ -51,6 +52,7 @@ NEUTRAL_GGUF_VALUES: Mapping[str, tuple[object, ...]] = {
     "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
     "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),
     "rope.scaling.yarn_attn_factor": (0, 1),
@@ -71,8 +73,9 @@ def refuse_unknown_mathematics(fields: Fields, defaults: ClassDefaults) -> None:
     Raises:
         UnsupportedError: there is such a setting; the message names it.
     """
+    values = {**NEUTRAL_VALUES, **defaults.own_neutral}
     for name, value in fields.raw.items():
-        neutral = NEUTRAL_VALUES.get(name)
+        neutral = values.get(name)
         is_computed = defaults.experts is not None and name in OF_EXPERTS
         if is_computed or (neutral is None and not name.startswith(REFUSED_PREFIXES)):
             continue
@@ -89,9 +92,16 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
     Raises:
         UnsupportedError: there is such a key; the message names it.
     """
+    defaults = keys.defaults
+    has_shared = defaults.experts is not None and defaults.experts.shared_expert_intermediate_size is not None
+    computed = {
+        *(["expert_count"] if defaults.experts is not None else []),
+        *(["expert_shared_count", "expert_shared_feed_forward_length"] if has_shared else []),
+        *(["nextn_predict_layers"] if defaults.delta is not None else []),
+    }
     for key, neutral in NEUTRAL_GGUF_VALUES.items():
         value = keys.fields.raw.get(keys.name(key))
-        is_computed = keys.defaults.experts is not None and key == "expert_count"
+        is_computed = key in computed
         if value is not None and value not in neutral and not is_computed:
             raise UnsupportedError(
                 f"{keys.fields.source}: {keys.name(key)} is {quoted(value)}, which changes the mathematics and is "

@@ -26,8 +26,8 @@ SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
-    """Return the rotary parameters of a config.json.
+def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int) -> RopeParameters:
+    """Return the rotary parameters of a config.json, for heads of `head_dim` features.
 
     Raises:
         CheckpointError: a key is missing, or of the wrong type or sign.
@@ -35,11 +35,12 @@ def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
             table, sliding layers are scaled, or only part of the head is rotated.
     """
     full = _of_layers(fields, "full_attention")
+    width = _read_width(fields, full, defaults, head_dim)
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
     scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
-        return RopeParameters(theta, scaling)
+        return RopeParameters(theta, scaling, width=width)
     local = _of_layers(fields, "sliding_attention")
     if read_scaling(local, defaults) is not None:
         raise UnsupportedError(
@@ -48,6 +49,22 @@ def read_rope(fields: Fields, defaults: ClassDefaults) -> RopeParameters:
         )
     local_theta = local.positive("rope_theta") or fields.positive("rope_local_base_freq")
     return RopeParameters(theta, scaling, local_theta or defaults.rope_local_base_freq)
+
+
+def _read_width(fields: Fields, rope: Fields, defaults: ClassDefaults, head_dim: int) -> int | None:
+    """Return the number of features of a head that rotate; None for all.
+
+    Raises:
+        CheckpointError: the share of them is above 1, or gives an odd number.
+    """
+    if defaults.partial_rotary_factor is None:
+        return None
+    name = "partial_rotary_factor"
+    factor = rope.positive(name) or fields.positive(name) or defaults.partial_rotary_factor
+    width = int(head_dim * factor)
+    if factor > 1 or width < 2 or width % 2:
+        raise fields.wrong(name, factor, f"a share of head_dim {head_dim} that is even and at most all of it")
+    return None if width == head_dim else width
 
 
 def _names_a_type(rope: Fields) -> bool:
@@ -71,7 +88,7 @@ def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
         raise UnsupportedError(
             f"{rope.source}: rope_type {quoted(rope_type)} is not supported; known: {', '.join(sorted(SCALING_KEYS))}"
         )
-    if rope.number("partial_rotary_factor") not in (None, 1.0):
+    if defaults.partial_rotary_factor is None and rope.number("partial_rotary_factor") not in (None, 1.0):
         raise UnsupportedError(f"{rope.source}: partial_rotary_factor other than 1 is not supported")
     missing = [key for key in SCALING_KEYS[rope_type] if rope.raw.get(key) is None]
     if missing:

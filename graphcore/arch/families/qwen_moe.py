@@ -36,14 +36,7 @@ class QwenMoe(Qwen):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of Qwen 3, with experts instead of the MLP."""
-        experts, model = _experts_of(config), super().spec(config)
-        mixture = MoESpec(
-            experts=experts.num_local_experts,
-            top_k=experts.num_experts_per_tok,
-            hidden=_width_of(experts),
-            gating=Gating(config.hidden_act),
-            shares="chosen" if experts.norm_topk_prob else "all",
-        )
+        experts, model, mixture = _experts_of(config), super().spec(config), mixture_of(config)
         blocks = tuple(
             block if layer in experts.mlp_only_layers else replace(block, mlp=mixture)
             for layer, block in enumerate(model.blocks)
@@ -72,7 +65,7 @@ class QwenMoe(Qwen):
         fused = gguf_name(name, {leaf.removesuffix(".weight"): "ffn_gate_up_exps"})
         return alone, TensorSource(fused, (_half(leaf, config),))
 
-    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
+    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of the experts."""
         experts = _experts_of(config)
         return {
@@ -80,6 +73,19 @@ class QwenMoe(Qwen):
             "expert_used_count": experts.num_experts_per_tok,
             "expert_feed_forward_length": _width_of(experts),
         }
+
+
+def mixture_of(config: ModelConfig) -> MoESpec:
+    """Return the spec of the experts of a layer, and of the shared expert where there is one."""
+    experts = _experts_of(config)
+    return MoESpec(
+        experts=experts.num_local_experts,
+        top_k=experts.num_experts_per_tok,
+        hidden=_width_of(experts),
+        gating=Gating(config.hidden_act),
+        shares="chosen" if experts.norm_topk_prob else "all",
+        shared_hidden=experts.shared_expert_intermediate_size or 0,
+    )
 
 
 def _experts_of(config: ModelConfig) -> ExpertsConfig:
