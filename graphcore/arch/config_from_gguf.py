@@ -48,11 +48,7 @@ def config_from_gguf(
     refuse_unknown_gguf_mathematics(keys)
     width_key = _width_key(keys)
     keys.check_required((*REQUIRED, width_key, _eps_key(keys)))
-    hidden_size, predicting = keys.required_size("embedding_length"), keys.size("nextn_predict_layers") or 0
-    num_layers = keys.required_size("block_count") - predicting
-    if not 0 < num_layers <= MOST_LAYERS:
-        wanted = f"above nextn_predict_layers ({predicting}) and at most {MOST_LAYERS}"
-        raise keys.fields.wrong(keys.name("block_count"), keys.required_size("block_count"), wanted)
+    hidden_size, (num_layers, predicting) = keys.required_size("embedding_length"), _num_layers(keys)
     attention = _attention(keys, tensor_shapes, hidden_size, num_layers)
     eps = keys.fields.positive(keys.name(_eps_key(keys)))
     assert eps is not None, "the epsilon was checked to be there"
@@ -91,6 +87,15 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
         )
     architecture = GGUF_ARCHITECTURES[name]
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
+
+
+def _num_layers(keys: GGUFKeys) -> tuple[int, int]:
+    """Return the number of layers, and of those after the last one that predict further tokens."""
+    count, predicting = keys.required_size("block_count"), keys.size("nextn_predict_layers") or 0
+    if not 0 < count - predicting <= MOST_LAYERS:
+        wanted = f"above nextn_predict_layers ({predicting})" if predicting else f"at most {MOST_LAYERS}"
+        raise keys.fields.wrong(keys.name("block_count"), count, wanted)
+    return count - predicting, predicting
 
 
 def _width_key(keys: GGUFKeys) -> str:

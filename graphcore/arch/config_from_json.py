@@ -232,10 +232,10 @@ def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: s
         experts = replace(experts, swiglu_limit=limit or usual.swiglu_limit, swiglu_alpha=alpha or usual.swiglu_alpha)
     else:
         normalises = fields.flag("norm_topk_prob")
-        shared = fields.size("shared_expert_intermediate_size") or usual.shared_expert_intermediate_size
+        shared = usual.shared_expert_intermediate_size
         experts = replace(
             experts,
-            shared_expert_intermediate_size=shared if usual.shared_expert_intermediate_size else None,
+            shared_expert_intermediate_size=shared and (fields.size("shared_expert_intermediate_size") or shared),
             moe_intermediate_size=fields.size("moe_intermediate_size") or usual.moe_intermediate_size,
             norm_topk_prob=usual.norm_topk_prob if normalises is None else normalises,
             mlp_only_layers=_mlp_only_layers(fields, num_layers),

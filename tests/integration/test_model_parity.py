@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, WINDOW, TinyModel, tolerance_of
+from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, TOLERANCE, WINDOW, TinyModel, tolerance_of
 
 from graphcore import Engine
 
@@ -63,14 +63,14 @@ def test_forward_runs_hidden_states_through_all_blocks(
 def test_more_sequences_than_the_batch_size_run_in_waves(tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model("qwen3"), load_tiny("qwen3", "eager")
     ids = torch.randint(0, 96, (engine.runner.sizes.batch_size + 2, 19), generator=torch.Generator().manual_seed(8))
-    assert worst(engine.logits(ids), tiny.logits_of(ids)) < tolerance_of(name)
+    assert worst(engine.logits(ids), tiny.logits_of(ids)) < TOLERANCE
 
 
 def test_any_length_and_chunk_give_the_same_logits(tiny_model: Tiny, load_tiny: Load) -> None:
     tiny, engine = tiny_model("gemma3"), load_tiny("gemma3", "eager")
     chunk = engine.runner.sizes.prefill_chunk
     for length in (1, 2, WINDOW, WINDOW + 1, chunk - 1, chunk, chunk + 1, 2 * chunk + 1):
-        assert worst(engine.logits(tiny.ids[:, :length]), tiny.logits[:, :length]) < tolerance_of(name), length
+        assert worst(engine.logits(tiny.ids[:, :length]), tiny.logits[:, :length]) < TOLERANCE, length
 
 
 @pytest.mark.parametrize("chunk", [2, 7, 8, 9, 64])
@@ -78,7 +78,7 @@ def test_a_window_may_be_shorter_or_longer_than_the_chunk(chunk: int, tiny_model
     tiny = tiny_model("gemma3")
     overrides = [f"prefill_chunk={chunk}", "context_length=50"]
     with Engine.load(tiny.folder, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
-        assert worst(engine.logits(tiny.ids), tiny.logits) < tolerance_of(name)
+        assert worst(engine.logits(tiny.ids), tiny.logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model.", ""])
@@ -95,7 +95,7 @@ def test_a_nested_gemma_loads_without_vision_tensors_and_under_any_prefix(
     save_file(renamed, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((tiny.folder / "config.json").read_bytes())
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
-        assert worst(engine.logits(tiny.ids), tiny.logits) < tolerance_of(name)
+        assert worst(engine.logits(tiny.ids), tiny.logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
@@ -115,4 +115,4 @@ def test_only_the_first_layers_run_when_asked(tiny_model: Tiny) -> None:
     overrides = ["model.num_hidden_layers=2"]
     with Engine.load(tiny.folder, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         _, hidden = engine.logits(tiny.ids, output_hidden_states=True)
-    assert worst(torch.stack(hidden), torch.stack(tiny.hidden_states()[:3])) < tolerance_of(name)
+    assert worst(torch.stack(hidden), torch.stack(tiny.hidden_states()[:3])) < TOLERANCE

@@ -22,14 +22,14 @@ in integrations/gguf; llama.cpp, conversion of Qwen3NextModel and of Qwen 3.5.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graphcore.arch.architecture import TensorSource, gguf_name, split_layer
-from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.class_defaults import SIZES, ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.layer_types import layer_types_of_pattern
 from graphcore.arch.config.model_config import DeltaConfig, ExpertsConfig, ModelConfig
-from graphcore.arch.families.qwen_moe import EXPERTS, QwenMoe, mixture_of
+from graphcore.arch.families.qwen_moe import EXPERTS, QwenMoe, mixture_spec
 from graphcore.arch.folds import AddOne, AsOneRow, Fold, GroupHeads, NegatedExp, PickParts, WithoutChannelAxis
 from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
 from graphcore.checkpoint.gguf_reader import MetadataScalar
@@ -68,6 +68,9 @@ class QwenDelta(QwenMoe):
         is_tiled_in_gguf: True if the value heads of GGUF files are tiled.
     """
 
+    has_qk_norm: bool = True
+    hf_prefixes: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
+    unused: Mapping[str, str] = field(default_factory=lambda: {"visual.": "vision", "mtp.": "multi-token prediction"})
     has_fused_inputs: bool = False
     is_tiled_in_gguf: bool = False
 
@@ -75,11 +78,16 @@ class QwenDelta(QwenMoe):
         """Return the spec: delta rules, and attention with an output gate in some layers."""
         norm = NormSpec("rms", config.norm_eps, scale_in_float32=True)
         attends = replace(attention_of(config, "full_attention", norm), output_gate=True)
-        mixers: dict[str, AttentionSpec | DeltaSpec] = {"full_attention": attends, "linear_attention": _delta_spec(config)}
+        mixers: dict[str, AttentionSpec | DeltaSpec] = {
+            "full_attention": attends,
+            "linear_attention": _delta_spec(config),
+        }
         dense = MLPSpec(config.intermediate_size, config.hidden_act)
         without_experts = range(config.num_hidden_layers) if config.experts is None else config.experts.mlp_only_layers
         blocks = tuple(
-            BlockSpec(config.hidden_size, norm, mixers[kind], dense if layer in without_experts else mixture_of(config))
+            BlockSpec(
+                config.hidden_size, norm, mixers[kind], dense if layer in without_experts else mixture_spec(config)
+            )
             for layer, kind in enumerate(layer_types(config))
         )
         return ModelSpec(
@@ -241,102 +249,50 @@ def _rows_of_fused(leaf: str, config: ModelConfig) -> PickParts:
     return PickParts(delta.linear_num_key_heads, parts[leaf])
 
 
-PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
-UNUSED = {"visual.": "vision", "mtp.": "multi-token prediction"}
-SIZES = DeltaConfig(
-    linear_num_key_heads=16,
-    linear_num_value_heads=32,
-    linear_key_head_dim=128,
-    linear_value_head_dim=128,
-    linear_conv_kernel_dim=4,
-)
 NEUTRAL = {"attn_output_gate": (True,), "hidden_act": ("silu",), "partial_rotary_factor": None}
-OF_MIXTURES = {**NEUTRAL, "shared_expert_intermediate_size": None}
-QWEN3_NEXT = QwenDelta(
-    ClassDefaults(
-        model_type="qwen3_next",
-        window_rule="delta",
-        bias_rule="attention_flag",
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=48,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        head_dim=256,
-        delta=SIZES,
-        partial_rotary_factor=0.25,
-        experts=ExpertsConfig(
-            num_local_experts=512,
-            num_experts_per_tok=10,
-            moe_intermediate_size=512,
-            shared_expert_intermediate_size=512,
-        ),
-        own_neutral=OF_MIXTURES,
-    ),
-    gguf_names=("qwen3next",),
-    has_qk_norm=True,
-    has_fused_inputs=True,
-    unused=UNUSED,
+DENSE = ClassDefaults(
+    model_type="qwen3_5_text",
+    window_rule="delta",
+    bias_rule="attention_flag",
+    vocab_size=248_320,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=32,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    max_position_embeddings=32_768,
+    head_dim=256,
+    delta=DeltaConfig(16, 32, 128, 128, linear_conv_kernel_dim=4),
+    partial_rotary_factor=0.25,
+    own_neutral=NEUTRAL,
 )
-QWEN3_5 = QwenDelta(
-    ClassDefaults(
-        model_type="qwen3_5_text",
-        window_rule="delta",
-        bias_rule="attention_flag",
-        vocab_size=248_320,
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_hidden_layers=32,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=32_768,
-        head_dim=256,
-        delta=SIZES,
-        partial_rotary_factor=0.25,
-        own_neutral=NEUTRAL,
-    ),
-    gguf_names=("qwen35",),
-    nested_in="qwen3_5",
-    hf_prefixes=PREFIXES,
-    has_qk_norm=True,
-    is_tiled_in_gguf=True,
-    unused=UNUSED,
+MIXTURE = replace(
+    DENSE,
+    model_type="qwen3_5_moe_text",
+    hidden_size=2048,
+    intermediate_size=None,
+    num_hidden_layers=40,
+    num_key_value_heads=2,
+    experts=ExpertsConfig(256, 8, moe_intermediate_size=512, shared_expert_intermediate_size=512),
+    required=("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    own_neutral={
+        **NEUTRAL,
+        "shared_expert_intermediate_size": None,
+        "norm_topk_prob": (True,),
+        "mlp_only_layers": ([],),
+        "decoder_sparse_step": (1,),
+    },
 )
-QWEN3_5_MOE = QwenDelta(
-    ClassDefaults(
-        model_type="qwen3_5_moe_text",
-        window_rule="delta",
-        bias_rule="attention_flag",
-        vocab_size=248_320,
-        hidden_size=2048,
-        intermediate_size=None,
-        num_hidden_layers=40,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        head_dim=256,
-        delta=SIZES,
-        partial_rotary_factor=0.25,
-        experts=ExpertsConfig(
-            num_local_experts=256,
-            num_experts_per_tok=8,
-            moe_intermediate_size=512,
-            shared_expert_intermediate_size=512,
-        ),
-        required=("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
-        own_neutral={
-            **OF_MIXTURES,
-            "norm_topk_prob": (True,),
-            "mlp_only_layers": ([],),
-            "decoder_sparse_step": (1,),
-        },
-    ),
-    gguf_names=("qwen35moe",),
-    nested_in="qwen3_5_moe",
-    hf_prefixes=PREFIXES,
-    has_qk_norm=True,
-    is_tiled_in_gguf=True,
-    unused=UNUSED,
+NEXT = replace(
+    MIXTURE,
+    model_type="qwen3_next",
+    vocab_size=151_936,
+    intermediate_size=5632,
+    num_hidden_layers=48,
+    experts=ExpertsConfig(512, 10, moe_intermediate_size=512, shared_expert_intermediate_size=512),
+    required=SIZES,
+    own_neutral={**NEUTRAL, "shared_expert_intermediate_size": None},
 )
+QWEN3_5 = QwenDelta(DENSE, ("qwen35",), nested_in="qwen3_5", is_tiled_in_gguf=True)
+QWEN3_5_MOE = QwenDelta(MIXTURE, ("qwen35moe",), nested_in="qwen3_5_moe", is_tiled_in_gguf=True)
+QWEN3_NEXT = QwenDelta(NEXT, ("qwen3next",), has_fused_inputs=True)

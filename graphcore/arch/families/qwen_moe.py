@@ -36,7 +36,7 @@ class QwenMoe(Qwen):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of Qwen 3, with experts instead of the MLP."""
-        experts, model, mixture = _experts_of(config), super().spec(config), mixture_of(config)
+        experts, model, mixture = _experts_of(config), super().spec(config), mixture_spec(config)
         blocks = tuple(
             block if layer in experts.mlp_only_layers else replace(block, mlp=mixture)
             for layer, block in enumerate(model.blocks)
@@ -75,7 +75,7 @@ class QwenMoe(Qwen):
         }
 
 
-def mixture_of(config: ModelConfig) -> MoESpec:
+def mixture_spec(config: ModelConfig) -> MoESpec:
     """Return the spec of the experts of a layer, and of the shared expert where there is one."""
     experts = _experts_of(config)
     return MoESpec(

@@ -90,8 +90,14 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert list(ours.attention.layer_types or ours.num_hidden_layers * ["full_attention"]) == expected_layers
     if "tie" not in skip:
         assert ours.tie_word_embeddings == theirs["tie_word_embeddings"]
-    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", "moe_intermediate_size"):
+    if "num_experts" in theirs and "num_local_experts" not in theirs:
+        theirs = {**theirs, "num_local_experts": theirs["num_experts"]}
+    widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", *widths):
         assert vars(ours.experts or object).get(name) == theirs.get(name), name
+    sizes = ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+    for name in (f"linear_{size}" for size in sizes):
+        assert vars(ours.delta or object).get(name) == theirs.get(name), name
     if "norm_topk_prob" in theirs:
         assert ours.experts.norm_topk_prob == theirs["norm_topk_prob"]
     if theirs["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt_oss", "qwen3_moe"):

@@ -1,16 +1,47 @@
 """llama.cpp's names against the table in its own gguf package, and the folds that each family's files need."""
 
 import pytest
-from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, config_of
+from dev_models import (
+    BITNET,
+    EVERY,
+    GEMMA3,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    config_of,
+)
 from gguf import MODEL_ARCH, get_tensor_name_map
 
 from graphcore.arch.architecture import TensorSource
-from graphcore.arch.folds import AddOne, PickRows, SplitPairs, Transpose
+from graphcore.arch.folds import (
+    AddOne,
+    AsOneRow,
+    GroupHeads,
+    NegatedExp,
+    PickParts,
+    PickRows,
+    SplitPairs,
+    Transpose,
+    WithoutChannelAxis,
+)
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_names
 
 # The package maps BitNet's sub-norms from the names of 1bitLLM's checkpoint alone.
 OLD_BITNET = {"attn_sub_norm": "inner_attn_ln", "mlp.ffn_sub_norm": "mlp.ffn_layernorm"}
+# llama.cpp's converter makes these of a delta rule's tensors; the table has the names that they have in between.
+DELTA_NAMES = {
+    "linear_attn.A_log": "linear_attn.A_log.",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "linear_attn.in_proj_qkvz.weight": "linear_attn.in_proj_{}.weight",
+}
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
@@ -20,6 +51,9 @@ ARCHS = {
     "gpt2": MODEL_ARCH.GPT2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
     "bitnet": MODEL_ARCH.BITNET,
 }
 
@@ -51,12 +85,15 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
             hf_name = f"model.{name}"
         if name.endswith("sinks"):
             hf_name += ".weight"
+        for stored_leaf, leaf in DELTA_NAMES.items():
+            part = "z" if "in_proj_z" in name else "qkv"
+            hf_name = hf_name.replace(stored_leaf, leaf.format(part))
         module, _, parameter = hf_name.rpartition(".")
         for current, old in OLD_BITNET.items():
             module = module.replace(current, old)
         if model_type == "bitnet" and name == "lm_head.weight":
             continue  # not in the package's table; the first upload of the 2B-4T has it under the usual name
-        assert f"{table.get_name(module)}.{parameter}" == source.name
+        assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
 
 
 @pytest.mark.parametrize("raw", [LLAMA, MISTRAL], ids=["llama", "mistral"])
@@ -172,3 +209,71 @@ def test_experts_of_qwen_are_found_one_by_one_or_fused_gate_first() -> None:
     }
     assert candidates("hf", "layers.0.mlp.router.weight", QWEN3_MOE) == {"layers.0.mlp.gate.weight": ()}
     assert candidates("hf", "layers.0.self_attn.q_norm.weight", QWEN3_MOE) == {"layers.0.self_attn.q_norm.weight": ()}
+
+
+@pytest.mark.parametrize("raw", [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE], ids=lambda raw: raw["model_type"])
+def test_a_head_s_query_and_gate_lie_side_by_side_in_both_layouts(raw: dict) -> None:
+    for name, begin in (("q_proj", 0), ("gate_proj", 256)):
+        pick = (PickParts(16, ((begin, begin + 256),)),)
+        assert candidates("hf", f"layers.3.self_attn.{name}.weight", raw) == {"layers.3.self_attn.q_proj.weight": pick}
+        assert candidates("gguf", f"layers.3.self_attn.{name}.weight", raw) == {"blk.3.attn_q.weight": pick}
+
+
+@pytest.mark.parametrize("raw", [QWEN3_NEXT, QWEN3_5], ids=lambda raw: raw["model_type"])
+def test_norms_of_a_delta_rule_s_answers_are_stored_as_they_are_and_all_others_without_one(raw: dict) -> None:
+    ones = {
+        name
+        for name, source in sources({**raw, "full_attention_interval": 2}, "hf").items()
+        if source.folds == (AddOne(),)
+    }
+    assert ones == {
+        "norm.weight",
+        "layers.1.self_attn.q_norm.weight",
+        "layers.1.self_attn.k_norm.weight",
+        *(
+            f"layers.{layer}.{norm}.weight"
+            for layer in (0, 1)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ),
+    }
+    assert folds(raw, "hf", "layers.0.linear_attn.norm.weight") == ()
+    assert folds(raw, "gguf", "norm.weight") == ()
+
+
+def test_inputs_of_qwen3_next_are_grouped_by_key_head() -> None:
+    qkv = PickParts(16, ((0, 128), (128, 256), (256, 512)))
+    z = PickParts(16, ((512, 768),))
+    for part, fold, own in (("qkv", qkv, "attn_qkv"), ("z", z, "attn_gate")):
+        name = f"layers.0.linear_attn.in_proj_{part}.weight"
+        assert candidates("hf", name, QWEN3_NEXT) == {"layers.0.linear_attn.in_proj_qkvz.weight": (fold,)}
+        assert candidates("gguf", name, QWEN3_NEXT) == {f"blk.0.{own}.weight": (), "blk.0.ssm_in.weight": (fold,)}
+    for part, parts in (("b", ((0, 2),)), ("a", ((2, 4),))):
+        name, fold = f"layers.0.linear_attn.in_proj_{part}.weight", PickParts(16, parts)
+        assert candidates("hf", name, QWEN3_NEXT) == {"layers.0.linear_attn.in_proj_ba.weight": (fold,)}
+        assert candidates("gguf", name, QWEN3_NEXT) == {"blk.0.ssm_ba.weight": (fold,)}
+
+
+def test_value_heads_of_qwen3_5_are_tiled_in_gguf_files_alone() -> None:
+    expected = {
+        "in_proj_qkv.weight": ((), (GroupHeads(16, 2, 128, first=4096),)),
+        "in_proj_z.weight": ((), (GroupHeads(16, 2, 128),)),
+        "in_proj_a.weight": ((), (GroupHeads(16, 2, 1),)),
+        "in_proj_b.weight": ((), (GroupHeads(16, 2, 1),)),
+        "conv1d.weight": ((WithoutChannelAxis(),), (GroupHeads(16, 2, 128, first=4096),)),
+        "rate": ((NegatedExp(),), (GroupHeads(16, 2, 1),)),
+        "dt_bias": ((), (GroupHeads(16, 2, 1),)),
+        "norm.weight": ((), ()),
+        "out_proj.weight": ((), (GroupHeads(16, 2, 128, of_columns=True),)),
+    }
+    for leaf, (of_hf, of_gguf) in expected.items():
+        name = f"layers.0.linear_attn.{leaf}"
+        assert folds(QWEN3_5, "hf", name) == of_hf, leaf
+        assert folds(QWEN3_5, "gguf", name) == of_gguf, leaf
+        assert folds({**QWEN3_5, "linear_num_value_heads": 16}, "gguf", name) == (), leaf
+        assert not any(isinstance(fold, GroupHeads) for fold in folds(QWEN3_NEXT, "gguf", name)), leaf
+
+
+def test_the_gate_of_a_shared_expert_is_a_vector_in_gguf_files() -> None:
+    name = "layers.0.mlp.shared_expert_gate.weight"
+    assert folds(QWEN3_5_MOE, "gguf", name) == (AsOneRow(),)
+    assert folds(QWEN3_5_MOE, "hf", name) == ()

@@ -3,7 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from dev_models import BITNET, EVERY, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, config_of
+from dev_models import (
+    BITNET,
+    EVERY,
+    GEMMA3,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    config_of,
+)
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
@@ -11,6 +26,7 @@ from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
+    DeltaSpec,
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
@@ -105,6 +121,34 @@ def test_qwen3_30b_a3b() -> None:
     attention = AttentionSpec(32, 4, 128, 128**-0.5, qk_norm=norm, rope=RopeSpec(1_000_000.0))
     block = BlockSpec(2048, norm, attention, MoESpec(128, 8, 768))
     assert spec_of(QWEN3_MOE) == ModelSpec(2048, 151_936, (block,) * 48, norm, context=40_960)
+
+
+@pytest.mark.parametrize(
+    ("raw", "mlp", "kv_heads", "num_layers"),
+    [
+        (QWEN3_5, MLPSpec(9216, "silu"), 4, 32),
+        (QWEN3_5_MOE, MoESpec(256, 8, 512, shared_hidden=512), 2, 40),
+        (QWEN3_NEXT, MoESpec(512, 10, 512, shared_hidden=512), 2, 48),
+    ],
+    ids=["qwen3.5-4b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"],
+)
+def test_every_fourth_layer_attends_with_a_gate_and_the_others_have_a_delta_rule(
+    raw: dict, mlp: MLPSpec | MoESpec, kv_heads: int, num_layers: int
+) -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    rope = RopeSpec(10_000_000.0, width=64)
+    attention = AttentionSpec(16, kv_heads, 256, 1 / 16, qk_norm=norm, rope=rope, output_gate=True)
+    delta = DeltaSpec(16, 32, 128, 128, width=4, eps=1e-6)
+    spec = spec_of(raw)
+    four = [BlockSpec(raw["hidden_size"], norm, mixer, mlp) for mixer in (delta, delta, delta, attention)]
+    assert spec.blocks == (*four,) * (num_layers // 4)
+    assert (spec.norm, spec.context, spec.tied) == (norm, 262_144, raw["tie_word_embeddings"])
+
+
+def test_listed_layer_types_come_before_the_interval() -> None:
+    kinds = ["full_attention", "linear_attention", "linear_attention"]
+    blocks = spec_of(QWEN3_5, layer_types=kinds, num_hidden_layers=3).blocks
+    assert [isinstance(block.attention, DeltaSpec) for block in blocks] == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from dev_models import BITNET, GEMMA3, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, config_of
+from dev_models import (
+    BITNET,
+    GEMMA3,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    config_of,
+)
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -128,7 +141,7 @@ def test_map_is_what_is_loaded_from_a_file_that_transformers_has_written(name: s
         assert torch.allclose(stands_for, tensor.float(), rtol=0, atol=1e-6), source
 
 
-@pytest.mark.parametrize("raw", [GPT2, GPT_OSS, QWEN3_MOE], ids=lambda raw: raw["model_type"])
+@pytest.mark.parametrize("raw", [GPT2, GPT_OSS, QWEN3_MOE, QWEN3_NEXT, QWEN3_5], ids=lambda raw: raw["model_type"])
 def test_fused_tensors_have_no_map_one_to_one(raw: dict) -> None:
     with pytest.raises(UnsupportedError, match=f"'{raw['model_type']}' stores fused tensors"):
         get_weight_map(config_of(raw))

@@ -24,7 +24,7 @@ LLAMA3_FORM = {"rope_type": "llama3", **LLAMA3}
 
 
 def read(raw: dict, architecture=LLAMA) -> RopeParameters:
-    return read_rope(Fields(raw, "config.json"), architecture.defaults)
+    return read_rope(Fields(raw, "config.json"), architecture.defaults, head_dim=64)
 
 
 @pytest.mark.parametrize(
