@@ -7,7 +7,7 @@ from importlib.util import find_spec
 MODULES = (
     *("norm", "int8_rows", "products.decode_products", "packed.linear", "packed.to_dense"),
     *("attention.rotate_and_write", "attention.write_and_attend"),
-    *("experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
+    *("delta.launch", "experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
 )
 
 

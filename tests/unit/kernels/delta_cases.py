@@ -35,6 +35,7 @@ SHAPES = {
     "tiled": DeltaShape(2, 6, 32, 32, tiled=True),
     "odd": DeltaShape(3, 3, 24, 40, width=3, has_bias=True),
     "tiny": DeltaShape(1, 2, 8, 8, width=2),
+    "wide": DeltaShape(1, 1, 160, 24),
 }
 
 

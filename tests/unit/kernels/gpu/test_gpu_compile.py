@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 TESTS = Path(__file__).parents[3]
 READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of one token
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for
-CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet")}
+CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet", "delta")}
 
 
 @cache

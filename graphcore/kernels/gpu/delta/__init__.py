@@ -1,0 +1,1 @@
+"""Gated DeltaNet between a layer's projections, on a GPU."""
