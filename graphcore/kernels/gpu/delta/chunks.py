@@ -189,7 +189,13 @@ def launch_chunks(parts: DeltaParts, joined: Tensor, decays: Tensor, betas: Tens
 
     sums = empty(batch, heads, chunks * tiles.chunk)
     solved, scores = (empty(batch, heads, chunks, tiles.chunk, tiles.chunk) for _ in range(2))
-    how = {"TILED": parts.tiled, "KEY_DIM": key_dim, "CHUNK": tiles.chunk, "num_stages": 1, "enable_fp_fusion": True}
+    how: dict[str, int | str] = {
+        "TILED": parts.tiled,
+        "KEY_DIM": key_dim,
+        "CHUNK": tiles.chunk,
+        "num_stages": 1,
+        "enable_fp_fusion": True,
+    }
     how["PRECISION"] = precision_of(parts.mixed.dtype)
     _prepare[(chunks, heads, batch)](
         joined, decays, betas, sums, solved, scores, tokens, channels, parts.key_heads, heads,
