@@ -39,6 +39,7 @@ class Compiled:
             that no register sees count too.
         loads: how many such instructions there are, by their bytes.
         instructions: of machine code in all.
+        early: what a dependent launch does in memory before it waits for earlier kernels; None for other launches.
         loops: what the loops of one token's product cost an H100; None for other kernels, and for other GPUs.
     """
 
@@ -51,6 +52,7 @@ class Compiled:
     widest_load: int
     loads: dict[int, int]
     instructions: int
+    early: list[str] | None
     loops: gpu_loops.Loops | None
 
 
@@ -86,11 +88,15 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
     Args:
         parts: of names; cases whose name has one of them are compiled, or all if there are none.
     """
+    import torch
     import triton
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
+    from graphcore.kernels.gpu import dependence
+
     driver.set_active(AbsentGpu(capability))
+    torch.cuda.get_device_capability = lambda _device=None: divmod(capability, 10)  # type: ignore[assignment]
     compile_and_launch = JITFunction.run
     found: list[tuple[str, Any, gpu_loops.Trip | None]] = []
 
@@ -110,7 +116,8 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
             if parts and not any(part in name for part in parts):
                 continue
             found.clear()
-            call()
+            with dependence.dependent_launches(torch.device("cuda")):
+                call()
             for kernel_name, kernel, trip in found:
                 cubin = kernel.asm["cubin"]
                 is_new = cubin not in codes
@@ -156,8 +163,16 @@ def described(case: str, name: str, kernel: Any, trip: gpu_loops.Trip | None, us
         widest_load=max(loads, default=0),
         loads=dict(sorted(loads.items())),
         instructions=len(re.findall(r"/\*[0-9a-f]{4,}\*/\s+\S", code)),
+        early=early_work(code) if kernel.metadata.launch_pdl else None,
         loops=trip and gpu_loops.loops_of(code, trip, used["REG"], shared, warps),
     )
+
+
+def early_work(code: str) -> list[str]:
+    """Return the instructions of machine code that touch global memory, or end a program, before ACQBULK waits."""
+    opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(\S+)", code)
+    assert "ACQBULK" in opcodes, "a dependent launch that waits for nothing"
+    return [one for one in opcodes[: opcodes.index("ACQBULK")] if re.match("LDG|STG|ATOM|RED|CCTL|EXIT", one)]
 
 
 def run(*command: str) -> str:

@@ -22,6 +22,7 @@ from graphcore.graph.cutting import Handover, cut, with_handover
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
 from graphcore.graph.token_choice import ChooseStep
+from graphcore.kernels.gpu.dependence import dependent_launches
 
 WARMUP_RUNS = 2
 
@@ -184,7 +185,8 @@ class CapturedStep:
         generators = [generator for drawing in draws if drawing is not None for generator in drawing.generators]
         groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
         what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
-        self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
+        with dependent_launches(self.captures.device):
+            self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
         state.hidden, state.ropes = made
 
     def _warm_up(self) -> None:

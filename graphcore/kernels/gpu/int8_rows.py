@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.norm import block_of, normed
 
 SMALLEST_PEAK = tl.constexpr(1e-5)  # a row of zeros keeps a finite scale
@@ -49,8 +50,11 @@ def _fake(
 
 @triton.jit
 def _norm_to_codes(
-    x, weight, bias, codes, scales, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, weight, bias, codes, scales, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, BLOCK)
     is_there = at < columns

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
 
 torch.library.define(
@@ -114,7 +116,10 @@ def _residual_norm(
     IS_RMS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, BLOCK)
     is_there = at < columns
@@ -164,7 +169,8 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
     assert columns <= MOST_COLUMNS, f"rows of {columns}, a program holds {MOST_COLUMNS}"
     assert x.is_contiguous(), "kernels take x row by row"
     block = triton.next_power_of_2(columns)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "enable_fp_fusion": True}
+    warps = min(max(block // 512, 1), 16)
+    return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": True, **dependence()}
 
 
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.

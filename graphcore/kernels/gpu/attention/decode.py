@@ -21,10 +21,13 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
 TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
 RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
 REGISTERS = 43008  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
+ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
 MERGED = 1 << 13  # float32 of other splits' sums that the last one holds at once: 64 registers of 128 threads
 ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
 
@@ -91,13 +94,16 @@ def attend_splits(
     q_batch, q_head, k_batch, k_head, k_slot, v_batch, v_head, v_slot, slots, window, scale, cap,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MERGED_SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     splits, place = tl.num_programs(0), sequence * tl.num_programs(1) + kv_head
     first, visible = _visible_keys(starts, counts, sequence, slots, window, WINDOWED)
     share = tl.maximum(tl.cdiv(tl.cdiv(visible, splits), TILE), 1) * TILE
+    share = tl.maximum(share, tl.where(visible <= ALONE * TILE, ALONE * TILE, 0))
     used = tl.maximum(tl.cdiv(visible, share), 1)  # a row without a token: one split writes its zeros
     if split >= used:
         return
@@ -212,8 +218,14 @@ def launch_attend_written(
     arrivals: Tensor | None = None,
     cap: float = 0.0,
     tile: int = 0,
+    alone: int = ALONE_TILES,
 ) -> Tensor:
-    """Implement `attend_written`; tile: keys of a tile, 0 for the size that suits the head dim."""
+    """Implement `attend_written`.
+
+    Args:
+        tile: keys of a tile, 0 for the size that suits the head dim.
+        alone: tiles that one split takes alone, without the sums of others.
+    """
     batch, tokens, heads, head_dim = query.shape
     kv_heads, slots = k_cache.shape[1:3]
     assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
@@ -237,8 +249,8 @@ def launch_attend_written(
         query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
         HEAD_DIM=head_dim, WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
-        PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
-        maxnreg=REGISTERS // (RESIDENT * 32 * warps),
+        ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps), **dependence(),
     )  # fmt: skip
     return out
 

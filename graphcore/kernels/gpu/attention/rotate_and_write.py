@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+
 torch.library.define(
     "graphcore::rotate_and_write",
     "(Tensor projected, Tensor? rope, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
@@ -60,7 +63,10 @@ def _fake(projected: Tensor, _rope: Tensor | None, k_cache: Tensor, *_: object) 
 def _rotate_and_write(
     projected, rope, k_cache, v_cache, starts, counts, q_weight, k_weight, query, heads, kv_heads, slots, eps,
     HALF: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
     dtype = projected.dtype.element_ty
     at = tl.arange(0, BLOCK)
@@ -143,6 +149,7 @@ def launch_rotate_and_write(
         projected, rope, k_cache, v_cache, starts, counts, q_weight, k_weight, query, heads, kv_heads, slots, eps,
         HALF=half, REST=rest, WIDE=scale_in_float32, BLOCK=triton.next_power_of_2(half),
         REST_BLOCK=triton.next_power_of_2(max(rest, 1)), num_warps=1,
+        **dependence(),
         enable_fp_fusion=False,  # products are rounded before they are added, as nn/rope.py's are
     )  # fmt: skip
     return query

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
 from graphcore.kernels.gpu.attention.decode import processors_of
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of, row_sums
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
 
@@ -35,8 +37,9 @@ DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread r
 def _gate_up(
     x, chosen, places, gate, up, gate_bias, up_bias, hidden, choices, columns: tl.constexpr, features, gate_stride,
     up_stride, limit, alpha, steps, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
+    UNITS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
     place = place_of(expert, places)
@@ -59,14 +62,17 @@ def _gate_up(
         gates, ups = biased(gates, gate_bias, at, is_row), biased(ups, up_bias, at, is_row)
         values = gated_sums(gates, ups, limit, alpha, GATING)
         tl.store(hidden + pair * features + rows, values.to(hidden.dtype.element_ty), mask=is_row)
+    let_next_begin(DEPENDENT)
 
 
 @triton.jit
 def _down(
     hidden, chosen, shares, places, down, bias, answers, stream, arrivals, columns: tl.constexpr, features, stride,
     steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum."""
+    wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
     place = place_of(expert, places)
@@ -84,6 +90,7 @@ def _down(
             tl.store(answers + pair * features + rows, sums.to(answers.dtype.element_ty), mask=is_row)
     else:
         tl.store(answers + pair * features + block, tl.zeros([BLOCK], answers.dtype.element_ty), mask=block < end)
+    let_next_begin(DEPENDENT)
     if stream is not None:
         token = pair // CHOICES
         arrival = arrivals + token * tl.num_programs(1) + tl.program_id(1)
@@ -158,7 +165,8 @@ def _how(form: DeviceLayout | None, columns: int, rows: int) -> dict[str, int]:
         units = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
     registers = MORE_REGISTERS if form is not None and form.super_nbytes else REGISTERS
-    return {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
+    shape = {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
+    return {**shape, **dependence()}
 
 
 def program_blocks(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
 from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
@@ -105,8 +107,10 @@ def choose_for(
 @triton.jit
 def _choose(
     scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr,
-    OVER_ALL: tl.constexpr,
+    OVER_ALL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     choose_for(token, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
 
@@ -115,10 +119,12 @@ def _choose(
 def _route(
     x, weight, bias, counts, scores, arrivals, chosen, shares, tokens, columns, num_experts,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, DOTS: tl.constexpr,
-    N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores of R experts; the last program to arrive chooses from all of them."""
     start = tl.program_id(0) * R
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     if DOTS:
         sums = dotted_sums(x, weight, start, num_experts, tokens, columns, N, R, G, V, IS_EVEN)
     else:
@@ -141,7 +147,7 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
     chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
         scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all), num_warps=1,
-        enable_fp_fusion=True,
+        enable_fp_fusion=True, **dependence(),
     )  # fmt: skip
     return chosen, shares
 

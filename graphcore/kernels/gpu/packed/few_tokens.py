@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
 from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
@@ -54,7 +55,7 @@ def _packed_product(
     tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-    IS_EVEN: tl.constexpr,
+    IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(1)
     first = tl.program_id(0) * N  # programs of the same rows run side by side, so memory is read once for all
@@ -79,10 +80,12 @@ def _packed_product(
             scale = tl.where(is_before, scale, scale2)
         rows = tl.where(is_before, rows, rows2)
     start = program * R
+    wait_for_earlier(DEPENDENT)
     values = _products(
         x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
         DIVIDES, L, DOTS, N, R, G, IS_EVEN,
     )  # fmt: skip
+    let_next_begin(DEPENDENT)
     store_products(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
 
 
@@ -91,10 +94,11 @@ def _packed_gated(
     x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
     tokens, columns: tl.constexpr, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-    IS_EVEN: tl.constexpr,
+    IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(1) * R
     first = tl.program_id(0) * N
+    wait_for_earlier(DEPENDENT)
     if DOTS:
         gates = _products(
             x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
@@ -111,6 +115,7 @@ def _packed_gated(
             gates, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, L, N, R
         )
         ups = _scaled(ups, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, L, N, R)
+    let_next_begin(DEPENDENT)
     store_products(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
 

@@ -1,17 +1,16 @@
 """Chooses the tile of a program of the packed products: how many rows, for how many tokens, with how many warps.
 
-The rule follows measurements on an H100 (docs/numbers.md, "On a GPU"): one token in bf16, microseconds of a product.
+The rule follows measurements on an H100 (docs/numbers.md, "On a GPU"): one token in bf16, microseconds of a product in
+a captured chain of them, with the tile of the rule and with the best of twelve.
 
-    format    28672 x 4096    4096 x 14336    GB/s           rows and warps there
-    q4_0      32.7            21.8            2018, 1514     4 x 1, 4 x 2
-    q4_k      33.6            21.2            2023, 1599     4 x 1, 4 x 2
-    q5_k      55.9            31.9            1478, 1293     2 x 1
-    q6_k      53.7            30.2            1796, 1595     2 x 1
-    q8_0      49.7            27.4            2454, 2281     4 x 1, 4 x 4
-    mxfp4     40.7            23.1            1533, 1350     1 x 1
-    i2_s      22.4            15.1            1310, 970      4 x 1, 2 x 1
-
-The loops have changed since. q5_k and q6_k took 2 to 7 % longer with four rows then, and half as many instructions now.
+    format    q, k, v        o              gate and up      down
+    q4_0      7.2    7.1     6.0    5.5     25.8    25.7     14.4    14.4
+    q4_k      7.7    7.7     6.2    6.0     27.6    26.8     15.5    15.5
+    q5_k     10.6    9.7     7.0    7.0     33.7    33.4     19.0    19.0
+    q6_k     10.3    9.9     7.8    6.9     38.3    36.4     19.6    19.6
+    q8_0     11.2   11.0     8.6    7.7     43.2    42.7     22.2    22.2
+    mxfp4     6.1    6.1     4.5    4.5      7.1     6.9      4.6     4.6    (gpt-oss-20b's widths)
+    i2_s      4.6    4.3     3.5    3.5     10.9    10.2      5.6     5.1    (BitNet 2B's)
 """
 
 from functools import cache
@@ -21,11 +20,11 @@ import triton
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
+from graphcore.kernels.gpu.dependence import dependence
 
 TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in registers
-FEWEST_WARPS = 1536  # about twelve for each of 132 multiprocessors
-MOST_WARPS = 4
-HIGH_ROWS = 2  # rows that count for warps where there are high codes: more warps were slower
+FEWEST_WARPS = 1024  # about eight for each of 132 multiprocessors
+FEWEST_OF_PROGRAM, MOST_OF_PROGRAM = 2, 4  # warps; programs of one were slower, but for codes that stand for levels
 UNITS_OF_WARP = 1024  # units of low codes, in all rows of a program, that one warp takes; longer rows get more warps
 THREADS = 32  # threads of a warp
 
@@ -60,8 +59,10 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
     Warps depend on the columns alone, so that part of a matrix is summed in the order of the whole.
     """
     most = most_rows(layout)
-    units = columns * layout.low // 128 * (HIGH_ROWS if layout.high else most)
-    warps = min(MOST_WARPS, triton.next_power_of_2(triton.cdiv(units, UNITS_OF_WARP)))
+    units = columns * layout.low // 128 * most
+    warps = min(MOST_OF_PROGRAM, triton.next_power_of_2(triton.cdiv(units, UNITS_OF_WARP)))
+    if not layout.levels:
+        warps = max(FEWEST_OF_PROGRAM, warps)
     together = min(triton.next_power_of_2(tokens), TOKENS)
     per_program = max(1, most // together)  # more sums than that do not fit in registers
     while per_program > 1 and rows // per_program * warps < FEWEST_WARPS:
@@ -71,7 +72,7 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
 
 def most_rows(layout: DeviceLayout) -> int:
     """Return the rows of a program, at most: fewer where a code takes more instructions and more registers."""
-    return 1 if layout.levels else 4
+    return 2 if layout.levels else 4
 
 
 def constants_of(name: str, tile: Tile, columns: int) -> dict[str, object]:
@@ -87,4 +88,5 @@ def constants_of(name: str, tile: Tile, columns: int) -> dict[str, object]:
         "IS_EVEN": columns * layout.low // 128 % units == 0,
         "num_warps": tile.warps,
         "enable_fp_fusion": True,
+        **dependence(),
     }

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatrix
 
@@ -137,6 +139,7 @@ def _dense_product(
     tokens, columns, rows, rows1, rows2, out_stride,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if weight1 is not None:
@@ -160,7 +163,9 @@ def _dense_product(
             scale = tl.where(is_before, scale, scale2)
         rows = tl.where(is_before, rows, rows2)
     start = program * R
+    wait_for_earlier(DEPENDENT)
     values = _values(x, x_scale, weight, bias, scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
+    let_next_begin(DEPENDENT)
     store_products(out, activated(values, ACTIVATION), 0, start, tokens, rows, out_stride, ADDS, N, R)
 
 
@@ -169,12 +174,15 @@ def _dense_gated(
     x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out, tokens, columns, rows, out_stride,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0) * R
+    wait_for_earlier(DEPENDENT)
     gates = _values(
         x, x_scale, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN
     )
     ups = _values(x, x_scale, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
+    let_next_begin(DEPENDENT)
     store_products(out, activated(gates, ACTIVATION) * ups, 0, start, tokens, rows, out_stride, False, N, R)
 
 
@@ -246,7 +254,7 @@ def in_pairs(x: Tensor, matrices: Sequence[DeviceMatrix]) -> tuple[Tensor, Seque
 def dense_tile(x: Tensor, rows: int) -> dict[str, int]:
     """Return the tile of a program for this many rows in all, as the kernels' constants."""
     tokens, columns = x.shape
-    common = {"enable_fp_fusion": True}
+    common = {"enable_fp_fusion": True, **dependence()}
     if tokens > MOST_MULTIPLIED and x.dtype is not torch.float32:
         per_program = DOTTED_ROWS if rows >= FEWEST_DOTTED * DOTTED_ROWS else DOTTED_ROWS // 2
         shape = {"DOTS": True, "N": MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}

@@ -17,6 +17,11 @@ import pytest
 pytestmark = pytest.mark.thorough
 
 TESTS = Path(__file__).parents[3]
+# kernels of a captured step that begin before the ones in front of them have ended
+DEPENDENT = {
+    *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
+    *("_packed_product", "_residual_norm", "_rotate_and_write", "_route", "attend_splits"),
+}
 READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of one token
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for
 CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet", "delta")}
@@ -37,6 +42,13 @@ def test_kernels_compile_without_spills_and_with_wide_loads(capability: int) -> 
     assert kernels
     assert [one for one in kernels if one["stack"]] == []
     assert [one for one in kernels if one["widest_load"] < 16 and one["kernel"] not in READ_LITTLE] == []
+
+
+def test_dependent_launches_wait_before_they_touch_memory() -> None:
+    dependent = [one for one in compiled(90) if one["early"] is not None]
+    assert {one["kernel"] for one in dependent} == DEPENDENT
+    assert [one for one in dependent if one["early"]] == []
+    assert [one for one in compiled(80) if one["early"] is not None] == [], "an A100 has no dependent launches"
 
 
 def test_no_loop_of_a_product_got_worse() -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from graphcore.kernels.gpu.attention.decode import attend_written, keys_of_tile, launch_attend_written, split_count
+from graphcore.kernels.gpu.attention.decode import (
+    ALONE_TILES,
+    attend_written,
+    keys_of_tile,
+    launch_attend_written,
+    split_count,
+)
 
 TILE = 16
 # float32: scores up to 10; bfloat16 and float16: weights are rounded before they multiply values
@@ -52,7 +58,7 @@ def attended(query: Tensor, keys: Tensor, values: Tensor, scale: float, sink: Te
     return scores.softmax(0)[: len(keys)] @ values.double()
 
 
-def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None) -> None:
+def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: int = 1) -> None:
     generator = torch.Generator().manual_seed(sum(case.lengths))
     batch, scale = len(case.lengths), 1.5 / math.sqrt(case.head_dim)
     query = torch.randn(batch, 1, case.heads, case.head_dim, generator=generator).to(case.dtype)
@@ -74,7 +80,7 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None) -> None:
     )
     starts = starts.clamp(min=0)
     spans = (starts, counts, case.window, scale, sinks)
-    found = launch_attend_written(query, k_cache, v_cache, *spans, arrivals, case.cap, tile=tile)
+    found = launch_attend_written(query, k_cache, v_cache, *spans, arrivals, case.cap, tile=tile, alone=alone)
     assert found.dtype == case.dtype
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=CLOSE[case.dtype])
 
@@ -83,6 +89,13 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None) -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_every_length_is_split_and_added_up(length: int, has_sinks: bool) -> None:
     check(Case((length,), has_sinks=has_sinks))
+
+
+@pytest.mark.parametrize("length", [ALONE_TILES * TILE - 1, ALONE_TILES * TILE, ALONE_TILES * TILE + 1, 300])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_short_sequences_are_not_split(length: int, has_sinks: bool) -> None:
+    check(Case((length, 5), has_sinks=has_sinks), alone=ALONE_TILES)
+    check(Case((length, 30), slots=100, window=100, has_sinks=has_sinks), alone=ALONE_TILES)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -144,10 +157,10 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     query[..., 0] = 1
     spans = (torch.tensor([63]), torch.tensor([1]), 0)
     for sign, answer in ((1.0, 7.0), (-1.0, 0.0)):
-        found = launch_attend_written(sign * query, keys, values, *spans, 1.0, tile=TILE)
+        found = launch_attend_written(sign * query, keys, values, *spans, 1.0, tile=TILE, alone=1)
         torch.testing.assert_close(found, torch.full_like(found, answer))
     sinks = torch.full((1,), 1e4)
-    assert launch_attend_written(query, keys, values, *spans, 1.0, sinks, tile=TILE).abs().max() == 0
+    assert launch_attend_written(query, keys, values, *spans, 1.0, sinks, tile=TILE, alone=1).abs().max() == 0
 
 
 def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
@@ -157,8 +170,8 @@ def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
     cache = memory.as_strided((3, 1, 64, 16), (far, 1024, 16, 1))
     cache.copy_(torch.randn(3, 1, 64, 16))
     query, spans = torch.randn(3, 1, 2, 16), (torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), 0, 0.25)
-    near = launch_attend_written(query, cache.clone(), cache.clone(), *spans, tile=TILE)
-    assert torch.equal(launch_attend_written(query, cache, cache, *spans, tile=TILE), near)
+    near = launch_attend_written(query, cache.clone(), cache.clone(), *spans, tile=TILE, alone=1)
+    assert torch.equal(launch_attend_written(query, cache, cache, *spans, tile=TILE, alone=1), near)
 
 
 @settings(max_examples=15, deadline=None)
