@@ -120,6 +120,7 @@ def loops_of(code: str, trip: Trip, registers: int, shared: int, warps: int) -> 
     """Return the numbers of a kernel's disassembly."""
     lines, bodies = instructions_of(code)
     loops = [lines[begin:end] for begin, end in innermost(bodies) if any("LDG" in one for one in lines[begin:end])]
+    loops = loops or [lines]  # a row of one trip needs no loop
     issued, everything = sum(map(len, loops)) * warps, len(lines) * warps
     opcodes = Counter(one.split(".")[0] for loop in loops for one in loop)
     sizes = Counter(load_nbytes(one) for loop in loops for one in loop if one.startswith("LDG"))

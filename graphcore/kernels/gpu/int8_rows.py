@@ -74,7 +74,7 @@ def launch_norm_to_codes(
     """Implement `norm_to_codes`; nothing is fused, because x * scale is rounded before it becomes an integer."""
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    shape = block_of(x) | {"enable_fp_fusion": False}
+    shape = block_of(x)
     _norm_to_codes[(len(x),)](x, weight, bias, codes, scales, x.shape[1], eps, IS_RMS=is_rms, WIDE=wide, **shape)
     return codes, scales
 

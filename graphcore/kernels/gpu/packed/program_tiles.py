@@ -4,8 +4,8 @@ The rule follows measurements on an H100 (docs/numbers.md, "On a GPU"): one toke
 a captured chain of them, with the tile of the rule and with the best of twelve.
 
     format    q, k, v        o              gate and up      down
-    q4_0      7.2    7.1     6.0    5.5     25.8    25.7     14.4    14.4
-    q4_k      7.7    7.7     6.2    6.0     27.6    26.8     15.5    15.5
+    q4_0      7.2    7.1     6.0    5.5     25.7    25.7     14.4    14.4
+    q4_k      7.7    7.7     6.2    6.0     26.8    26.8     15.5    15.5
     q5_k     10.6    9.7     7.0    7.0     33.7    33.4     19.0    19.0
     q6_k     10.3    9.9     7.8    6.9     38.3    36.4     19.6    19.6
     q8_0     11.2   11.0     8.6    7.7     43.2    42.7     22.2    22.2
@@ -24,6 +24,7 @@ from graphcore.kernels.gpu.dependence import dependence
 
 TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in registers
 FEWEST_WARPS = 1024  # about eight for each of 132 multiprocessors
+MANY_WARPS = 4096  # from this number on, programs may have twice as many rows if their codes have four bits
 FEWEST_OF_PROGRAM, MOST_OF_PROGRAM = 2, 4  # warps; programs of one were slower, but for codes that stand for levels
 UNITS_OF_WARP = 1024  # units of low codes, in all rows of a program, that one warp takes; longer rows get more warps
 THREADS = 32  # threads of a warp
@@ -64,6 +65,8 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
     if not layout.levels:
         warps = max(FEWEST_OF_PROGRAM, warps)
     together = min(triton.next_power_of_2(tokens), TOKENS)
+    if layout.low == 4 and not layout.high and not layout.levels and rows // (2 * most) * warps >= MANY_WARPS:
+        most *= 2
     per_program = max(1, most // together)  # more sums than that do not fit in registers
     while per_program > 1 and rows // per_program * warps < FEWEST_WARPS:
         per_program //= 2
