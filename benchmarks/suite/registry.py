@@ -12,7 +12,7 @@ class Part:
     Attributes:
         run: module and function in this folder; the function takes a `Bench`.
         seconds: estimate on a fresh machine with an H100 and 16 cores, including the start of the process. It was
-            measured there for ceilings, stream_8b and the parts that decode, except q8_0.
+            measured there for the parts of the first call, smoke, captured steps, kernels, tokens, host and context.
         limit: seconds after which the process is killed.
         needs_gpu: True if a dry run leaves the part out: without a GPU it would show nothing, or nothing new.
     """
@@ -26,23 +26,23 @@ class Part:
 
 
 ALL = (
-    Part("machine", "machine:run", 25, "RAM, control group, and how much of it can be locked"),
+    Part("machine", "machine:run", 20, "RAM, control group, and how much of it can be locked"),
     Part("ceilings", "ceilings:run", 10, "measured copy and read bandwidth, pinned transfer rates, bf16 GEMM rate"),
-    Part("smoke_three", "correctness:smoke_three", 45, "llama3, gpt_oss and bitnet once, eager and captured"),
-    Part("decode_8b_bf16", "decode:llama_bf16", 60, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
-    Part("decode_8b_q4_k", "decode:llama_q4_k", 45, "the same shape in q4_k: decode"),
-    Part("decode_gpt_oss", "decode:gpt_oss", 55, "gpt-oss-20b shape, experts in mxfp4: decode"),
-    Part("stream_8b", "streaming:llama", 110, "8B bf16, streaming=on and auto, against resident to the bit"),
-    Part("decode_bitnet", "decode:bitnet", 40, "BitNet 2B-4T shape, i2_s: decode"),
+    Part("smoke_three", "correctness:smoke_three", 70, "llama3, gpt_oss and bitnet once, eager and captured"),
+    Part("decode_8b_bf16", "decode:llama_bf16", 65, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
+    Part("decode_8b_q4_k", "decode:llama_q4_k", 55, "the same shape in q4_k: decode"),
+    Part("decode_gpt_oss", "decode:gpt_oss", 60, "gpt-oss-20b shape, experts in mxfp4: decode"),
+    Part("stream_8b", "streaming:llama", 105, "8B bf16, streaming=on and auto, against resident to the bit"),
+    Part("decode_bitnet", "decode:bitnet", 45, "BitNet 2B-4T shape, i2_s: decode"),
     Part("decode_8b_q8_0", "decode:llama_q8_0", 45, "the same shape in q8_0: decode"),
     Part("ncu", "tools:ncu", 60, "six kernels under ncu: throughput, issue, registers, occupancy", needs_gpu=True),
-    Part("smoke", "correctness:smoke", 60, "every architecture once, eager and captured", needs_gpu=True),
-    Part("test_captured", "correctness:captured", 130, "tests: captured logits are the eager ones", needs_gpu=True),
+    Part("smoke", "correctness:smoke", 50, "every architecture once, eager and captured", needs_gpu=True),
+    Part("test_captured", "correctness:captured", 85, "tests: captured logits are the eager ones", needs_gpu=True),
     Part("fenced_70b_q4_k", "fenced:llama_q4_k", 150, "70B q4_k under 14 GiB of device memory"),
-    Part("test_kernels", "correctness:kernels", 160, "tests: all other kernels against float64", needs_gpu=True),
+    Part("test_kernels", "correctness:kernels", 80, "tests: all other kernels against float64", needs_gpu=True),
     Part("peers_8b", "peers:llama", 190, "transformers and gpt-fast's loop, compiled, in alternating runs"),
-    Part("host", "host:run", 65, "host time per token, capture, second load"),
-    Part("context_128k", "context:run", 80, "8B at 128K: bytes, decode at depth, what attention costs"),
+    Part("host", "host:run", 40, "host time per token, capture, second load"),
+    Part("context_128k", "context:run", 60, "8B at 128K: bytes, decode at depth, what attention costs"),
     Part("experts", "experts:run", 110, "mapped experts against copied ones"),
     Part(
         "sanitizer",
@@ -54,7 +54,7 @@ ALL = (
     Part("test_products", "correctness:products", 300, "tests: products' kernels against float64", needs_gpu=True),
     Part("test_streamed", "correctness:streamed", 300, "tests: streamed is resident to the bit", needs_gpu=True),
     Part("test_budgets", "correctness:budgets", 200, "tests: budgets, locked memory, experts, faults", needs_gpu=True),
-    Part("test_tokens", "correctness:tokens", 150, "tests: 256 greedy tokens are the eager ones", needs_gpu=True),
+    Part("test_tokens", "correctness:tokens", 60, "tests: 256 greedy tokens are the eager ones", needs_gpu=True),
     Part("test_steady", "correctness:steady", 200, "tests: loops that allocate nothing, kernels", needs_gpu=True),
     Part("fenced_70b_i2_s", "fenced:llama_i2_s", 120, "70B i2_s under 14 GiB of device memory"),
     Part("overlap", "batch:run", 120, "how busy the link is with work to hide behind: batch of 32, prefill of 2048"),
@@ -74,12 +74,12 @@ INSTALLING = 15  # seconds for the wheels and the imports of the command itself
 CALLS = {
     1: (
         *("machine", "ceilings", "smoke_three", "decode_8b_bf16", "decode_8b_q4_k", "decode_gpt_oss", "stream_8b"),
-        *("decode_bitnet", "decode_8b_q8_0", "ncu"),
+        *("decode_bitnet", "decode_8b_q8_0"),
     ),
-    2: ("smoke", "test_captured", "fenced_70b_q4_k", "test_kernels"),
+    2: ("ncu", "smoke", "test_captured", "fenced_70b_q4_k", "test_kernels", "test_tokens"),
     3: ("peers_8b", "host", "context_128k", "experts", "sanitizer"),
 }
 EXTRA = (  # in no call: run by --parts, or without it
-    *("test_products", "test_streamed", "test_budgets", "test_tokens", "test_steady", "fenced_70b_i2_s", "overlap"),
+    *("test_products", "test_streamed", "test_budgets", "test_steady", "fenced_70b_i2_s", "overlap"),
     *("start", "slowdown_7b_13b", "slowdown_30b", "slowdown_70b", "test_compiled", "test_fallback", "peers_gpt_oss"),
 )
