@@ -5,6 +5,7 @@ that are zero are left out.
 """
 
 import ctypes
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels import instructions
 from graphcore.kernels.native_program import NativeProgram
+from graphcore.nn.layer_cache import DeltaCache
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"
 KINDS = {
@@ -37,8 +39,9 @@ def _named(builder: GraphBuilder, program: Program) -> Iterator[tuple[int, str]]
         for name, tensor in module.named_buffers():
             yield tensor.data_ptr(), prefix + name
     for layer, cache in enumerate(builder.caches):
-        yield cache.k.data_ptr(), f"k cache {layer}"
-        yield cache.v.data_ptr(), f"v cache {layer}"
+        names = ("state", "inputs") if isinstance(cache, DeltaCache) else ("k cache", "v cache")
+        for name, tensor in zip(names, cache.tensors, strict=True):
+            yield tensor.data_ptr(), f"{name} {layer}"
     state = program.state
     inputs: dict[str, Tensor] = {"token_ids": state.token_ids, "starts": state.span.starts, "logits": state.logits}
     for name, tensor in (inputs | {"chosen": state.chosen}).items():
@@ -56,7 +59,7 @@ def _text(value: object, kind: object, names: dict[int, str]) -> str:
     if isinstance(value, ctypes.Structure):
         return f"({_fields(value, names)})" if any(bytes(value)) else "-"
     if isinstance(value, ctypes.Array):
-        return f"[{'; '.join(_text(one, value._type_, names) for one in value)}]".replace("; -; -]", "]")
+        return f"[{'; '.join(_text(one, value._type_, names) for one in value)}]".replace("; -", "")
     if kind is ctypes.c_void_p:
         return "-" if value is None else names.setdefault(value, f"#{sum(one[0] == '#' for one in names.values())}")
     return f"{value:.7g}" if isinstance(value, float) else str(value)

@@ -23,12 +23,13 @@ from graphcore.graph.lowering.tracing import M, Traced
 from graphcore.graph.state import StepState
 from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
+from graphcore.kernels.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, ROUNDINGS
 from graphcore.kernels.library import Matrix
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
-from graphcore.nn.moe import Experts, choose_experts, without_padding
+from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
 NO_NORM = instructions.Norm()
@@ -211,6 +212,16 @@ class ModuleRecorder:
         program.add(arguments)
         return out
 
+    def delta_heads(self, _node: Call, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
+        """Append the short convolution and the delta rule. Args: rest: fields of `DeltaParts` after `b`."""
+        parts = DeltaParts(*(one.view(1, 1, -1) for one in (mixed, z, a, b)), *rest)
+        span = self.state.span
+        return native.append_delta_heads(self.program, parts._replace(starts=span.starts, counts=span.counts))
+
+    def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
+        """Append sigmoid(gate) * x for one number `gate`."""
+        return self.elementwise("scale", gate, x, self.program.buffer(x.numel()), Activation.SIGMOID)
+
     def choose(self, _node: Call, scores: Tensor, top_k: int, over: str) -> tuple[Choice, Tensor]:
         """Append the choice of experts; return it and the shares."""
         program, shares = self.program, self.program.buffer(top_k)
@@ -269,6 +280,8 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.gate: ModuleRecorder.gate,
     operations.parts: ModuleRecorder.parts,
     capped: ModuleRecorder.capped,
+    delta_heads: ModuleRecorder.delta_heads,
+    scaled_by_gate: ModuleRecorder.scaled_by_gate,
     choose_experts: ModuleRecorder.choose,
     without_padding: lambda _recorder, _node, choice, _span: choice,  # its one token is real
     getattr: lambda _recorder, _node, owner, name: getattr(owner, name),

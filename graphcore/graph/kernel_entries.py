@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from graphcore.activations import Activation
 from graphcore.graph.kernel_obstacles import OPERATIONS
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
+from graphcore.kernels.gated_delta import delta_heads
 from graphcore.kernels.gpu.attention.decode import attend_written
 from graphcore.kernels.gpu.attention.rotate_and_write import rotate_and_write
-from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements
+from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
@@ -36,7 +38,7 @@ from graphcore.kernels.gpu.products.decode_products import add_product, gated_pr
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
-from graphcore.nn.moe import Experts, choose_experts, without_padding
+from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
@@ -175,6 +177,14 @@ class DeviceRun:
             query, *place, scoring.window, scoring.scale, scoring.sinks, self.arrivals, scoring.cap
         ).view(len(query), -1)
 
+    def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
+        """Return the answers of a delta rule's heads, side by side. Args: rest: fields of `DeltaParts` after `b`."""
+        return delta_heads(*(one[:, None] for one in (mixed, z, a, b)), *rest)[:, 0]
+
+    def scaled_by_gate(self, gate: Tensor, x: Tensor) -> Tensor:
+        """Return sigmoid(gate) * x, with one gate for each row."""
+        return scale_rows(gate, x, Activation.SIGMOID.kernel_name)
+
     def choose(self, scores: Tensor, top_k: int, over: Shares) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
         return choose_decode_experts(scores, self._counts, top_k, over == "all")
@@ -241,6 +251,8 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     "float": lambda _run, x: x.float(),
     "to": lambda _run, x, dtype: x.to(dtype),
     capped: lambda _run, x, limit: cap_elements(x, limit),
+    delta_heads: DeviceRun.delta_heads,
+    scaled_by_gate: DeviceRun.scaled_by_gate,
     choose_experts: DeviceRun.choose,
     without_padding: lambda _run, chosen, _span: chosen,  # `choose` has already done it
     getattr: lambda _run, owner, name: getattr(owner, name),

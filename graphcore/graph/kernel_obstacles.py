@@ -13,12 +13,13 @@ from graphcore.graph.lowering.targets import lower_to_kernels, missing_entry
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS
 from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gated_delta import delta_heads
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import capped
-from graphcore.nn.moe import ExpertLinear, choose_experts, without_padding
+from graphcore.nn.moe import ExpertLinear, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
 MOST_HEAD_DIM = 256
@@ -40,6 +41,8 @@ OPERATIONS = frozenset(  # operations that graph/kernel_entries.py has an entry 
         "to",
         capped,
         choose_experts,
+        delta_heads,
+        scaled_by_gate,
         without_padding,
         getattr,
         operator.getitem,

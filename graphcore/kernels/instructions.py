@@ -6,7 +6,7 @@ from graphcore.kernels.library import Matrix
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 STORES = {"put": 0, "add": 1, "gated": 2}
-ELEMENTS = {"gate": 0, "add": 1, "cap": 2}
+ELEMENTS = {"gate": 0, "add": 1, "cap": 2, "scale": 3}
 NORM_KINDS = {"rms": 1, "layer": 2}
 MOST_TAPS = 8  # largest width of a short convolution
 CHOICE_PARTS = 64  # parts that the vocabulary is divided into
@@ -33,7 +33,7 @@ class Embed(ctypes.Structure):
 
 
 class Project(ctypes.Structure):
-    """Up to three matrices times one normalised vector."""
+    """Up to four matrices times one normalised vector."""
 
     KIND = 1
     _fields_ = (
@@ -41,9 +41,9 @@ class Project(ctypes.Structure):
         ("norm", Norm),
         ("rounding", INT),
         ("num_matrices", INT),
-        ("matrices", Matrix * 3),
-        ("biases", POINTER * 3),
-        ("outs", POINTER * 3),
+        ("matrices", Matrix * 4),
+        ("biases", POINTER * 4),
+        ("outs", POINTER * 4),
         ("store", INT),
         ("activation", INT),
     )
@@ -158,7 +158,11 @@ class ExpertsDown(ctypes.Structure):
 
 
 class Elementwise(ctypes.Structure):
-    """GATE: out = activation(a) * b; ADD: out = a + factor * b; CAP: out = factor * tanh(a / factor)."""
+    """One operation on each element.
+
+    GATE: out = activation(a) * b; SCALE: the same with one number a; ADD: out = a + factor * b; CAP: out = factor *
+    tanh(a / factor).
+    """
 
     KIND = 9
     _fields_ = (

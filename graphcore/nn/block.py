@@ -21,7 +21,7 @@ from graphcore.nn.attention import Attention
 from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import ExpertLinear, MoE, choose_experts, weighted_sum, without_padding
+from graphcore.nn.moe import ExpertLinear, MoE, choose_experts, scaled_by_gate, weighted_sum, without_padding
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, DeltaSpec, MoESpec
@@ -94,9 +94,8 @@ class Block(nn.Module):
         x = self._add_attention(x, rope, span, k_cache, v_cache)
         fed = self._mlp_norm(x)
         chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k, self.mlp.shares)
-        shared = self.mlp.shared(fed)
-        if shared is not None:
-            x = x + shared
+        if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
+            x = x + scaled_by_gate(self.mlp.shared_expert_gate(fed), self.mlp.shared_expert(fed))
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from graphcore.kernels.experts import Places, experts
 from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP, ActivationModule
+from graphcore.nn.mlp import MLP
 from graphcore.nn.span import Span
 from graphcore.nn.spec import MLPSpec, MoESpec, Shares
 
@@ -91,20 +91,19 @@ class MoE(nn.Module):
             MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
         )
         self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared else None
-        self.gate_activation = ActivationModule("sigmoid") if has_shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
         chosen, shares = choose_experts(self.router(x), self.top_k, self.shares)
         answer = weighted_sum(self.experts(x, chosen), shares)
-        shared = self.shared(x)
-        return answer if shared is None else answer + shared
+        if self.shared_expert is None or self.shared_expert_gate is None:
+            return answer
+        return answer + scaled_by_gate(self.shared_expert_gate(x), self.shared_expert(x))
 
-    def shared(self, x: Tensor) -> Tensor | None:
-        """Return the shared expert's answer, [B, T, D], or None where there is none."""
-        if self.shared_expert is None or self.shared_expert_gate is None or self.gate_activation is None:
-            return None
-        return self.gate_activation(self.shared_expert_gate(x)) * self.shared_expert(x)  # type: ignore[no-any-return]
+
+def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
+    """Return sigmoid(gate) * x, with one gate for each token: [..., 1] and [..., D] to [..., D]."""
+    return gate.sigmoid() * x
 
 
 def choose_experts(scores: Tensor, top_k: int, shares: Shares = "chosen") -> tuple[Tensor, Tensor]:

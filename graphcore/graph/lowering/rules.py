@@ -5,7 +5,7 @@ target wants, and in which order.
 """
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -29,6 +29,7 @@ from graphcore.graph.lowering.operations import (
 from graphcore.graph.lowering.shapes import CASTS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
 from graphcore.kernels.attend import attend
+from graphcore.kernels.gated_delta import delta_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts, choose_experts, weighted_sum
@@ -98,15 +99,25 @@ def heads(traced: Traced) -> None:
 
 def queries_keys_values(traced: Traced) -> None:
     """Turn the three products of one input that one attention reads into one `project`."""
-    for node in traced.nodes(attend_heads):
-        products = node.args[:3]
+    _join_products(traced, attend_heads, 3)
+
+
+def inputs_of_delta_rules(traced: Traced) -> None:
+    """Turn the four products of one input that one delta rule reads into one `project`."""
+    _join_products(traced, delta_heads, 4)
+
+
+def _join_products(traced: Traced, reader: Callable[..., object], count: int) -> None:
+    """Turn the products of one input that are the first `count` arguments of a reader into one `project`."""
+    for node in traced.nodes(reader):
+        products = node.args[:count]
         if not traced.can_join(*products):
             continue
         first = min(products, key=traced.order().__getitem__)
         with traced.graph.inserting_before(first):
             names = tuple(one.target for one in products)
             joined = traced.graph.call_function(project, (first.args[0], None, names, None, False))
-            parts = [traced.graph.call_function(operator.getitem, (joined, index)) for index in range(3)]
+            parts = [traced.graph.call_function(operator.getitem, (joined, index)) for index in range(count)]
         for product, part in zip(products, parts, strict=True):
             product.replace_all_uses_with(part)
             traced.graph.erase_node(product)
@@ -172,6 +183,23 @@ def router_and_choice(traced: Traced) -> None:
             x, norm, linears, activation, wide = scores.args
             if len(linears) == 1 and (norm, activation, wide) == (None, None, False):
                 traced.replace(node, route, x, linears[0], *how)
+
+
+def experts_first(traced: Traced) -> None:
+    """Turn (stream + x) + the weighted sum of experts' answers into (stream + the weighted sum) + x.
+
+    The experts' input is a norm of the stream, which a target that folds norms must compute before the stream changes.
+    """
+    for node in traced.nodes(operator.add):
+        first, answer = node.args
+        if is_call(answer, weighted_sum) and is_call(first, operator.add) and is_read_once(first):
+            stream, x = first.args
+            node.args = (stream, answer)
+            with traced.graph.inserting_after(node):
+                total = traced.graph.call_function(operator.add)
+            node.replace_all_uses_with(total)
+            total.args = (node, x)
+            traced.graph.erase_node(first)
 
 
 def scaled_sums(traced: Traced) -> None:

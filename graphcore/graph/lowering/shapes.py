@@ -14,10 +14,11 @@ from typing import Any
 from torch import fx, nn
 
 from graphcore.kernels.attend import attend
+from graphcore.kernels.gated_delta import delta_heads
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
-from graphcore.nn.moe import Experts, choose_experts, weighted_sum, without_padding
+from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.rope import rotate
 
@@ -26,7 +27,13 @@ CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
 LIKE_FIRST = (rotate, attend, capped, without_padding)  # their answer has the shape of their first argument
-FUNCTIONS = (*LIKE_FIRST, choose_experts, weighted_sum)  # functions of nn/ and kernels/; each is one operation
+LIKE_SECOND = (delta_heads, scaled_by_gate)  # their answer has the shape of their second argument
+FUNCTIONS = (
+    *LIKE_FIRST,
+    *LIKE_SECOND,
+    choose_experts,
+    weighted_sum,
+)  # functions of nn/ and kernels/; each is one operation
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
     "unflatten": (RMSNorm, LayerNorm, rotate, attend),
     RMSNorm: (rotate, attend),
@@ -74,6 +81,8 @@ def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node
             return _shape_of_view(node, first)
         case "call_function" if node.target in (*LIKE_FIRST, quantize_rows):
             return first
+        case "call_function" if node.target in LIKE_SECOND:
+            return given[1] if first else None
         case "call_function" if node.target is weighted_sum:
             return first[1:] if first else None
         case "call_function" if node.target is choose_experts:

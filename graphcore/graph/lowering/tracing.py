@@ -17,6 +17,7 @@ from torch.fx.proxy import TraceError
 from graphcore.graph.lowering.operations import Call, attend_heads, parts
 from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
 from graphcore.kernels.attend import attend
+from graphcore.kernels.gated_delta import delta_heads
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
@@ -80,8 +81,8 @@ class Traced:
 
 
 def is_effect(node: Call) -> bool:
-    """Return whether a node stays even if nothing reads it: inputs, the output, attention (it writes the cache)."""
-    return node.op in ("placeholder", "output") or node.target in (attend, attend_heads)
+    """Return whether a node stays even if nothing reads it: inputs, the output, and what writes a cache."""
+    return node.op in ("placeholder", "output") or node.target in (attend, attend_heads, delta_heads)
 
 
 class LeafTracer(fx.Tracer):

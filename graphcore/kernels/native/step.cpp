@@ -205,6 +205,7 @@ int units_of(const Elementwise& a) { return (a.size + ELEMENTS - 1) / ELEMENTS; 
 FloatPart element(const Elementwise& a, FloatPart x, FloatPart y) {
     switch (a.elements) {
         case Elements::GATE: return activate_part(a.activation, x) * y;
+        case Elements::SCALE: return x * y;
         case Elements::ADD: return x + splat(a.factor) * y;
         default: return splat(a.factor) * hyperbolic_tangent(x / splat(a.factor));
     }
@@ -212,11 +213,13 @@ FloatPart element(const Elementwise& a, FloatPart x, FloatPart y) {
 
 void run_elementwise(const Elementwise& a, Range mine) {
     const float* other = a.b ? a.b : a.a;
+    const bool is_scale = a.elements == Elements::SCALE;
+    const FloatPart scale = is_scale ? activate_part(a.activation, splat(a.a[0])) : FloatPart{};
     const int end = std::min(mine.end * ELEMENTS, a.size);
     int i = mine.begin * ELEMENTS;
-    for (; i + PART_LANES <= end; i += PART_LANES) store(a.out + i, element(a, load<FloatPart>(a.a + i), load<FloatPart>(other + i)));
+    for (; i + PART_LANES <= end; i += PART_LANES) store(a.out + i, element(a, is_scale ? scale : load<FloatPart>(a.a + i), load<FloatPart>(other + i)));
     FloatPart x{}, y{};
-    for (int lane = 0; i + lane < end; lane++) x[lane] = a.a[i + lane], y[lane] = other[i + lane];
+    for (int lane = 0; i + lane < end; lane++) x[lane] = is_scale ? scale[lane] : a.a[i + lane], y[lane] = other[i + lane];
     const FloatPart rest = element(a, x, y);
     for (int lane = 0; i + lane < end; lane++) a.out[i + lane] = rest[lane];
 }

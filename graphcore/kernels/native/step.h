@@ -15,7 +15,7 @@ enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
 enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11 };
-enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2 };
+enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
 struct Norm {
     NormKind kind;
@@ -33,15 +33,15 @@ struct Embed {
     float scale;
 };
 
-// y = matrix @ norm(x) + bias for up to three matrices. `store` says how y is stored.
+// y = matrix @ norm(x) + bias for up to four matrices. `store` says how y is stored.
 struct Project {
     const float* x;
     Norm norm;
     Rounding rounding;
     int32_t num_matrices;
-    Matrix matrices[3];
-    const float* biases[3];
-    float* outs[3];
+    Matrix matrices[4];
+    const float* biases[4];
+    float* outs[4];
     Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
     Activation activation;  // f
 };
@@ -124,7 +124,8 @@ struct ExpertsDown {
     int32_t used;
 };
 
-// GATE: out = f(a) * b;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).  out may be a or b.
+// GATE: out = f(a) * b;  SCALE: the same with one number a;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).
+// out may be a or b.
 struct Elementwise {
     Elements elements;
     Activation activation;  // f

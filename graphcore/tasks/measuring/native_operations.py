@@ -21,6 +21,8 @@ KINDS = {
     instructions.ExpertsUp: "experts_up",
     instructions.ExpertsDown: "experts_down",
     instructions.Elementwise: "elementwise",
+    instructions.Convolve: "convolve",
+    instructions.DeltaRule: "delta_rule",
 }
 
 
@@ -63,6 +65,11 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
             return OperationName(kind, str(arguments.vocab), "f32")
         case instructions.Route():
             return OperationName(kind, f"{arguments.used} of {arguments.experts}", "f32")
+        case instructions.DeltaRule():
+            return OperationName(kind, f"{arguments.heads} heads, {arguments.key_dim} x {arguments.value_dim}", "f32")
+        case instructions.Convolve():
+            keys = 2 * arguments.key_heads * arguments.key_dim
+            return OperationName(kind, f"{keys + arguments.heads * arguments.value_dim} x {arguments.width}", "f32")
         case instructions.Elementwise():
             return OperationName(kind, str(arguments.size), "f32")
     return OperationName(kind, "", "")

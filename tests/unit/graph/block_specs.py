@@ -6,7 +6,7 @@ from dataclasses import replace
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
 PLAIN = BlockSpec(
@@ -19,6 +19,9 @@ EXPERTS = replace(PLAIN, mlp=MoESpec(5, 2, 40, Gating(CLAMPED_SWIGLU, 0.7, 1.5),
 WIDE = BlockSpec(256, NORM, AttentionSpec(4, 2, 64, 0.125, rope=RopeSpec(1e4)), MLPSpec(256, "silu"))
 WIDE_EXPERTS = replace(WIDE, mlp=MoESpec(4, 2, 256, Gating(CLAMPED_SWIGLU, 7.0, 1.702), bias=True, router_bias=True))
 WIDE_PLAIN_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
+
+
+DELTA = DeltaSpec(key_heads=2, value_heads=6, key_dim=8, value_dim=16, width=4, eps=1e-6)
 
 
 def attending(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
@@ -43,6 +46,15 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     ),
     "gpt_oss": attending(EXPERTS, window=4, qkv_bias=True, output_bias=True, sinks=True),
     "qwen3_moe": replace(attending(qk_norm=PLAIN.norm), mlp=MoESpec(experts=6, top_k=3, hidden=24)),
+    "qwen3_next": replace(
+        attending(qk_norm=NORM, rope=RopeSpec(1e4, width=4), output_gate=True),
+        norm=NORM,
+        mlp=MoESpec(experts=6, top_k=3, hidden=24, shared_hidden=20),
+    ),
+    "qwen3_next_delta": replace(
+        PLAIN, norm=NORM, attention=DELTA, mlp=MoESpec(experts=6, top_k=3, hidden=24, shared_hidden=20)
+    ),
+    "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
 }
 BLOCKS: Mapping[str, BlockSpec] = {
@@ -67,6 +79,11 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
     "experts_of_gelu_with_biases": replace(EXPERTS, mlp=MoESpec(4, 2, 20, Gating("gelu"), bias=True, router_bias=True)),
     "shares_over_all_experts": replace(EXPERTS, mlp=MoESpec(experts=21, top_k=4, hidden=20, shares="all")),
+    "gated_attention": attending(output_gate=True, qk_norm=PLAIN.norm, qkv_bias=True),
+    "shared_expert": ARCHITECTURES["qwen3_next"],
+    "delta_rule": ARCHITECTURES["qwen3_next_delta"],
+    "delta_rule_of_tiled_heads": ARCHITECTURES["qwen3_5_delta"],
+    "delta_rule_of_odd_heads": replace(PLAIN, attention=DeltaSpec(3, 3, 5, 7, width=3, eps=0.1)),
     **{name: feeding(activation=name) for name in ACTIVATIONS if name != PLAIN.mlp.activation},
     **{f"head_of_{width}": attending(head_dim=width, window=8) for width in (2, 20, 24, 64, 80, 130)},
     **{f"{group}_heads_a_key": attending(heads=2 * group, kv_heads=2, sinks=True) for group in (1, 3, 5, 7, 9)},

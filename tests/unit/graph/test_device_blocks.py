@@ -19,11 +19,11 @@ from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import KVCache
+from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache, buffer_shapes
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
@@ -47,11 +47,14 @@ def block_of(decoder: Decoder) -> Block:
     return block
 
 
-def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Span, KVCache]:
+def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Span, LayerCache]:
     """Return a token of each of three sequences, and caches that are NaN where nothing was written."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, spec.dim, generator=generator)
     attention = spec.attention
+    if isinstance(attention, DeltaSpec):
+        states = [torch.randn(3, *shape, generator=generator) for shape in buffer_shapes(attention, 16)]
+        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), DeltaCache(*states)
     rope = None
     if attention.rope is not None:
         rope = rope_table(attention.rope, attention.head_dim, 16)[list(STARTS)][:, None].contiguous()
@@ -65,12 +68,12 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
     return x, rope, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), KVCache(*caches)
 
 
-def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor, KVCache]:
+def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor, LayerCache]:
     """Return the stream and the caches after a block."""
     block = block_of(decoder)
     x, rope, span, cache = inputs_of(spec, block.dtype)
     run = DeviceBlocks.allocate([cache], x.device).forward if is_device else Block.forward
-    return run(block, x, rope, span, cache.k, cache.v), cache
+    return run(block, x, rope, span, *cache.tensors), cache
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -80,7 +83,7 @@ def test_a_block_gives_what_its_forward_gives(name: str) -> None:
     assert device_obstacle(decoder, 3) is None
     (found, cache), (expected, expected_cache) = (outputs(decoder, spec, is_device) for is_device in (True, False))
     assert (found - expected)[:2].abs().max() < CLOSE
-    for one, other in ((cache.k, expected_cache.k), (cache.v, expected_cache.v)):
+    for one, other in zip(cache.tensors, expected_cache.tensors, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=CLOSE, equal_nan=True)
 
 
@@ -123,7 +126,7 @@ def test_halves_around_fetched_experts_give_the_whole() -> None:
     run = DeviceBlocks.allocate([cache], x.device).block_function(block, 3, fetches=True)
     assert isinstance(run, RoutedBlock)
     expected, _ = outputs(decoder, ARCHITECTURES["gpt_oss"], is_device=False)
-    found = run(block, x, rope, span, cache.k, cache.v)
+    found = run(block, x, rope, span, *cache.tensors)
     assert (found - expected)[:2].abs().max() < CLOSE
 
 

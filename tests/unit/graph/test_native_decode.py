@@ -36,6 +36,7 @@ from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
+    DeltaSpec,
     MLPSpec,
     ModelSpec,
     MoESpec,
@@ -355,10 +356,11 @@ RECORDED = {
     BlockSpec: {"dim", "norm", "attention", "mlp", "sandwich", "int8_activations"},
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
-        "sub_norm", "cap",
+        "sub_norm", "cap", "output_gate",
     },
+    DeltaSpec: {"key_heads", "value_heads", "key_dim", "value_dim", "width", "eps", "tiled"},
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
-    MoESpec: {"experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares"},
+    MoESpec: {"experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden"},
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {"dim", "vocab", "blocks", "norm", "context", "embedding_scale", "positions", "tied"},
 }  # fmt: skip
