@@ -59,7 +59,8 @@ def _text(value: object, kind: object, names: dict[int, str]) -> str:
     if isinstance(value, ctypes.Structure):
         return f"({_fields(value, names)})" if any(bytes(value)) else "-"
     if isinstance(value, ctypes.Array):
-        return f"[{'; '.join(_text(one, value._type_, names) for one in value)}]".replace("; -", "")
+        texts = "; ".join(_text(one, value._type_, names) for one in value)
+        return re.sub(r"(; -)+$", "", f"[{texts}") + "]"
     if kind is ctypes.c_void_p:
         return "-" if value is None else names.setdefault(value, f"#{sum(one[0] == '#' for one in names.values())}")
     return f"{value:.7g}" if isinstance(value, float) else str(value)

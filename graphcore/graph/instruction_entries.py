@@ -214,7 +214,8 @@ class ModuleRecorder:
 
     def delta_heads(self, _node: Call, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Append the short convolution and the delta rule. Args: rest: fields of `DeltaParts` after `b`."""
-        parts = DeltaParts(*(one.view(1, 1, -1) for one in (mixed, z, a, b)), *rest)
+        rows = [one.view(1, 1, -1) for one in (mixed, z, a, b)]
+        parts = DeltaParts(rows[0], rows[1], rows[2], rows[3], *rest)
         span = self.state.span
         return native.append_delta_heads(self.program, parts._replace(starts=span.starts, counts=span.counts))
 

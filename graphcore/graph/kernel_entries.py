@@ -179,7 +179,7 @@ class DeviceRun:
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the answers of a delta rule's heads, side by side. Args: rest: fields of `DeltaParts` after `b`."""
-        return delta_heads(*(one[:, None] for one in (mixed, z, a, b)), *rest)[:, 0]
+        return delta_heads(mixed[:, None], z[:, None], a[:, None], b[:, None], *rest)[:, 0]
 
     def scaled_by_gate(self, gate: Tensor, x: Tensor) -> Tensor:
         """Return sigmoid(gate) * x, with one gate for each row."""
