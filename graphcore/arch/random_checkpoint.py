@@ -37,11 +37,11 @@ EXPONENTS = (119, 121)
 class RandomCheckpoint(Checkpoint):
     """A checkpoint of random weights under the decoder's own names: bf16, experts mxfp4; norms are 1, biases 0.
 
-    With a format, matrices that would be bf16 are stored as `quant=FORMAT` would pack them, and all matrices are made
-    of repeated blocks. That takes seconds, while drawing each weight takes minutes.
+    With a format, matrices are stored as `quant=FORMAT` would pack them, and all of them are made of repeated blocks.
+    That takes seconds, while drawing each weight takes minutes. Experts whose rows are no whole blocks stay mxfp4.
 
-    Experts are drawn packed, because those of one gpt-oss layer have 800 million weights. Projections with int8
-    activations have ternary weights, in i2_s if their size is a whole number of groups.
+    Without one, experts are drawn packed, because those of one gpt-oss layer have 800 million weights. Projections with
+    int8 activations have ternary weights, in i2_s if their size is a whole number of groups.
 
     A tensor depends only on its name and the seed, so that cutting a model's layers does not change the others.
     """
@@ -108,18 +108,19 @@ class RandomCheckpoint(Checkpoint):
 
 
 def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int], asked: str) -> str:
-    """Return the encoding of a weight: mxfp4 for experts [X, O, I], i2_s for ternary weights, if their sizes allow.
+    """Return the encoding of a weight: i2_s for ternary weights, if their sizes allow, and what was asked for others.
 
-    Other weights get the encoding that was asked for, or bf16 if that format does not pack such a weight.
+    Experts [X, O, I] get mxfp4 if their rows are not whole blocks of the format that was asked for, or if it is dense.
+    Weights that the format does not pack get bf16.
     """
     index, _ = split_layer(name)
-    if len(shape) == 3 and MXFP4.divides(shape):
+    is_packed = asked not in DENSE_DTYPES
+    if len(shape) == 3 and MXFP4.divides(shape) and not (is_packed and FORMATS[asked].divides(shape)):
         return MXFP4.name
     is_ternary = index is not None and spec.blocks[index].int8_activations is not None and len(shape) == 2
     if is_ternary and I2_S.divides(shape):
         return I2_S.name
-    is_packed = asked not in DENSE_DTYPES and len(shape) == 2
-    return (choose_format(name, shape, asked, spec.tied) if is_packed else None) or "bf16"
+    return (choose_format(name, shape, asked, spec.tied) if is_packed and len(shape) > 1 else None) or "bf16"
 
 
 def _info(name: str, shape: tuple[int, ...], encoding: str) -> TensorInfo:

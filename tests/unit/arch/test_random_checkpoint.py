@@ -130,10 +130,15 @@ def test_blocks_follow_seed_and_name() -> None:
     assert not torch.equal(one.read(Q_PROJ), one.read(Q_PROJ.replace("0", "1")))
 
 
-def test_experts_and_ternary_projections_keep_their_format_whatever_is_named() -> None:
-    experts = RandomCheckpoint(spec_of(GPT_OSS, num_local_experts=4), 0, "q8_0")
-    assert experts.tensors["layers.0.mlp.experts.up_proj.weight"].encoding == "mxfp4"
-    assert experts.read("layers.0.mlp.experts.up_proj.weight").dtype == torch.uint8
+@pytest.mark.parametrize(("asked", "expected"), [("q8_0", "q8_0"), ("q4_k", "mxfp4"), ("bf16", "mxfp4")])
+def test_experts_get_the_format_that_divides_their_rows(asked: str, expected: str) -> None:
+    experts = RandomCheckpoint(spec_of(GPT_OSS, num_local_experts=4), 0, asked)
+    info = experts.tensors["layers.0.mlp.experts.up_proj.weight"]
+    raw = experts.read(info.name)
+    assert (info.encoding, raw.dtype, raw.nbytes) == (expected, torch.uint8, FORMATS[expected].nbytes(info.shape))
+
+
+def test_ternary_projections_stay_ternary() -> None:
     ternary = RandomCheckpoint(spec_of(BITNET, **PACKED), 0, "bf16")
     info = ternary.tensors[Q_PROJ]
     values = dequantize(ternary.read(Q_PROJ), "i2_s", info.shape).unique()
