@@ -20,36 +20,18 @@ from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.targets import lower_to_instructions, missing_entry
 from graphcore.graph.lowering.tracing import M, Traced
+from graphcore.graph.native_operands import Choice, native_matrix, norm_of, rounding_of
 from graphcore.graph.state import StepState
 from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
 from graphcore.kernels.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, ROUNDINGS
-from graphcore.kernels.library import Matrix
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
-from graphcore.nn.norm import LayerNorm, RMSNorm
 
 NO_NORM = instructions.Norm()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The choice of experts in a recorded block.
-
-    Attributes:
-        layer: index of the block's layer.
-        chosen: experts, [C] int32, written by the instructions before `begin`.
-        places: places of these experts, [C] int32, read from `begin` on; `chosen` itself where experts are resident.
-        begin: index of the first instruction that runs experts.
-    """
-
-    layer: int
-    chosen: Tensor
-    places: Tensor
-    begin: int
 
 
 def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
@@ -288,26 +270,3 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     getattr: lambda _recorder, _node, owner, name: getattr(owner, name),
     operator.getitem: lambda _recorder, _node, values, index: values[index],
 }
-
-
-def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
-    """Return a linear's matrix, its bias in float32 and where its product goes."""
-    bias = None if linear.bias is None else linear.bias.float()
-    matrix = program.matrix(linear.weight, linear.packing)
-    if linear.packing is not None and linear.weight_scale is not None:
-        scale = linear.weight_scale.item()
-        matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
-    return matrix, bias, out
-
-
-def rounding_of(linear: Linear) -> int:
-    """Return the number of the rounding that a linear's input undergoes."""
-    return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
-
-
-def norm_of(program: native.NativeProgram, norm: nn.Module) -> instructions.Norm:
-    """Return a module's normalisation as the kernels take it."""
-    if isinstance(norm, RMSNorm):
-        return native.norm(program, "rms", norm.eps, norm.weight, None)
-    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
-    return native.norm(program, "layer", norm.eps, norm.weight, norm.bias)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from graphcore.graph.instruction_entries import Choice, ModuleRecorder, obstacle_of_operations
+from graphcore.graph.instruction_entries import ModuleRecorder, obstacle_of_operations
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
+from graphcore.graph.native_operands import Choice
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels import instructions

@@ -7,9 +7,9 @@ from collections.abc import Container
 
 from torch import fx, nn
 
-from graphcore.graph.lowering import rules
+from graphcore.graph.lowering import rules, sums
 from graphcore.graph.lowering.operations import add_scaled, gate, project, scaled_sum
-from graphcore.graph.lowering.rules import is_stream
+from graphcore.graph.lowering.sums import is_stream
 from graphcore.graph.lowering.tracing import Traced, is_call, operation_name, trace
 from graphcore.nn.mlp import capped
 
@@ -23,12 +23,12 @@ INSTRUCTION_RULES = (
     rules.inputs_of_delta_rules,
     rules.products,
     rules.gates,
-    rules.experts_first,
-    rules.sums_when_read,
-    rules.product_and_sum,
-    rules.norm_and_sum,
-    rules.experts_and_sum,
-    rules.scaled_sums,
+    sums.experts_first,
+    sums.sums_when_read,
+    sums.product_and_sum,
+    sums.norm_and_sum,
+    sums.experts_and_sum,
+    sums.scaled_sums,
     rules.norm_and_products,
 )
 KERNEL_RULES = (
@@ -39,13 +39,13 @@ KERNEL_RULES = (
     rules.products,
     rules.wide_products,
     rules.gates,
-    rules.sums_when_read,
-    rules.product_and_sum,
-    rules.norm_and_sum,
-    rules.experts_and_sum,
+    sums.sums_when_read,
+    sums.product_and_sum,
+    sums.norm_and_sum,
+    sums.experts_and_sum,
     rules.router_and_choice,
-    rules.scaled_sums,
-    rules.norm_of_sum,
+    sums.scaled_sums,
+    sums.norm_of_sum,
     rules.norm_and_product,
 )
 

@@ -1,0 +1,158 @@
+"""The rules about sums with the residual stream, which are made in place where nothing reads the old stream later.
+
+A rule is as in rules.py: it looks for one pattern in a graph, and puts one operation in its place.
+"""
+
+import operator
+from collections.abc import Iterator
+
+from torch import fx
+
+from graphcore.graph.lowering.operations import (
+    Call,
+    add_experts,
+    add_normed,
+    add_normed_and_norm,
+    add_project,
+    add_scaled,
+    norm_call,
+    parts,
+    project,
+    scaled_sum,
+)
+from graphcore.graph.lowering.shapes import CASTS
+from graphcore.graph.lowering.tracing import Traced, is_call, is_read_once
+from graphcore.nn.moe import Experts, choose_experts, weighted_sum
+from graphcore.nn.norm import RMSNorm
+
+SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled)  # their first argument is the stream
+
+
+def sums_when_read(traced: Traced) -> None:
+    """Move each sum to just before its first reader, so that the stream may be changed in place."""
+    for node in reversed(traced.nodes(operator.add)):
+        order = traced.order()
+        if node.users:
+            min(node.users, key=order.__getitem__).prepend(node)
+
+
+def product_and_sum(traced: Traced) -> None:
+    """Turn stream + linear(x) into `add_project`."""
+    for node, stream, product in sums_in_place(traced):
+        if is_call(product, project) and is_read_once(product) and product.args[3] is None:
+            if source_of(traced, product.args[0]) is stream:
+                continue  # the sum's rows would be written while other rows are still computed from the stream
+            x, norm, (linear,), *_ = product.args
+            traced.replace(node, add_project, stream, x, norm, linear)
+
+
+def norm_and_sum(traced: Traced) -> None:
+    """Turn stream + norm(x) into `add_normed`; the input of the norm stays float32."""
+    for node, stream, normed in sums_in_place(traced):
+        if traced.is_norm(normed) and is_read_once(normed):
+            x = normed.args[0]
+            call = traced.replace(node, add_normed, stream, x, norm_call(normed))
+            if is_call(x, project) and is_read_once(x):
+                x.args = (*x.args[:4], True)
+            assert call.args[1] is x, "the answer that is normalised"
+
+
+def norm_of_sum(traced: Traced) -> None:
+    """Turn stream + norm(x), and the norm of that sum, into `add_normed_and_norm`."""
+    for node in traced.nodes(add_normed):
+        after = traced.modules[node.args[2].name]
+        norms = [user for user in node.users if traced.is_norm(user)]
+        if len(norms) != 1 or not isinstance(after, RMSNorm) or traced.modules[norms[0].target].eps != after.eps:
+            continue
+        with traced.graph.inserting_before(node):
+            both = traced.graph.call_function(add_normed_and_norm, (*node.args, norm_call(norms[0])))
+            total, normed = (traced.graph.call_function(operator.getitem, (both, index)) for index in range(2))
+        for old, new in ((norms[0], normed), (node, total)):
+            old.replace_all_uses_with(new)
+            traced.graph.erase_node(old)
+
+
+def experts_first(traced: Traced) -> None:
+    """Turn (stream + x) + the weighted sum of experts' answers into (stream + the weighted sum) + x.
+
+    The experts' input is a norm of the stream, which a target that folds norms must compute before the stream changes.
+    """
+    for node in traced.nodes(operator.add):
+        first, answer = node.args
+        if is_call(answer, weighted_sum) and is_call(first, operator.add) and is_read_once(first):
+            stream, x = first.args
+            node.args = (stream, answer)
+            with traced.graph.inserting_after(node):
+                total = traced.graph.call_function(operator.add)
+            node.replace_all_uses_with(total)
+            total.args = (node, x)
+            traced.graph.erase_node(first)
+
+
+def experts_and_sum(traced: Traced) -> None:
+    """Turn stream + the weighted sum of experts' answers into `add_experts`."""
+    for node, stream, answer in sums_in_place(traced):
+        if not is_call(answer, weighted_sum) or not is_read_once(answer):
+            continue
+        experts, shares = answer.args
+        choice = shares.args[0]
+        if traced.leaf(experts, Experts) and is_read_once(experts) and is_call(choice, choose_experts):
+            x, chosen, *_ = experts.args
+            call = traced.replace(node, add_experts, stream, x, None, chosen, shares, experts.target)
+            for one in (choice, *choice.users, chosen):
+                call.prepend(one)  # the experts directly follow their choice
+
+
+def scaled_sums(traced: Traced) -> None:
+    """Turn any other stream + x, or stream + x * number, into `add_scaled`; `scaled_sum` if the stream must stay."""
+    in_place = {node: stream is node.args[1] for node, stream, _ in sums_in_place(traced)}
+    for node in traced.nodes(operator.add):
+        stream, x = reversed(node.args) if in_place.get(node) else node.args
+        factor: object = 1.0
+        if not isinstance(stream, fx.Node) or not isinstance(x, fx.Node):
+            continue
+        if is_call(x, operator.mul) and is_read_once(x):
+            x, factor = x.args if isinstance(x.args[0], fx.Node) else x.args[::-1]
+        traced.replace(node, add_scaled if node in in_place else scaled_sum, stream, x, factor)
+
+
+def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
+    """Yield each sum stream + x with its operands, where nothing reads the old stream after it."""
+    for node in traced.nodes(operator.add):
+        stream, x = node.args
+        if not is_stream(stream):
+            stream, x = x, stream
+        if is_stream(stream) and dict(last_readers(traced.graph))[stream] is node:
+            yield node, stream, x
+
+
+def is_stream(node: object) -> bool:
+    """Return whether a node is the residual stream: the module's input, or a sum with the stream."""
+    if not isinstance(node, fx.Node):
+        return False
+    is_part = is_call(node, operator.getitem) and is_call(node.args[0], add_normed_and_norm) and node.args[1] == 0
+    return bool(node.op == "placeholder" or is_part) or node.target in (operator.add, *SUMS)
+
+
+def source_of(traced: Traced, node: Call) -> Call:
+    """Return the value that a node's norms and casts start from, or the node itself if it is neither."""
+    while traced.is_norm(node) or (isinstance(node, fx.Node) and node.op == "call_method" and node.target in CASTS):
+        node = node.args[0]
+    return node
+
+
+def last_readers(graph: fx.Graph) -> Iterator[tuple[Call, Call]]:
+    """Yield each node that is read, with the last node that reads it."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.users:
+            yield node, max(readers(node), key=order.__getitem__)
+
+
+def readers(node: Call) -> Iterator[Call]:
+    """Yield the nodes that read a node, or a part or cast of it, which may share its memory."""
+    for user in node.users:
+        yield user
+        is_view = user.target in (parts, operator.getitem) or (user.op == "call_method" and user.target in CASTS)
+        if is_view and user.target not in SUMS:
+            yield from readers(user)

@@ -1,0 +1,52 @@
+"""What a native program's instructions are given: matrices, roundings, normalisations, and choices of experts."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from graphcore.kernels import instructions
+from graphcore.kernels import native_program as native
+from graphcore.kernels.kernel_packing import ROUNDINGS
+from graphcore.kernels.library import Matrix
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import LayerNorm, RMSNorm
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice of experts in a recorded block.
+
+    Attributes:
+        layer: index of the block's layer.
+        chosen: experts, [C] int32, written by the instructions before `begin`.
+        places: places of these experts, [C] int32, read from `begin` on; `chosen` itself where experts are resident.
+        begin: index of the first instruction that runs experts.
+    """
+
+    layer: int
+    chosen: Tensor
+    places: Tensor
+    begin: int
+
+
+def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
+    """Return a linear's matrix, its bias in float32 and where its product goes."""
+    bias = None if linear.bias is None else linear.bias.float()
+    matrix = program.matrix(linear.weight, linear.packing)
+    if linear.packing is not None and linear.weight_scale is not None:
+        scale = linear.weight_scale.item()
+        matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
+    return matrix, bias, out
+
+
+def rounding_of(linear: Linear) -> int:
+    """Return the number of the rounding that a linear's input undergoes."""
+    return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
+
+
+def norm_of(program: native.NativeProgram, norm: nn.Module) -> instructions.Norm:
+    """Return a module's normalisation as the kernels take it."""
+    if isinstance(norm, RMSNorm):
+        return native.norm(program, "rms", norm.eps, norm.weight, None)
+    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
+    return native.norm(program, "layer", norm.eps, norm.weight, norm.bias)
