@@ -122,7 +122,7 @@ def note_on_unused(
             found[part] += substring in name
         if _is_of_layers(name, predicting):
             found["multi-token prediction"] += 1
-    parts = [f"{part} ({count} tensors)" for part, count in found.items() if count]
+    parts = [f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in found.items() if count]
     return f"left out of the checkpoint: {' and '.join(parts)}" if parts else None
 
 
