@@ -11,7 +11,7 @@ import pytest
 import qwen_moe_files
 import torch
 from chat_folder import TINY, save_chat_folder
-from tiny_models import TinyModel, add_tokenizer
+from tiny_models import DELTA_RULES, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -64,7 +64,7 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
     assert {key for key in differing if key not in NOT_OURS and not key.endswith(OURS_ALONE)} == set()
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, "gpt2"])
 def test_a_packed_model_answers_as_the_source_does(
     tiny_model: Callable[[str], TinyModel], name: str, tmp_path: Path
 ) -> None:

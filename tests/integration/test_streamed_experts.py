@@ -1,13 +1,14 @@
 """A mixture of experts that is fetched expert by expert gives the resident model's logits, to the bit.
 
-Resident models are compared with transformers in test_gpt_oss.py and test_qwen_moe.py. The tiny models have 4 layers of
-6 experts, of which a token goes through 3: a token's working set is 12 of 24.
+Resident models are compared with transformers in test_gpt_oss.py, test_qwen_moe.py and test_qwen_delta.py. The tiny
+models have 4 layers of 6 experts, of which a token goes through 3: a token's working set is 12 of 24.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import qwen_delta_files
 import qwen_moe_files
 import torch
 from gguf import GGMLQuantizationType
@@ -15,6 +16,7 @@ from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, wri
 from streamed_engine import SIZES
 from tiny_models import VOCAB
 from torch import Tensor, nn
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from graphcore import Engine
@@ -50,6 +52,11 @@ def qwen_gguf(folder: Path) -> Path:
     return qwen_moe_files.write_gguf(folder / "model.gguf", model, encoding, is_fused=False)
 
 
+def qwen_delta(folder: Path) -> Path:
+    qwen_delta_files.build("qwen3_5_moe", 5, num_hidden_layers=LAYERS).bfloat16().save_pretrained(folder)
+    return folder
+
+
 def gguf(is_packed: bool, is_fused: bool) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         model = build(3)
@@ -68,6 +75,7 @@ FILES = {
     "gguf_f32_fused": gguf(is_packed=False, is_fused=True),
     "qwen": qwen,
     "qwen_gguf_q4_0": qwen_gguf,
+    "qwen_delta": qwen_delta,
 }
 
 
@@ -211,7 +219,7 @@ def routed_by(model: nn.Module, ids: Tensor) -> list[set[int]]:
     def watch(layer: int) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> None:
             mlp = model.model.layers[layer].mlp
-            is_qwen = isinstance(mlp, Qwen3MoeSparseMoeBlock)
+            is_qwen = isinstance(mlp, Qwen3MoeSparseMoeBlock | Qwen3_5MoeSparseMoeBlock)
             router, bias = (mlp.gate, None) if is_qwen else (mlp.router, mlp.router.bias)
             scores = nn.functional.linear(inputs[0].reshape(-1, inputs[0].shape[-1]), router.weight, bias)
             chosen[layer] |= set(scores.topk(router.top_k).indices.flatten().tolist())
@@ -257,6 +265,10 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
         model = qwen_moe_files.build(3, hidden_size=256, moe_intermediate_size=256)
         qwen_moe_files.round_experts(model, GGMLQuantizationType.Q4_0)
         path = qwen_moe_files.write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.Q4_0, is_fused=False)
+    elif form == "qwen_delta":
+        sizes = {"num_hidden_layers": LAYERS, "hidden_size": 256, "moe_intermediate_size": 256}
+        model = qwen_delta_files.build("qwen3_5_moe", 3, **sizes)
+        model.save_pretrained(tmp_path)
     else:
         packed = pack(model, 3) if "mxfp4" in form else {}
         tensors = gguf_tensors(model, packed, is_fused=form.endswith("fused"))

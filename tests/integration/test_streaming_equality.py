@@ -17,12 +17,11 @@ from gpt_files import small_file
 from streamed_engine import load, smallest_budget, stream_of
 from streamed_results import IDS, PROMPTS, differing, results
 from ternary_models import save_ternary
-from tiny_models import BUILDERS, TinyModel
+from tiny_models import BUILDERS, MIXTURES, TinyModel
 
 Tiny = Callable[[str], TinyModel]
 WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe")
 NAMES = tuple(name for name in BUILDERS if name not in MIXTURES)  # experts have tests of their own
 # Settings of streaming whose values appear beside each other in all pairs, or nearly.
 COMBINATIONS: Sequence[tuple[str, ...]] = (
