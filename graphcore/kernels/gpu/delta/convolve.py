@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gated_delta import DeltaParts
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
 TOKENS = 16  # of a program; at least the width of a convolution
 UNIT_EPS = tl.constexpr(1e-6)
@@ -30,8 +32,10 @@ def _convolve(
     mixed, a, b, weight, bias, rate, dt_bias, state, starts, counts, joined, decays, betas,
     tokens, channels, key_heads, heads, scale,
     WIDTH: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-    TAPS: tl.constexpr,
+    TAPS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     head, part, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, count = tl.load(starts + sequence), tl.load(counts + sequence)
     is_value = head >= 2 * key_heads
@@ -111,5 +115,6 @@ def launch_convolve(parts: DeltaParts) -> tuple[Tensor, Tensor, Tensor]:
         tokens, channels, parts.key_heads, heads, key_dim**-0.5,
         WIDTH=width, KEY_DIM=key_dim, VALUE_DIM=value_dim, TOKENS=of_program, BLOCK=block,
         TAPS=triton.next_power_of_2(width), num_warps=1 if tokens == 1 else 4, enable_fp_fusion=True,
+        **dependence(),
     )  # fmt: skip
     return joined, decays, betas

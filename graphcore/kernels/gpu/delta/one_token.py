@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gated_delta import DeltaParts
+from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
 STATE_VALUES = 64  # numbers of a state that a thread holds, at most
 
@@ -22,7 +24,10 @@ STATE_VALUES = 64  # numbers of a state that a thread holds, at most
 def _one_token(
     joined, decays, betas, z, norm_weight, state, starts, counts, out, channels, key_heads, heads, eps,
     TILED: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if tl.load(counts + sequence) == 0:
         return
@@ -56,6 +61,6 @@ def launch_one_token(parts: DeltaParts, joined: Tensor, decays: Tensor, betas: T
         joined, decays, betas, parts.z, parts.norm_weight, parts.recurrent, parts.starts, parts.counts, out,
         joined.shape[-1], parts.key_heads, heads, parts.eps, TILED=parts.tiled, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         KEYS=keys, VALUES=values, num_warps=min(max(keys * values // (32 * STATE_VALUES), 1), 16),
-        enable_fp_fusion=True,
+        enable_fp_fusion=True, **dependence(),
     )  # fmt: skip
     return out

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[3]
 # kernels of a captured step that begin before the ones in front of them have ended
 DEPENDENT = {
     *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
-    *("_packed_product", "_residual_norm", "_rotate_and_write", "_route", "attend_splits"),
+    *("_packed_product", "_residual_norm", "_rotate_and_write", "_route", "attend_splits", "_convolve", "_one_token"),
 }
 READ_LITTLE = ("_choose", "_rotate_and_write")  # a router's scores; a head of one token
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for
