@@ -21,6 +21,7 @@ _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_QWEN35 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _SPACES
 _O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _CONTRACTIONS + "?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _CONTRACTIONS + "?"
@@ -55,6 +56,7 @@ SPLITTERS = (
     LLAMA3,
     Splitter(("smaug-bpe", "dbrx"), (_LLAMA3,)),
     Splitter(("qwen2", "deepseek-r1-qwen"), (_QWEN2,), composes=True),
+    Splitter(("qwen35",), (_QWEN35,), composes=True),
     Splitter(("gpt-4o", "llama4"), (_O200K,), ignore_merges=True),
     Splitter(("gpt-2", "phi-2", "mpt", "olmo"), (GPT2_PATTERN,)),
     Splitter(("smollm", "starcoder", "refact"), (r"\p{N}", GPT2_PATTERN)),

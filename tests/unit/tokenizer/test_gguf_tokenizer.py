@@ -2,9 +2,10 @@
 
 import pytest
 from golden_vocab import NAMES, golden_tokenizer, golden_vocab
+from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB
+from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -27,6 +28,31 @@ def test_ids_are_those_of_the_published_tokenizer(name: str) -> None:
         if golden.in_full(found := tokenizer.encode(text, add_special_tokens=False)) != ids
     ]
     assert wrong == []
+
+
+def words(pre: str, text: str) -> list[tuple[int, int]]:
+    """Return the begin and end of each word that a splitter cuts text into."""
+    (pattern,) = find_splitter(pre, 0, "m").patterns
+    splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return [place for _, place in splitter.pre_tokenize_str(text)]
+
+
+def test_words_of_qwen_3_5_are_those_of_transformers_own_class() -> None:
+    """Its own vocabulary is not at hand. Unlike Qwen 2's, its words keep combining marks."""
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+
+    golden = golden_vocab("qwen2")
+    tokens, merges = (golden.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
+    theirs = Qwen3_5Tokenizer({token: at for at, token in enumerate(tokens)}, [tuple(one.split(" ")) for one in merges])
+    split = theirs.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    marked = "\u0939\u093f\u0928\u094d\u0926\u0940 1234 e\u0328\u0301x !\u0301a"
+    texts = [text for text, _ in golden.cases] + [marked]
+    assert [words("qwen35", text) for text in texts] == [[place for _, place in split(text)] for text in texts]
+    assert words("qwen35", marked) != words("qwen2", marked)
+    ours = Tokenizer.from_gguf(changed("qwen2", pre="qwen35"), "m")
+    plain = [text for text in texts if "<" not in text]
+    found = [ours.encode(text, add_special_tokens=False) for text in plain]
+    assert found == [theirs.encode(text, add_special_tokens=False) for text in plain]
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "llama-bpe", "smollm", "starcoder", "gemma3"])
@@ -141,7 +167,7 @@ def test_control_tokens_are_left_out_of_decoded_text_and_user_defined_ones_are_n
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"pre": "qwen35"}, "pre 'qwen35' is unknown; known: .*gpt-2, gpt-4o"),
+        ({"pre": "qwen53"}, "pre 'qwen53' is unknown; known: .*gpt-2, gpt-4o"),
         ({"pre": None}, "pre is missing.*vocabulary of.*prompt_ids"),
         ({"pre": "default"}, "pre is default"),
         ({"pre": 3}, "pre is 3, where str is expected"),
