@@ -76,6 +76,8 @@ MODELS: Mapping[str, tuple[str | dict[str, object], int, str]] = {
     "gpt2": ("gpt2", 1, "stored"),
     "gpt_oss": ("gpt_oss", 2, "stored"),
     "qwen3_moe": ("qwen3_moe", 1, "stored"),
+    "qwen3_5": ("qwen3_5", 4, "stored"),
+    "qwen3_6_moe": ("qwen3_6_moe", 4, "stored"),
     "bitnet": ("bitnet", 1, "stored"),
 }
 LAYERS = {"gpt2": "n_layer"}  # where a config calls their number otherwise
