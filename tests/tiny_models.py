@@ -96,6 +96,42 @@ QWEN3_NEXT = {
 }
 QWEN3_5 = {name: size for name, size in QWEN3_NEXT.items() if "expert" not in name and name != "norm_topk_prob"}
 QWEN3_5_MOE = {name: size for name, size in QWEN3_NEXT.items() if name not in ("norm_topk_prob", "intermediate_size")}
+GEMMA4_TEXT = {
+    **SIZES,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "num_hidden_layers": 7,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    + 2 * ["sliding_attention"]
+    + ["full_attention"],
+    "final_logit_softcapping": 3.0,
+    **NO_TOKENS,
+    "pad_token_id": 0,
+}
+GEMMA4 = {  # features of layers, and the last layers share keys and values
+    **GEMMA4_TEXT,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_DENSE = {  # full layers have fewer kv heads, and their keys are their values
+    **GEMMA4_TEXT,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+}
+GEMMA4_MOE = {
+    **GEMMA4_DENSE,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 48,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -163,6 +199,43 @@ def _gemma3_nested() -> nn.Module:
     return Gemma3ForConditionalGeneration(
         Gemma3Config(text_config=GEMMA_TEXT, vision_config=VISION, mm_tokens_per_image=4)
     )
+
+
+def gemma4(**changes: object) -> nn.Module:
+    """Return a Gemma 4 model; `changes` are of GEMMA4."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4, **changes}))
+    _tame(model)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+@torch.no_grad()
+def _tame(model: nn.Module) -> None:
+    """Draw the layers' numbers, and keep scores near one, which Gemma 4 leaves to the norms of queries and keys."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.4, 1.4)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.fill_(parameter.numel() ** -0.25)
+
+
+def _gemma4_dense() -> nn.Module:
+    return gemma4(**GEMMA4_DENSE)
+
+
+def _gemma4_moe() -> nn.Module:
+    return gemma4(**GEMMA4_MOE)
+
+
+def _gemma4_unified() -> nn.Module:
+    from transformers import Gemma4UnifiedForCausalLM, Gemma4UnifiedTextConfig
+
+    model = Gemma4UnifiedForCausalLM(Gemma4UnifiedTextConfig(**{**GEMMA4_DENSE, "num_kv_shared_layers": 2}))
+    _tame(model)
+    return model
 
 
 def _gpt2() -> nn.Module:
@@ -248,6 +321,10 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3": _qwen3,  # q and k norms, tied
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
+    "gemma4": gemma4,  # features of layers, shared keys and values, two head widths, a wide MLP in sharing layers
+    "gemma4_dense": _gemma4_dense,  # keys that are values, fewer kv heads in full layers
+    "gemma4_moe": _gemma4_moe,  # experts beside the MLP
+    "gemma4_unified": _gemma4_unified,  # the names of another class, layers that share keys that are values
     "gpt2": _gpt2,
     "gpt_oss": gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
     "qwen3_moe": qwen3_moe,  # experts in every layer, q and k norms
@@ -268,6 +345,8 @@ ARCHITECTURES = (  # one of each
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "gemma4",
+    "gemma4_moe",
     "bitnet",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
@@ -275,16 +354,21 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("llama3", "gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
 # their size.
 TOLERANCE_WITH_DELTA_RULES = 1e-4
+# Gemma 4 does not scale its scores, so that rounding moves a random model's softmax more: transformers' own float32
+# logits differ by as much from its float64 ones.
+TOLERANCE_OF_SCORES = 1e-4
 
 
 def tolerance_of(name: str) -> float:
     """Return the largest difference between two float32 logits of a family's model that rounding explains."""
+    if name.startswith("gemma4"):
+        return TOLERANCE_OF_SCORES
     return TOLERANCE_WITH_DELTA_RULES if name in DELTA_RULES else TOLERANCE
 
 

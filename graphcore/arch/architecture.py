@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
+from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.folds import Fold
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,34 @@ class Architecture(ABC):
             CheckpointError: the file breaks a rule.
         """
 
+    def ignores(self, name: str, config: ModelConfig) -> bool:
+        """Return whether text generation does not use the stored tensor `name`; a family may add to `ignored`."""
+        return any(part in name for part in self.ignored)
+
     def gguf_defaults(self, gguf_name: str) -> ClassDefaults:
         """Return the defaults of settings that GGUF files with one of `gguf_names` omit."""
         return self.defaults
 
-    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
+        """Return the config completed by settings that are specific to this model type; by default unchanged.
+
+        Args:
+            config: config read from the settings that all models have.
+            fields: settings of the language model in config.json.
+
+        Raises:
+            CheckpointError: a setting is missing or wrong.
+            UnsupportedError: a setting changes the mathematics and is not supported.
+        """
+        return config
+
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config completed by settings that are specific to this model type; by default unchanged.
 
         Args:
             config: config read from the keys that all models have.
             keys: metadata of the file.
+            shapes: shape of each tensor by name, in torch order.
         """
         return config
 

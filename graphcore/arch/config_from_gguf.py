@@ -72,7 +72,7 @@ def config_from_gguf(
         eos_token_ids=tuple(dict.fromkeys(ends)),
         ternary="divided" if has_ternary else None,  # Llama3-8B-1.58 and Falcon3 are "bitlinear" models
     )
-    return architecture.complete_gguf(_with_experts(config, keys), keys)
+    return architecture.complete_gguf(_with_experts(config, keys), keys, tensor_shapes)
 
 
 def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
@@ -160,6 +160,8 @@ def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str,
             raise UnsupportedError(
                 f"{source}: {keys.name(key)} is {width}, the head dim is {head_dim}; only equal ones are supported"
             )
+    if "attention.key_length" in keys.defaults.sizes_by_layer:
+        return  # heads of the first layer may have another width; the family checks all
     query = shapes.get("blk.0.attn_q.weight")
     # Without a rotation (GPT-2) there is no such tensor, and the family's own check refuses it by its name.
     if keys.defaults.has_rope and not is_partial and query is not None and query[0] != heads * head_dim:
@@ -235,7 +237,7 @@ def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[
 
 
 def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
-    """Return the window of sliding layers in tokens, and the distance between full-attention layers; or None twice."""
+    """Return the window of sliding layers in tokens, and the distance between full-attention layers; None for none."""
     name = keys.name("attention.sliding_window")
     if keys.defaults.window_rule != "pattern":
         if keys.fields.raw.get(name) not in (None, 0):
@@ -245,8 +247,10 @@ def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
             )
         return None, None
     keys.check_required(("attention.sliding_window",))
-    pattern = keys.size("attention.sliding_window_pattern") or keys.defaults.sliding_window_pattern
-    return keys.required_size("attention.sliding_window"), pattern
+    window, key = keys.required_size("attention.sliding_window"), "attention.sliding_window_pattern"
+    if key in keys.defaults.sizes_by_layer:
+        return window, None  # the family reads each layer's type
+    return window, keys.size(key) or keys.defaults.sliding_window_pattern
 
 
 def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

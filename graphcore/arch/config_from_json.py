@@ -66,7 +66,7 @@ def parse_model_config(
     tie, dtype = fields.flag("tie_word_embeddings"), fields.text("dtype", "torch_dtype")
     attention = _attention(fields, defaults, hidden_size, num_layers, source)
     eps = fields.positive("rms_norm_eps" if defaults.has_rope else "layer_norm_epsilon")
-    return ModelConfig(
+    config = ModelConfig(
         model_type=defaults.model_type,
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size") or defaults.intermediate_size or 4 * hidden_size,
@@ -86,6 +86,7 @@ def parse_model_config(
         dtype=dtype.removeprefix("torch.") if dtype else None,
         ternary=read_ternary_scaling(fields),
     )
+    return ARCHITECTURES[defaults.model_type].complete_json(config, fields)
 
 
 def _language_model(fields: Fields) -> tuple[Fields, ClassDefaults]:

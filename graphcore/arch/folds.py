@@ -173,6 +173,17 @@ class AddOne(Fold):
 
 
 @dataclass(frozen=True)
+class Times(Fold):
+    """The product of a vector with a constant, in float32 (a scale that Gemma 4's router divides by sqrt(dim))."""
+
+    factor: float
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return tensor * factor, float32."""
+        return tensor.float() * self.factor
+
+
+@dataclass(frozen=True)
 class WithoutScale(Fold):
     """The change of a ternary weight w to w / max |w|, which is exactly -1, 0 and 1."""
 

@@ -4,18 +4,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
-from graphcore.nn.spec import (
-    AttentionSpec,
-    BlockSpec,
+from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
-    MLPSpec,
-    ModelSpec,
-    NormSpec,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 
 # llama.cpp's tensor names, by decoder module; families that differ override entries.
 GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
@@ -51,6 +48,9 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
         return RopeSpec(rope.theta, width=rope.width)
     if scaling["rope_type"] == "linear":
         return RopeSpec(rope.theta, LinearScaling(float(scaling["factor"])), rope.width)
+    if scaling["rope_type"] == "proportional":
+        share, factor = float(scaling["partial_rotary_factor"]), float(scaling["factor"])
+        return RopeSpec(rope.theta, ProportionalScaling(share, factor))
     if scaling["rope_type"] == "yarn":
         return RopeSpec(rope.theta, _yarn_of(scaling), rope.width)
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"

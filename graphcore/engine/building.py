@@ -73,7 +73,9 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices, moving = parts.choices, stream.moving
-    caches = allocate_cache(model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device)
+    caches = allocate_cache(
+        model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device, choices.prefill_chunk
+    )
     if moving.plan.is_streaming:
         for cache in caches:  # write now, as the system provides memory at the first write
             for tensor in cache.tensors:

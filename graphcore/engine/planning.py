@@ -17,7 +17,7 @@ from graphcore.streaming.policy_registry import keeps_of
 from graphcore.streaming.tier import Tier, buffer_nbytes, check_host, choose_tier, ram_nbytes
 from graphcore.weights.conversion import first_row
 from graphcore.weights.experts import expert_linears
-from graphcore.weights.matching import EMBEDDING
+from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.planning.costs import allocated_cache_nbytes, loading_nbytes, overhead_nbytes, workspace_nbytes
 from graphcore.weights.planning.machine import Machine
 from graphcore.weights.planning.plan import Plan
@@ -104,7 +104,7 @@ def costs_of(model: Model, parts: PreparedModel, tier: Tier) -> Costs:
     batch, is_gpu = choices.batch_size, choices.device.type == "cuda"
     cached = allocated_cache_nbytes if is_gpu else cache_nbytes
     return Costs(
-        kv_nbytes=lambda tokens: cached(spec, batch, tokens, choices.kv_dtype),
+        kv_nbytes=lambda tokens: cached(spec, batch, tokens, choices.kv_dtype, choices.prefill_chunk),
         workspace_nbytes=workspace_nbytes(
             spec, batch, choices.prefill_chunk, choices.dtype, is_eager=choices.prefill == "eager"
         ),
@@ -128,10 +128,13 @@ def disk_obstacle(settings: Settings, parts: PreparedModel, machine: Machine) ->
         return ""
     if any(not loader.checkpoint.spans(source.name) for source in loader.sources.values()):
         return f"{loader.checkpoint.source} has no files"
-    source = loader.sources[EMBEDDING]
-    embedding = parts.decoder.embed_tokens
-    if first_row(loader, source, loader.checkpoint.tensors[source.name], embedding.packing) is None:
-        return f"the rows of tensor '{source.name}' cannot be read one by one"
+    for name in (EMBEDDING, FEATURES):
+        source = loader.sources.get(name)
+        if source is None:
+            continue
+        packing = parts.decoder.table(name).packing
+        if first_row(loader, source, loader.checkpoint.tensors[source.name], packing) is None:
+            return f"the rows of tensor '{source.name}' cannot be read one by one"
     return expert_obstacle(loader, expert_linears(parts.decoder))
 
 

@@ -49,7 +49,7 @@ def typed_field(value: FieldValue) -> Field:
         return Field(value, VALUE_TYPES[int] if fits else gguf.GGUFValueType.INT64)
     assert value, "GGUF has no empty arrays"
     element = VALUE_TYPES[type(value[0])]
-    return Field(value, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32 if isinstance(value[0], int) else element)
+    return Field(value, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32 if type(value[0]) is int else element)
 
 
 @dataclass(frozen=True)

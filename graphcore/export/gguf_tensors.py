@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
-from graphcore.arch.folds import AsOneRow, Fold, GroupHeads, PickParts, PickRows, SplitPairs
+from graphcore.arch.folds import AsOneRow, Fold, GroupHeads, PickParts, PickRows, SplitPairs, Times
 from graphcore.errors import UnsupportedError
 
 
@@ -30,6 +30,11 @@ class Member:
         """Index of its first row in the GGUF tensor."""
         return next((fold.start for fold in self.folds if isinstance(fold, PickRows)), 0)
 
+    @property
+    def axis(self) -> int:
+        """Axis of its rows in the GGUF tensor."""
+        return next((fold.axis for fold in self.folds if isinstance(fold, PickRows)), 0)
+
 
 def gguf_members(names: Sequence[str], source_of: Callable[[str], TensorSource]) -> dict[str, tuple[Member, ...]]:
     """Return the decoder's weights in each GGUF tensor, in order of rows; tensors are in order of first use."""
@@ -44,8 +49,9 @@ def gguf_shape(members: Sequence[Member], shapes: Mapping[str, tuple[int, ...]])
     """Return the shape of a GGUF tensor, given the shapes of the decoder's weights."""
     if any(isinstance(fold, AsOneRow) for fold in members[0].folds):
         return (shapes[members[0].name][1],)
-    rows = sum(shapes[member.name][0] for member in members)
-    return (rows, *shapes[members[0].name][1:])
+    shape, axis = list(shapes[members[0].name]), members[0].axis
+    shape[axis] = sum(shapes[member.name][axis] for member in members)
+    return tuple(shape)
 
 
 def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tensor_name: str) -> Tensor:
@@ -65,7 +71,7 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
         for fold in reversed(member.folds):
             part = _undo(fold, part, tensor_name)
         parts.append(part)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=members[0].axis)
 
 
 def _regrouped(members: Sequence[Member], weight_of: Callable[[str], Tensor]) -> Tensor:
@@ -90,4 +96,6 @@ def _undo(fold: Fold, tensor: Tensor, tensor_name: str) -> Tensor:
             return fold.undo(tensor)
         case AsOneRow():
             return tensor.flatten()
+        case Times(factor):
+            return tensor / factor
     raise UnsupportedError(f"{tensor_name}: {type(fold).__name__} has no way back into GGUF's form")

@@ -24,7 +24,8 @@ from graphcore.engine.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
 from graphcore.nn.rope import rope_frequencies
-from graphcore.nn.spec import DivisorScaling, Llama3Scaling, ModelSpec, RopeSpec
+from graphcore.nn.rope_spec import DivisorScaling, Llama3Scaling, ProportionalScaling, RopeSpec
+from graphcore.nn.spec import ModelSpec
 from graphcore.quant.format_choice import STORED
 from graphcore.quant.registry import ENCODINGS
 from graphcore.tokenizer.gguf_fields import gguf_fields
@@ -33,6 +34,7 @@ from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 Values = dict[str, FieldValue]
 
 QUANTIZATION_VERSION = 2  # version of ggml's block layouts
+UNTURNED = 1e30  # divisor of a pair that does not turn, as llama.cpp's converter writes it
 NOT_COPIED = ("split.", "general.architecture", "general.alignment")  # written anew
 
 # llama.cpp's number for a file of these tensors; it is shown to people and not used for reading.
@@ -155,7 +157,7 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
 def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
     """Return the values of `rope_freqs.weight`, [head_dim / 2]; None where the scaling has a key or there is none.
 
-    llama.cpp has no key for Llama 3's scaling; its files hold a divisor of each frequency.
+    llama.cpp has no key for Llama 3's scaling and for Gemma 4's; its files hold a divisor of each frequency.
     """
     found: dict[RopeSpec, int] = {one.rope: one.head_dim for one in spec.attentions if one.rope is not None}
     for rope, head_dim in found.items():
@@ -165,6 +167,9 @@ def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
             case Llama3Scaling():
                 plain = rope_frequencies(replace(rope, scaling=None), head_dim).double()
                 return tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())
+            case ProportionalScaling(share, factor):
+                pairs, turning = head_dim // 2, int(share * head_dim // 2)
+                return tuple(map(_as_float32, (factor,) * turning + (UNTURNED,) * (pairs - turning)))
     return None
 
 

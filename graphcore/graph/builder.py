@@ -153,6 +153,7 @@ class GraphBuilder:
         for group, layers in enumerate(self.layer_groups, start=1):
             bound = [
                 BoundBlock(
+                    index,
                     self.functions.kinds.block(index),
                     self.functions.block_function(index, batch, phase),
                     ropes[index],

@@ -133,4 +133,4 @@ def asks_host(step: Step) -> bool:
     """Return whether the step reads values back from the device, or brings bytes there: neither can be captured."""
     if isinstance(step, BlocksStep):
         return any(isinstance(bound.run, FetchedBlock) for bound in step.blocks)
-    return isinstance(step, EmbedStep) and step.embedding.is_gathered
+    return isinstance(step, EmbedStep) and step.embedding.asks_host

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
+from graphcore.graph.expert_instructions import append_choice, append_experts
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.targets import lower_to_instructions, missing_entry
@@ -25,11 +26,12 @@ from graphcore.graph.state import StepState
 from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
 from graphcore.kernels.gated_delta import DeltaParts, delta_heads
-from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, ROUNDINGS
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import ActivationModule, capped
+from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
+from graphcore.nn.norm import LayerNorm, RMSNorm
 
 NO_NORM = instructions.Norm()
 
@@ -80,7 +82,9 @@ class ModuleRecorder:
                 case _:
                     if place is not None and node is answer:
                         self._places[node] = place
-                    self._values[node] = ENTRIES[node.target](self, node, *map(self._value, node.args))
+                    is_module = node.op == "call_module"
+                    entry = ENTRIES[type(self.modules[node.target]) if is_module else node.target]
+                    self._values[node] = entry(self, node, *map(self._value, node.args))
         raise AssertionError("every graph has an output")
 
     def _value(self, argument: object) -> Any:
@@ -126,6 +130,14 @@ class ModuleRecorder:
         program.add(instructions.AddNorm(program.address(x), self._norm(norm), program.address(stream), dim))
         return stream
 
+    def normed(self, node: Call, x: Tensor, _dtype: torch.dtype | None = None) -> Tensor:
+        """Append norm(x)."""
+        program, out = self.program, self.program.buffer(x.numel())
+        program.needs(row_floats=out.numel())
+        norm = norm_of(program, self.modules[node.target])
+        program.add(instructions.AddNorm(program.address(x), norm, program.address(out), out.numel(), True))
+        return out
+
     def add_scaled(self, _node: Call, stream: Tensor, x: Tensor, factor: float) -> Tensor:
         """Append stream += factor * x."""
         return self.elementwise("add", stream, x, stream, factor=factor)
@@ -142,6 +154,10 @@ class ModuleRecorder:
     def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
         """Append cap * tanh(x / cap)."""
         return self.elementwise("cap", x, None, self.out(node, x.numel()), factor=cap)
+
+    def scaled(self, _node: Call, stream: Tensor, factor: Tensor) -> Tensor:
+        """Append stream *= factor, a number in memory."""
+        return self.elementwise("scale", factor, stream, stream)
 
     def parts(self, _node: Call, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
         """Return views of a buffer's parts; nothing is copied."""
@@ -165,23 +181,28 @@ class ModuleRecorder:
         self,
         _node: Call,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         rope: Tensor | None,
         q_norm: NormCall | None,
         k_norm: NormCall | None,
+        v_norm: NormCall | None,
         k_cache: Tensor,
         v_cache: Tensor,
         _starts: object,
         _counts: object,
         *how: Any,
     ) -> Tensor:
-        """Append norms of heads, rotation, cache write and softmax. Args: how: fields of `Scoring`."""
+        """Append norms of heads, rotation, cache write (where there are keys) and softmax.
+
+        Args:
+            how: fields of `Scoring`.
+        """
         program, scoring, (_, kv_heads, slots, width) = self.program, Scoring(*how), k_cache.shape
         out = program.buffer(q.numel())
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
-        arguments.q_norm, arguments.k_norm = self._norm(q_norm), self._norm(k_norm)
+        arguments.q_norm, arguments.k_norm, arguments.v_norm = map(self._norm, (q_norm, k_norm, v_norm))
         arguments.rope, arguments.sinks = program.address(rope), program.address(scoring.sinks)
         arguments.position = program.address(self.state.span.starts, torch.int64)
         arguments.k_cache = program.address(k_cache, k_cache.dtype)
@@ -205,38 +226,30 @@ class ModuleRecorder:
         """Append sigmoid(gate) * x for one number `gate`."""
         return self.elementwise("scale", gate, x, self.program.buffer(x.numel()), Activation.SIGMOID)
 
-    def choose(self, _node: Call, scores: Tensor, top_k: int, over: str) -> tuple[Choice, Tensor]:
+    def choose(
+        self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
+    ) -> tuple[Choice, Tensor]:
         """Append the choice of experts; return it and the shares."""
-        program, shares = self.program, self.program.buffer(top_k)
-        chosen = torch.zeros(top_k, dtype=torch.int32)
-        places = torch.zeros_like(chosen) if self.fetches_experts else chosen
-        choice = Choice(self.layer, chosen, places, len(program.arguments) + 1)
+        shares = self.program.buffer(top_k)
+        fetches = self.fetches_experts
+        choice = append_choice(self.program, self.layer, scores, shares, over == "all", scales, fetches)
         self.choices.append(choice)
-        program.needs(row_floats=scores.numel() + 32)
-        given, picks = program.address(scores), program.address(chosen, torch.int32)
-        program.add(instructions.Route(given, scores.numel(), top_k, picks, program.address(shares), over == "all"))
         return choice, shares
 
     def add_experts(
         self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
         """Append stream += the weighted sum of what the chosen experts make of norm(x)."""
-        program = self.program
-        assert choice.begin == len(program.arguments), "experts come right behind their choice"
-        experts = self._module(name, Experts)
-        parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
-        gate, up, down = (program.matrix(part.weight[0], part.packing) for part in parts)  # the other experts follow
-        biases = [program.address(None if part.bias is None else part.bias.float()) for part in parts]
-        rounding, used = ROUNDINGS[experts.gate_proj.rounding], shares.numel()
-        where = [program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)]
-        hidden = program.address(program.buffer(used * gate.rows))
-        program.needs(columns=gate.columns)
-        program.needs(rows=used, columns=down.columns)
-        given, gating = (program.address(x), self._norm(norm), rounding), (experts.gating.number, *experts.gating[1:])
-        program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *gating))
-        answer = (program.address(shares), program.address(stream), used)
-        program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *answer))
+        append_experts(self.program, self._module(name, Experts), self._norm(norm), choice, x, shares, stream)
         return stream
+
+    def sum_experts(
+        self, _node: Call, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
+    ) -> Tensor:
+        """Append the weighted sum of what the chosen experts make of norm(x)."""
+        experts, out = self._module(name, Experts), self.program.buffer(x.numel())
+        append_experts(self.program, experts, self._norm(norm), choice, x, shares, out, puts=True)
+        return out
 
     def _module(self, name: str, kind: type[M]) -> M:
         module = self.modules[name]
@@ -258,6 +271,10 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.add_normed: ModuleRecorder.add_normed,
     operations.attend_heads: ModuleRecorder.attend_heads,
     operations.add_experts: ModuleRecorder.add_experts,
+    operations.sum_experts: ModuleRecorder.sum_experts,
+    RMSNorm: ModuleRecorder.normed,
+    LayerNorm: ModuleRecorder.normed,
+    scaled: ModuleRecorder.scaled,
     operations.add_scaled: ModuleRecorder.add_scaled,
     operations.scaled_sum: ModuleRecorder.scaled_sum,
     operations.gate: ModuleRecorder.gate,

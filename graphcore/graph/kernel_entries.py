@@ -156,6 +156,7 @@ class DeviceRun:
         rope: Tensor | None,
         q_norm: NormCall | None,
         k_norm: NormCall | None,
+        _v_norm: None,
         k_cache: Tensor,
         v_cache: Tensor,
         starts: Tensor,
@@ -185,16 +186,16 @@ class DeviceRun:
         """Return sigmoid(gate) * x, with one gate for each row."""
         return scale_rows(gate, x, Activation.SIGMOID.kernel_name)
 
-    def choose(self, scores: Tensor, top_k: int, over: Shares) -> tuple[Tensor, Tensor]:
+    def choose(self, scores: Tensor, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
         return choose_decode_experts(scores, self._counts, top_k, over == "all")
 
-    def route(self, x: Tensor, name: str, top_k: int, over: Shares) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, name: str, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
             scores = product(*self._fed(x, None, router), [device_matrix(router)], router.dtype)
-            return self.choose(scores, top_k, over)
+            return self.choose(scores, top_k, over, None)
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:

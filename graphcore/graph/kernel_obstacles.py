@@ -60,6 +60,7 @@ def block_obstacle(block: nn.Module, batch: int) -> str | None:
     return (
         missing_entry(traced, OPERATIONS, "GPU kernel", changes_x=True)
         or _obstacle_of_norms(traced)
+        or _obstacle_of_choice(traced)
         or _obstacle_of_attention(block)
         or _obstacle_of_matrices(block)
     )
@@ -87,11 +88,22 @@ def _obstacle_of_norms(traced: Traced) -> str | None:
         if isinstance(traced.modules[node.args[2].name], LayerNorm):
             return "a LayerNorm behind a sublayer has no decode kernel"
     for node in traced.nodes(operations.attend_heads):
+        if node.args[1] is None:
+            return "attention to another layer's keys has no decode kernel"
+        if node.args[6] is not None:
+            return "values that are normalised have no decode kernel"
         norms = [traced.modules[norm.name] if norm else None for norm in node.args[4:6]]
         if any(isinstance(norm, LayerNorm) for norm in norms):
             return "heads that a LayerNorm normalises have no decode kernel"
         if len({(norm.eps, norm.scale_in_float32) if isinstance(norm, RMSNorm) else None for norm in norms}) > 1:
             return "queries and keys that are normalised in different ways have no decode kernel"
+    return None
+
+
+def _obstacle_of_choice(traced: Traced) -> str | None:
+    for node in (*traced.nodes(operations.route), *traced.nodes(choose_experts)):
+        if node.args[-1] is not None:
+            return "shares of experts that are scaled have no decode kernel"
     return None
 
 

@@ -8,7 +8,7 @@ Legend: B batch, T tokens, D model dim.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 SLOTS = 2  # dimension of a cache, [B, K, S, E]
 WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code then runs for any length from 2 up
+
+
+class _Example(NamedTuple):
+    """The inputs of a block without any real token: its arguments, and the layer's features if it has them."""
+
+    arguments: tuple[Tensor, Tensor | None, Span, Tensor, Tensor]
+    features: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -73,22 +80,24 @@ class KindCompiler:
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
+        example = self._example(index, batch, phase)
         with compile_cache(self.cache_dir):
-            run(self.block(index), *self._example(index, batch, phase))
+            run(self.block(index), *example.arguments, *example.features)
         return run
 
     def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile both halves of one kind; the example has no real token, so no expert is read."""
         block, name = self.block(index), self._kind_name(index)
         route: RouteFunction = self._named(Block.route, name, phase, batch)
+        example = self._example(index, batch, phase)
         with compile_cache(self.cache_dir):
-            routed = route(block, *self._example(index, batch, phase))
+            routed = route(block, *example.arguments)
         answers = experts_of(block)(routed.fed, routed.chosen)
         if phase == "prefill":
             mark_length(routed.x, answers, routed.shares)
         add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
         with compile_cache(self.cache_dir):
-            add(block, routed.x, answers, routed.shares)
+            add(block, routed.x, answers, routed.shares, *example.features)
         return RoutedBlock(route, add)
 
     def _kind_name(self, index: int) -> str:
@@ -102,20 +111,20 @@ class KindCompiler:
         self.on_compile(name)
         return compile_whole(function, name)
 
-    def _example(self, index: int, batch: int, phase: str) -> tuple[Tensor, Tensor | None, Span, Tensor, Tensor]:
+    def _example(self, index: int, batch: int, phase: str) -> "_Example":
         """Return a block's inputs without any real token."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
         EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
         rope = None if rope_index is None else state.ropes[rope_index]
+        features = () if state.per_layer is None else (state.per_layer[index],)
         if phase == "prefill":
-            mark_length(state.hidden, *state.ropes)
+            mark_length(state.hidden, *state.ropes, *features)
         cache = self.caches[index].rows(batch)
-        if (
-            isinstance(cache, KVCache) and cache.k.shape[SLOTS] > 1
-        ):  # one graph then serves every context_length; a size of 1 is never symbolic
+        # One graph then serves every context_length; a size of 1 is never symbolic.
+        if isinstance(cache, KVCache) and cache.k.shape[SLOTS] > 1:
             mark_length(cache.k, cache.v, dim=SLOTS)
-        return state.hidden, rope, state.span, *cache.tensors
+        return _Example((state.hidden, rope, state.span, *cache.tensors), features)
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
         """Return the function of heads of that many rows, compiled now, for [B, D], or for [B, T, D] with `tokens`."""

@@ -88,16 +88,25 @@ def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
 
 @dataclass
 class GatherStep:
-    """Puts the token's embedding row into a native program's residual stream, from wherever the embedding gets it."""
+    """Puts the token's embedding row into a native program's residual stream, from wherever the embedding gets it.
+
+    Attributes:
+        features: [L, P] float32, the token's features of each layer; None where layers have none.
+    """
 
     group: int
     state: StepState
     embedding: Embedding
     x: Tensor
+    features: Tensor | None = None
 
     def replay(self) -> None:
-        """Fill `x`."""
-        self.x.copy_(self.embedding(self.state.token_ids, self.state.span).view(-1))
+        """Fill `x` and `features`."""
+        token_ids = self.state.token_ids
+        hidden = self.embedding(token_ids, self.state.span)
+        self.x.copy_(hidden.view(-1))
+        if self.features is not None and self.embedding.per_layer is not None:
+            self.features.copy_(self.embedding.per_layer(token_ids, hidden).view(self.features.shape))
 
 
 @dataclass
@@ -122,6 +131,7 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
+    _features: Tensor | None = None  # [L, P], of the token
     _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
@@ -130,7 +140,12 @@ class Recorder:
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
         choices: list[Choice] = []
-        if not self.decoder.embed_tokens.is_gathered:
+        per_layer, embedding = self.decoder.spec.per_layer, self.decoder.embed_tokens
+        gathers = embedding.is_gathered or per_layer is not None
+        if per_layer is not None:
+            num_layers = len(self.decoder.layers)
+            self._features = program.buffer(num_layers * per_layer.width).view(num_layers, -1)
+        if not gathers:
             self._embed(program, state, x)
             ends.append((0, len(program.arguments)))
         for group, layers in enumerate(self.groups, start=1):
@@ -146,8 +161,7 @@ class Recorder:
             self._choose(program, state)
             ends.append((0, len(program.arguments)))
         steps = self._steps(program, ends, choices if self.fetcher is not None else ())
-        gather = GatherStep(0, state, self.decoder.embed_tokens, x)
-        return [gather, *steps] if self.decoder.embed_tokens.is_gathered else steps
+        return [GatherStep(0, state, embedding, x, self._features), *steps] if gathers else steps
 
     def _heads(self) -> Sequence[tuple[range, Head]]:
         """Return the head's parts, or the whole head where no part moves: its rows are computed independently."""
@@ -176,6 +190,7 @@ class Recorder:
         rope = None if rope_index is None else self.tables[rope_index]
         k_cache, v_cache = self.caches[index].tensors
         inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": k_cache, "v_cache": v_cache}
+        inputs["per_layer"] = None if self._features is None else self._features[index]
         modules = dict(block.named_modules())
         recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
         answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)

@@ -9,7 +9,7 @@ from graphcore.kernels import native_program as native
 from graphcore.kernels.kernel_packing import ROUNDINGS
 from graphcore.kernels.library import Matrix
 from graphcore.nn.linear import Linear
-from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def rounding_of(linear: Linear) -> int:
 
 def norm_of(program: native.NativeProgram, norm: nn.Module) -> instructions.Norm:
     """Return a module's normalisation as the kernels take it."""
-    if isinstance(norm, RMSNorm):
-        return native.norm(program, "rms", norm.eps, norm.weight, None)
+    if isinstance(norm, RMSNorm | UnitNorm):
+        weight = norm.weight if isinstance(norm, RMSNorm) else None
+        return native.norm(program, "rms", norm.eps, weight, None)
     assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
     return native.norm(program, "layer", norm.eps, norm.weight, norm.bias)

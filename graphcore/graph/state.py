@@ -24,6 +24,7 @@ class StepState:
         span: positions of the tokens in their sequences.
         ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
+        per_layer: [L, B, T, P] float32, the tokens' features of each layer; None where layers have none.
         logits: [B, V] float32, after each sequence's last real token.
         chosen: [B] int64, the tokens that a greedy program chose.
     """
@@ -34,6 +35,7 @@ class StepState:
     hidden: Tensor
     logits: Tensor
     chosen: Tensor
+    per_layer: Tensor | None = None
 
     @classmethod
     def empty(cls, batch: int, tokens: int, device: torch.device) -> "StepState":

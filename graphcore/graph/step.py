@@ -19,9 +19,10 @@ from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 
-BlockFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Tensor]
+# The block, and the arguments of its forward; features of the layer are passed where the block has them.
+BlockFunction = Callable[..., Tensor]
 RouteFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Routed]
-AddFunction = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
+AddFunction = Callable[..., Tensor]  # Block.add_experts, features of the layer likewise
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
@@ -54,7 +55,7 @@ class Step(Protocol):
 
 @dataclass
 class EmbedStep:
-    """Turns token ids into the residual stream, and looks up the rope rows of their positions."""
+    """Turns token ids into the residual stream and layers' features, and looks up the rope rows of their positions."""
 
     group: int
     state: StepState
@@ -62,9 +63,11 @@ class EmbedStep:
     tables: Sequence[Tensor]
 
     def replay(self) -> None:
-        """Fill `hidden` and `ropes`."""
+        """Fill `hidden`, `ropes` and `per_layer`."""
         state = self.state
         state.hidden = self.embedding(state.token_ids, state.span)
+        if self.embedding.per_layer is not None:
+            state.per_layer = self.embedding.per_layer(state.token_ids, state.hidden)
         positions = state.span.positions(state.token_ids.shape[1])
         state.ropes = tuple(table[positions] for table in self.tables)
 
@@ -77,11 +80,18 @@ class RoutedBlock:
     add: AddFunction
 
     def __call__(
-        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+        self,
+        block: Block,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *features: Tensor,
     ) -> Tensor:
         """Run the block as `Block.forward` does."""
         routed = self.route(block, x, rope, span, k_cache, v_cache)
-        return self.add(block, routed.x, experts_of(block)(routed.fed, routed.chosen), routed.shares)
+        return self.add(block, routed.x, experts_of(block)(routed.fed, routed.chosen), routed.shares, *features)
 
 
 def experts_of(block: Block) -> Experts:
@@ -135,11 +145,19 @@ class FetchedBlock:
     slots: Experts | None = None
 
     def __call__(
-        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+        self,
+        block: Block,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *features: Tensor,
     ) -> Tensor:
         """Run the block as `Block.forward` does, with the same bits."""
         routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
-        return self.halves.add(block, routed.x, self._answers(self.slots or experts_of(block), routed), routed.shares)
+        answers = self._answers(self.slots or experts_of(block), routed)
+        return self.halves.add(block, routed.x, answers, routed.shares, *features)
 
     def _answers(self, experts: Experts, routed: Routed) -> Tensor:
         """Return the experts' answers, [B, T, C, D]; each wave computes some of the rows."""
@@ -155,8 +173,9 @@ class FetchedBlock:
 
 @dataclass(frozen=True)
 class BoundBlock:
-    """One layer as a step sees it: its module, the function of its kind, its rope table and its cache."""
+    """One layer as a step sees it: its index, module, the function of its kind, its rope table and its cache."""
 
+    layer: int
     block: Block
     run: BlockFunction
     rope: int | None
@@ -176,7 +195,9 @@ class BlocksStep:
         state = self.state
         for bound in self.blocks:
             rope = None if bound.rope is None else state.ropes[bound.rope]
-            state.hidden = bound.run(bound.block, state.hidden, rope, state.span, *bound.cache.tensors)
+            features = () if state.per_layer is None else (state.per_layer[bound.layer],)
+            arguments = (state.hidden, rope, state.span, *bound.cache.tensors, *features)
+            state.hidden = bound.run(bound.block, *arguments)
 
 
 @dataclass

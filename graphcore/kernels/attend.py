@@ -59,6 +59,31 @@ def attend(
     return op(query, key, value, k_cache, v_cache, *spans)  # type: ignore[no-any-return]
 
 
+def attend_shared(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    library: str = "",
+    cap: float = 0.0,
+) -> Tensor:
+    """Attend keys and values that another layer has appended to the cache in this pass, and all earlier ones.
+
+    The cache has room for the pass's tokens beside the window, so that none has overwritten a key that a query sees.
+    The arguments and the result are those of `attend`, which writes the tokens' keys and values again as they are.
+    """
+    span = torch.arange(query.shape[1], device=starts.device)
+    last = (counts - 1).clamp(min=0)  # padding repeats the last real token
+    slot = (starts[:, None] + torch.minimum(span[None, :], last[:, None])).remainder(k_cache.shape[2])  # [B, T]
+    batch = torch.arange(query.shape[0], device=starts.device)[:, None]
+    key, value = (cache[batch, :, slot].to(query.dtype) for cache in (k_cache, v_cache))  # [B, T, K, E]
+    return attend(query, key, value, k_cache, v_cache, starts, counts, window, scale, sinks, library, cap)
+
+
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
 def _attend_fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -59,6 +59,7 @@ class Attend(ctypes.Structure):
         ("v", POINTER),
         ("q_norm", Norm),
         ("k_norm", Norm),
+        ("v_norm", Norm),
         ("rope", POINTER),
         ("sinks", POINTER),
         ("position", POINTER),
@@ -78,10 +79,10 @@ class Attend(ctypes.Structure):
 
 
 class AddNorm(ctypes.Structure):
-    """x += norm(y)."""
+    """x += norm(y), or x = norm(y)."""
 
     KIND = 3
-    _fields_ = (("y", POINTER), ("norm", Norm), ("x", POINTER), ("dim", INT))
+    _fields_ = (("y", POINTER), ("norm", Norm), ("x", POINTER), ("dim", INT), ("puts", INT))
 
 
 class Choose(ctypes.Structure):
@@ -115,6 +116,7 @@ class Route(ctypes.Structure):
         ("chosen", POINTER),
         ("weights", POINTER),
         ("over_all", INT),
+        ("scales", POINTER),
     )
 
 
@@ -141,7 +143,7 @@ class ExpertsUp(ctypes.Structure):
 
 
 class ExpertsDown(ctypes.Structure):
-    """The chosen experts' down projections, weighted and added to the residual stream."""
+    """The chosen experts' down projections, weighted and added to the residual stream, or put elsewhere."""
 
     KIND = 8
     _fields_ = (
@@ -154,6 +156,7 @@ class ExpertsDown(ctypes.Structure):
         ("weights", POINTER),
         ("x", POINTER),
         ("used", INT),
+        ("puts", INT),
     )
 
 

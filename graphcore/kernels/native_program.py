@@ -115,8 +115,8 @@ class NativeProgram:
         self._sizes = (thread_nbytes, row_nbytes)
 
 
-def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor, bias: Tensor | None) -> Norm:
-    """Return a kernels' normalisation with float32 weights."""
+def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor | None, bias: Tensor | None) -> Norm:
+    """Return a kernels' normalisation with float32 weights, or without a weight."""
     return Norm(NORM_KINDS[kind], eps, program.address(weight), program.address(bias))
 
 

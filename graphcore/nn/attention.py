@@ -9,10 +9,11 @@ cost follows the actual context, and no length ever becomes a shape to compile.
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.attend import attend
+from graphcore.kernels.attend import attend, attend_shared
+from graphcore.nn.int8_rows import Int8Rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
-from graphcore.nn.norm import build_norm
+from graphcore.nn.norm import UnitNorm, build_norm
 from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, Int8Order
@@ -27,17 +28,19 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.library = ""  # file of the C++ kernels; empty where they are not used
-        width = spec.heads * spec.head_dim
+        width, has_values = spec.heads * spec.head_dim, not (spec.shares_cache or spec.values_are_keys)
+        kv_sizes = (dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.q_proj = Linear(dim, width, spec.qkv_bias, dtype, int8_order)
-        self.k_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
-        self.v_proj = Linear(dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
+        self.k_proj = None if spec.shares_cache else Linear(*kv_sizes)
+        self.v_proj = Linear(*kv_sizes) if has_values else None
         self.o_proj = Linear(width, dim, spec.output_bias, dtype, int8_order)
         self.gate_proj = Linear(dim, width, spec.qkv_bias, dtype, int8_order) if spec.output_gate else None
         self.gate_activation = ActivationModule("sigmoid") if spec.output_gate else None
         self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
         self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None
         self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
-        self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
+        self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm and not spec.shares_cache else None
+        self.v_norm = UnitNorm(spec.v_norm_eps) if spec.v_norm_eps and not spec.shares_cache else None
 
     def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Write the span's keys and values into the cache, then attend.
@@ -51,33 +54,35 @@ class Attention(nn.Module):
         Returns:
             [B, T, D] compute dtype.
         """
+        spec = self.spec
         shared = self.q_proj.prepare(x)
-        query = self.q_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, H, E]
-        key = self.k_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, K, E]
-        value = self.v_proj(shared).unflatten(-1, (-1, self.spec.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if self.spec.rope is not None:
+        query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        if spec.rope is not None:
             assert rope is not None, "this attention rotates"
-            query, key = rotate(query, rope), rotate(key, rope)
-        window = self.spec.window or 0
-        heads = attend(
-            query,
-            key,
-            value,
-            k_cache,
-            v_cache,
-            span.starts,
-            span.counts,
-            window,
-            self.spec.scale,
-            self.sinks,
-            self.library,
-            self.spec.cap,
-        )
+            query = rotate(query, rope)
+        scoring = (span.starts, span.counts, spec.window or 0, spec.scale, self.sinks, self.library, spec.cap)
+        if self.k_proj is None:
+            heads = attend_shared(query, k_cache, v_cache, *scoring)
+        else:
+            key, value = self._keys_and_values(shared, self.k_proj, rope)
+            heads = attend(query, key, value, k_cache, v_cache, *scoring)
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)
         if self.gate_proj is not None and self.gate_activation is not None:
             joined = self.gate_activation(self.gate_proj(shared)) * joined
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__
+
+    def _keys_and_values(self, shared: Tensor | Int8Rows, k_proj: Linear, rope: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the prepared input, [B, T, K, E] each."""
+        key = k_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, K, E]
+        value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, self.spec.head_dim))
+        if self.k_norm is not None:
+            key = self.k_norm(key)
+        if self.v_norm is not None:
+            value = self.v_norm(value)
+        if rope is not None and self.spec.rope is not None:
+            key = rotate(key, rope)
+        return key, value

@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
+    Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * features of the layer);  x *= number
 
 A block with experts runs in two halves, so that experts' weights can be fetched in between:
 
@@ -20,8 +21,16 @@ from torch import Tensor, nn
 from graphcore.nn.attention import Attention
 from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP
-from graphcore.nn.moe import ExpertLinear, MoE, choose_experts, scaled_by_gate, weighted_sum, without_padding
+from graphcore.nn.mlp import MLP, ActivationModule, scaled
+from graphcore.nn.moe import (
+    Beside,
+    ExpertLinear,
+    MoE,
+    choose_experts,
+    scaled_by_gate,
+    weighted_sum,
+    without_padding,
+)
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, DeltaSpec, MoESpec
@@ -48,7 +57,13 @@ class Routed(NamedTuple):
 
 
 class Block(nn.Module):
-    """A block built from its spec; its buffers carry Hugging Face leaf names."""
+    """A block built from its spec; its buffers carry Hugging Face leaf names.
+
+    Attributes:
+        output_factor: [1] float32, factor of the stream behind the block, or None.
+    """
+
+    output_factor: Tensor | None
 
     def __init__(self, spec: BlockSpec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -65,11 +80,24 @@ class Block(nn.Module):
             self.mlp = MLP(spec.mlp, spec.dim, dtype, int8_order)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
+        beside = spec.mlp.beside if isinstance(spec.mlp, MoESpec) else None
+        self.beside = None if beside is None else Beside(beside, spec.norm, spec.dim, dtype)
         if spec.sandwich:
-            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim)
+            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if beside is None else None
             self.post_feedforward_layernorm = build_norm(spec.norm, spec.dim)
+        self.per_layer = PerLayer(spec, dtype) if spec.per_layer else None
+        scale = torch.empty(1, dtype=torch.float32) if spec.has_output_factor else None
+        self.register_buffer("output_factor", scale)
 
-    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        per_layer: Tensor | None = None,
+    ) -> Tensor:
         """Run the block.
 
         Args:
@@ -78,38 +106,43 @@ class Block(nn.Module):
             span: positions of the tokens in their sequences.
             k_cache, v_cache: the tensors of the layer's cache (nn/layer_cache.py), which are keys and values unless the
                 block has a delta rule; written in place.
+            per_layer: [B, T, P] float32, the tokens' features of this layer, or None where layers have none.
 
         Returns:
             [B, T, D] float32 residual stream.
         """
         if isinstance(self.mlp, MoE):
             routed = self.route(x, rope, span, k_cache, v_cache)
-            return self.add_experts(routed.x, self.mlp.experts(routed.fed, routed.chosen), routed.shares)
+            return self.add_experts(routed.x, self.mlp.experts(routed.fed, routed.chosen), routed.shares, per_layer)
         x = self._add_attention(x, rope, span, k_cache, v_cache)
-        return self._add_fed(x, self.mlp(self._mlp_norm(x)))
+        return self._finish(self._add_fed(x, self.mlp(self._mlp_norm(x))), per_layer)
 
     def route(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Routed:
         """Run the block up to its experts, with the arguments of `forward`. Padding tokens choose no expert."""
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
         x = self._add_attention(x, rope, span, k_cache, v_cache)
-        fed = self._mlp_norm(x)
-        chosen, shares = choose_experts(self.mlp.router(fed), self.mlp.top_k, self.mlp.shares)
+        fed = self._mlp_norm(x) if self.beside is None else self.beside.experts_norm(x, self.dtype)
+        scores = self.mlp.router(fed if self.beside is None else self.beside.router_norm(x, self.dtype))
+        chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
             x = x + scaled_by_gate(self.mlp.shared_expert_gate(fed), self.mlp.shared_expert(fed))
         return Routed(x, fed, without_padding(chosen, span), shares)
 
-    def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
+    def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor, per_layer: Tensor | None = None) -> Tensor:
         """Finish the block.
 
         Args:
             x: [B, T, D] float32 residual stream.
             answers: [B, T, C, D] compute dtype, the chosen experts' answers.
             shares: [B, T, C] compute dtype.
+            per_layer: the same as in `forward`.
 
         Returns:
             [B, T, D] float32 residual stream.
         """
-        return self._add_fed(x, weighted_sum(answers, shares))
+        answer = weighted_sum(answers, shares)
+        fed = answer if self.beside is None else self.beside.add(x, answer, self.dtype)
+        return self._finish(self._add_fed(x, fed), per_layer)
 
     def _add_attention(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         normed = self.input_layernorm(x, self.dtype)
@@ -123,12 +156,37 @@ class Block(nn.Module):
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
         norm = self.pre_feedforward_layernorm if self.sandwich else self.post_attention_layernorm
+        assert norm is not None, "experts with an MLP beside them have norms of their own"
         return norm(x, self.dtype)  # type: ignore[no-any-return]
 
     def _add_fed(self, x: Tensor, fed: Tensor) -> Tensor:
         if self.sandwich:
             fed = self.post_feedforward_layernorm(fed, RESIDUAL_DTYPE)
         return x + fed
+
+    def _finish(self, x: Tensor, per_layer: Tensor | None) -> Tensor:
+        """Return the stream behind the layer's features and its number, where it has them."""
+        if self.per_layer is not None:
+            assert per_layer is not None, "this layer has features of its own"
+            x = x + self.per_layer(x, per_layer)
+        return x if self.output_factor is None else scaled(x, self.output_factor)
+
+
+class PerLayer(nn.Module):
+    """norm(projection(act(gate(x)) * features of the layer)), what a block adds to the stream (Gemma 4)."""
+
+    def __init__(self, spec: BlockSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.activation = ActivationModule(spec.per_layer_activation)
+        self.gate = Linear(spec.dim, spec.per_layer, bias=False, dtype=dtype)
+        self.projection = Linear(spec.per_layer, spec.dim, bias=False, dtype=dtype)
+        self.norm = build_norm(spec.norm, spec.dim)
+
+    def forward(self, x: Tensor, features: Tensor) -> Tensor:
+        """Map the stream [B, T, D] float32 and features [B, T, P] float32 to [B, T, D] float32."""
+        gated = self.activation(self.gate(x.to(self.dtype))) * features.to(self.dtype)
+        return self.norm(self.projection(gated), RESIDUAL_DTYPE)  # type: ignore[no-any-return]  # Module.__call__
 
 
 def packed_formats(block: nn.Module) -> dict[str, str]:

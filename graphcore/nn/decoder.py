@@ -12,35 +12,34 @@ from torch import Tensor, nn
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.linear import Linear
+from graphcore.nn.mlp import capped
 from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
+from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec, PerLayerSpec
 
 EXPERTS = ".experts."  # part of the name of each weight that every expert has its own of
 
 
-class Embedding(nn.Module):
-    """Looks up token rows, scales them, and adds learned positions where the model has them.
+class Table(nn.Module):
+    """Rows of numbers, one for each token id, in memory or fetched when they are needed.
 
     Attributes:
         gather: function from token ids [B, T] to their rows [B, T, D], where the table is not in memory; else None.
+        scale: factor of all rows.
     """
 
     weight: Tensor
-    positions: Tensor | None
     packing: Packing | None
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, width: int, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
+        self.width, self.dtype = width, dtype
         self.packing = None
         self.gather: Callable[[Tensor], Tensor] | None = None
         # transformers rounds the scale to the weight's dtype; in bf16 sqrt(1152) is 34, not 33.94
-        self.scale = torch.tensor(spec.embedding_scale, dtype=dtype, device="cpu").item()
-        self.register_buffer("weight", torch.empty(spec.vocab, spec.dim, dtype=dtype))
-        self.register_buffer(
-            "positions", torch.empty(spec.positions, spec.dim, dtype=dtype) if spec.positions else None
-        )
+        self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
+        self.register_buffer("weight", torch.empty(rows, width, dtype=dtype))
 
     @property
     def is_gathered(self) -> bool:
@@ -56,33 +55,82 @@ class Embedding(nn.Module):
         self.packing = packing
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
-    def forward(self, token_ids: Tensor, span: Span) -> Tensor:
-        """Return the residual stream [B, T, D], float32, of `token_ids` [B, T] int64."""
+    def rows(self, token_ids: Tensor) -> Tensor:
+        """Return the scaled rows [B, T, D], float32, of `token_ids` [B, T] int64."""
         if self.gather is not None:
             rows = self.gather(token_ids).to(RESIDUAL_DTYPE)
         elif self.packing is None:
             rows = nn.functional.embedding(token_ids, self.weight).to(RESIDUAL_DTYPE)
         else:
             rows = self.packing.gather(token_ids, self.weight, RESIDUAL_DTYPE)
-        if self.scale != 1.0:
-            rows = rows * self.scale
+        return rows * self.scale if self.scale != 1.0 else rows
+
+
+class LayerFeatures(nn.Module):
+    """Makes the features of tokens that each layer has of its own, from a table of its own and from the embedding.
+
+    Source: transformers, modeling_gemma4, `get_per_layer_inputs` and `project_per_layer_inputs`.
+    """
+
+    def __init__(self, spec: ModelSpec, per_layer: PerLayerSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_layers, self.width = len(spec.blocks), per_layer.width
+        self.dtype, self.dim_scale = dtype, spec.dim**-0.5
+        width = per_layer.layers * per_layer.width
+        self.table = Table(per_layer.vocab, width, per_layer.width**0.5, dtype)
+        self.projection = Linear(spec.dim, width, bias=False, dtype=dtype)
+        self.norm = build_norm(per_layer.norm, per_layer.width)
+
+    def forward(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Return the features of each layer, [L, B, T, P] float32.
+
+        Args:
+            token_ids: [B, T] int64.
+            hidden: [B, T, D] float32, the tokens' embedding.
+        """
+        projected = self.projection(hidden.to(self.dtype)).float() * self.dim_scale
+        normed = self.norm(projected.unflatten(-1, (-1, self.width)))  # [B, T, stored layers, P]
+        features = (normed + self.table.rows(token_ids).view(normed.shape)) * 2**-0.5
+        return features[:, :, : self.num_layers].movedim(2, 0).contiguous()  # type: ignore[no-any-return]  # Module.__call__
+
+
+class Embedding(Table):
+    """Looks up token rows, scales them, and adds learned positions where the model has them."""
+
+    positions: Tensor | None
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__(spec.vocab, spec.dim, spec.embedding_scale, dtype)
+        self.register_buffer(
+            "positions", torch.empty(spec.positions, spec.dim, dtype=dtype) if spec.positions else None
+        )
+        self.per_layer = None if spec.per_layer is None else LayerFeatures(spec, spec.per_layer, dtype)
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether rows, or rows of the layers' features, are fetched when they are needed."""
+        return self.is_gathered or (self.per_layer is not None and self.per_layer.table.is_gathered)
+
+    def forward(self, token_ids: Tensor, span: Span) -> Tensor:
+        """Return the residual stream [B, T, D], float32, of `token_ids` [B, T] int64."""
+        rows = self.rows(token_ids)
         if self.positions is not None:
             rows = rows + nn.functional.embedding(span.positions(token_ids.shape[1]), self.positions)
         return rows
 
 
 class Head(nn.Module):
-    """Final norm and the projection to logits."""
+    """Final norm and the projection to logits, which may have a bound."""
 
-    def __init__(self, norm: RMSNorm | LayerNorm, lm_head: Linear, dtype: torch.dtype) -> None:
+    def __init__(self, norm: RMSNorm | LayerNorm, lm_head: Linear, dtype: torch.dtype, logit_cap: float = 0.0) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.logit_cap = dtype, logit_cap
         self.norm = norm
         self.lm_head = lm_head
 
     def part(self, rows: range) -> "Head":
         """Return the head of some tokens of the vocabulary; its weight is a view of this one's."""
-        return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype)
+        return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype, self.logit_cap)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [..., V] float32 for the residual stream `x` [..., D].
@@ -90,7 +138,8 @@ class Head(nn.Module):
         A packed head computes in float32: bf16 logits near 25 are an eighth apart, and close tokens would tie.
         """
         is_packed = self.lm_head.packing is not None
-        return self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()  # type: ignore[no-any-return]
+        logits: Tensor = self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()
+        return capped(logits, self.logit_cap) if self.logit_cap else logits
 
 
 class Decoder(nn.Module):
@@ -101,7 +150,8 @@ class Decoder(nn.Module):
         self.spec = spec
         self.embed_tokens = Embedding(spec, dtype)
         self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
-        self.head = Head(build_norm(spec.norm, spec.dim), Linear(spec.dim, spec.vocab, bias=False, dtype=dtype), dtype)
+        lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
+        self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap)
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the layer groups' modules in order of use, each with the prefix of its weights' names."""
@@ -109,6 +159,12 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers):
             yield f"layers.{index}.", block
         yield "", self.head
+
+    def table(self, weight: str) -> Table:
+        """Return the table whose weight has this name: the embedding, or the layers' features."""
+        table = self.get_submodule(weight.removesuffix(".weight"))
+        assert isinstance(table, Table), f"{weight} is no table"
+        return table
 
     def head_rows(self) -> list[range]:
         """Return the parts of the vocabulary that the head computes one after another, in order.
@@ -136,14 +192,13 @@ class Decoder(nn.Module):
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""
-        widths = {one.rope: one.head_dim for one in self.spec.attentions}
-        return tuple(rope_table(rope, widths[rope], positions).to(device) for rope in self.spec.ropes)
+        return tuple(rope_table(rope, head_dim, positions).to(device) for rope, head_dim in self.spec.ropes)
 
     def rope_index(self) -> tuple[int | None, ...]:
         """Return, for each block, the index of its rope table; None where it has no rotation."""
-        ropes = self.spec.ropes
-        used = (b.attention.rope if isinstance(b.attention, AttentionSpec) else None for b in self.spec.blocks)
-        return tuple(None if rope is None else ropes.index(rope) for rope in used)
+        ropes, layers = self.spec.ropes, (block.attention for block in self.spec.blocks)
+        attend = (one if isinstance(one, AttentionSpec) else None for one in layers)
+        return tuple(ropes.index((one.rope, one.head_dim)) if one and one.rope else None for one in attend)
 
 
 def is_movable(name: str, tensor: Tensor) -> bool:

@@ -7,14 +7,15 @@ Legend: B batch, K kv heads, S slots, E head dim, H value heads, C channels and 
                               last inputs              [B, C, W - 1] float32, of the convolution
 
 A full-attention layer has a slot for each position of the context. A sliding-window layer has a ring of `window` slots:
-position p is in slot p mod S, and a new key overwrites the oldest one, which has just left the window. A recurrent
-state has no positions: padding leaves it as it is, and a sequence goes on only after its last token.
+position p is in slot p mod S, and a new key overwrites the oldest one, which has just left the window. A ring that
+later layers attend, too, has room for a pass's tokens beside the window, as they read it after those were written. A
+recurrent state has no positions: padding leaves it as it is, and a sequence goes on only after its last token.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Self
@@ -85,56 +86,87 @@ class DeltaCache(LayerCache):
         return tokens == 0
 
 
-def cache_slots(spec: AttentionSpec, context: int) -> int:
-    """Return how many positions an attention layer caches for a context of that many tokens."""
-    return min(spec.window, context) if spec.window else context
+def cache_slots(spec: AttentionSpec, context: int, lent_tokens: int = 0) -> int:
+    """Return how many positions an attention layer caches for a context of that many tokens.
+
+    Args:
+        lent_tokens: most tokens of a sequence in one pass, if later layers attend this layer's keys; else 0.
+    """
+    return min(spec.window + lent_tokens, context) if spec.window else context
 
 
-def buffer_shapes(spec: AttentionSpec | DeltaSpec, context: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of a layer's two buffers for one sequence."""
+def buffer_shapes(
+    spec: AttentionSpec | DeltaSpec, context: int, lent_tokens: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of a layer's two buffers for one sequence; `lent_tokens` as for `cache_slots`."""
     if isinstance(spec, DeltaSpec):
         return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
-    keys = (spec.kv_heads, cache_slots(spec, context), spec.head_dim)
+    keys = (spec.kv_heads, cache_slots(spec, context, lent_tokens), spec.head_dim)
     return keys, keys
 
 
-def buffers_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the bytes of each buffer of all layers; `dtype` is that of keys and values."""
+def own_buffers(spec: ModelSpec, context: int, chunk: int) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's.
+
+    Args:
+        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+    """
+    lending = spec.lending_layers
+    return {
+        layer: buffer_shapes(spec.blocks[layer].attention, context, (chunk or context) if layer in lending else 0)
+        for layer in sorted(set(spec.cache_layers))
+    }
+
+
+def buffers_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> tuple[int, ...]:
+    """Return the bytes of each buffer of all layers; `dtype` is that of keys and values, `chunk` is `own_buffers`'."""
     return tuple(
-        batch * prod(shape) * _dtype_of(block.attention, dtype).itemsize
-        for block in spec.blocks
-        for shape in buffer_shapes(block.attention, context)
+        batch * prod(shape) * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
+        for layer, shapes in own_buffers(spec, context, chunk).items()
+        for shape in shapes
     )
 
 
-def cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the buffers of all layers; `dtype` is that of keys and values."""
-    return sum(buffers_nbytes(spec, batch, context, dtype))
+def cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> int:
+    """Return the bytes of all layers' buffers; `dtype` is that of keys and values, `chunk` is `own_buffers`'."""
+    return sum(buffers_nbytes(spec, batch, context, dtype, chunk))
 
 
 def allocate_cache(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, device: torch.device, chunk: int = 0
 ) -> tuple[LayerCache, ...]:
-    """Return zeroed buffers for every layer; `dtype` is that of keys and values."""
+    """Return zeroed buffers for every layer, the same ones for layers that share them.
 
-    def empty(layer: AttentionSpec | DeltaSpec) -> LayerCache:
-        shapes, kind = buffer_shapes(layer, context), _dtype_of(layer, dtype)
+    Args:
+        dtype: dtype of keys and values.
+        chunk: the same as in `own_buffers`.
+    """
+
+    def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
+        kind = _dtype_of(layer, dtype)
         buffers = [torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes]
         return DeltaCache(*buffers) if isinstance(layer, DeltaSpec) else KVCache(*buffers)
 
-    return tuple(empty(block.attention) for block in spec.blocks)
+    own = own_buffers(spec, context, chunk)
+    made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
+    return tuple(made[layer] for layer in spec.cache_layers)
 
 
 def snapshot(caches: Sequence[LayerCache], row: int) -> Snapshot:
     """Return a copy of all that the layers keep of the sequence in a row."""
-    return tuple(tensor[row].clone() for cache in caches for tensor in cache.tensors)
+    return tuple(tensor[row].clone() for tensor in _distinct(caches))
 
 
 def restore(caches: Sequence[LayerCache], row: int, kept: Snapshot) -> None:
     """Put a sequence back as it was when the snapshot was taken, into any row."""
-    places = [tensor[row] for cache in caches for tensor in cache.tensors]
+    places = [tensor[row] for tensor in _distinct(caches)]
     for place, tensor in zip(places, kept, strict=True):
         place.copy_(tensor)
+
+
+def _distinct(caches: Sequence[LayerCache]) -> Iterator[Tensor]:
+    """Yield the buffers of all layers, those that layers share once."""
+    return (tensor for cache in {id(cache): cache for cache in caches}.values() for tensor in cache.tensors)
 
 
 def _dtype_of(spec: AttentionSpec | DeltaSpec, dtype: torch.dtype) -> torch.dtype:

@@ -18,6 +18,11 @@ def capped(x: Tensor, cap: float) -> Tensor:
     return (x / cap).tanh() * cap
 
 
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """Return x * factor, for a learned number [1] float32."""
+    return x * factor
+
+
 class ActivationModule(nn.Module):
     """An elementwise function, named as in config.json; a module, so that a trace shows its name."""
 

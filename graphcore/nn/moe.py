@@ -17,8 +17,9 @@ from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
+from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
-from graphcore.nn.spec import MLPSpec, MoESpec, Shares
+from graphcore.nn.spec import MLPSpec, MoESpec, NormSpec, Shares
 
 
 class ExpertLinear(nn.Module):
@@ -80,13 +81,21 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A router and its experts, and the shared expert where there is one."""
+    """A router and its experts, and the shared expert where there is one.
+
+    Attributes:
+        expert_scales: [X] float32, factors of the experts' shares, or None.
+    """
+
+    expert_scales: Tensor | None
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.top_k, self.shares, has_shared = spec.top_k, spec.shares, spec.shared_hidden > 0
         self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
+        scales = torch.empty(spec.experts, dtype=torch.float32) if spec.expert_scales else None
+        self.register_buffer("expert_scales", scales)
         self.shared_expert = (
             MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
         )
@@ -94,7 +103,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = choose_experts(self.router(x), self.top_k, self.shares)
+        chosen, shares = choose_experts(self.router(x), self.top_k, self.shares, self.expert_scales)
         answer = weighted_sum(self.experts(x, chosen), shares)
         if self.shared_expert is None or self.shared_expert_gate is None:
             return answer
@@ -106,12 +115,47 @@ def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
     return gate.sigmoid() * x
 
 
-def choose_experts(scores: Tensor, top_k: int, shares: Shares = "chosen") -> tuple[Tensor, Tensor]:
-    """Return the experts with the highest scores [..., X], best first, and their shares: [..., C] each."""
+class Beside(nn.Module):
+    """An MLP that runs beside a block's experts, and the norms of both: each reads the stream, and answers normalised.
+
+    Attributes:
+        router_norm: norm of the stream for the router.
+        mlp_norm, experts_norm: norms of the stream for the MLP and for the experts.
+        mlp_answer_norm, experts_answer_norm: norms of their answers.
+    """
+
+    def __init__(self, spec: MLPSpec, norm: NormSpec, dim: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.mlp = MLP(spec, dim, dtype)
+        self.router_norm, self.mlp_norm, self.experts_norm = (build_norm(norm, dim) for _ in range(3))
+        self.mlp_answer_norm, self.experts_answer_norm = (build_norm(norm, dim) for _ in range(2))
+
+    def add(self, x: Tensor, answer: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the sum of both answers, normalised: [B, T, D] float32.
+
+        Args:
+            x: [B, T, D] float32 residual stream.
+            answer: [B, T, D] the experts' weighted answers.
+            dtype: compute dtype.
+        """
+        fed = self.mlp_answer_norm(self.mlp(self.mlp_norm(x, dtype)), torch.float32)
+        return fed + self.experts_answer_norm(answer, torch.float32)  # type: ignore[no-any-return]  # Module.__call__
+
+
+def choose_experts(
+    scores: Tensor, top_k: int, shares: Shares = "chosen", scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the experts with the highest scores [..., X], best first, and their shares: [..., C] each.
+
+    Args:
+        scales: [X] float32, factors of the experts' shares; None for none.
+    """
     best, chosen = scores.topk(top_k, dim=-1)
     if shares == "chosen":
-        return chosen, best.softmax(dim=-1)
-    return chosen, (best.float() - scores.float().logsumexp(dim=-1, keepdim=True)).exp().to(scores.dtype)
+        found = best.softmax(dim=-1)
+    else:
+        found = (best.float() - scores.float().logsumexp(dim=-1, keepdim=True)).exp().to(scores.dtype)
+    return chosen, found if scales is None else (found.float() * scales[chosen]).to(found.dtype)
 
 
 def without_padding(chosen: Tensor, span: Span) -> Tensor:

@@ -39,6 +39,19 @@ class RMSNorm(nn.Module):
         return wide.to(dtype) * self.weight.to(dtype)
 
 
+class UnitNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), without a weight, for Gemma 4's values."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` [..., D] in float32; returns [..., D] in its dtype."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(var + eps) * weight + bias. Source: Ba et al. 2016, equation 4."""
 

@@ -13,7 +13,14 @@ import math
 import torch
 from torch import Tensor
 
-from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from graphcore.nn.rope_spec import (
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
 
 def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
@@ -30,6 +37,8 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
             return plain / torch.tensor(divisors, dtype=torch.float32)
         case Llama3Scaling():
             return _llama3_frequencies(plain, spec.scaling)
+        case ProportionalScaling(share, factor):
+            return plain / factor * (torch.arange(len(plain)) < int(share * width // 2))
         case YarnScaling():
             return _yarn_frequencies(plain, spec.theta, spec.scaling)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
+from graphcore.nn.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True)
@@ -24,66 +25,6 @@ class NormSpec:
     kind: str
     eps: float
     scale_in_float32: bool = False
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """Every frequency divided by `factor` (Gemma 3 global layers from 4B up)."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, the band between interpolated (Llama 3.1 and later).
-
-    Source: transformers, modeling_rope_utils, `_compute_llama3_parameters`.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
-class DivisorScaling:
-    """Each frequency divided by its own number: GGUF's `rope_freqs.weight`."""
-
-    divisors: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class YarnScaling:
-    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are scaled, too.
-
-    Source: Peng et al. 2023 (YaRN), section 3.2 to 3.4; transformers, modeling_rope_utils, `_compute_yarn_parameters`.
-
-    Attributes:
-        beta_fast, beta_slow: turns over the original context at which the ramp begins and ends.
-        attention_factor: factor of cosines and sines; scores are multiplied by its square.
-        rounds_ramp: True if the ramp begins and ends at whole pairs; gpt-oss does not round.
-    """
-
-    factor: float
-    original_context: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    rounds_ramp: bool = False
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding, halves paired (x[i], x[i + width / 2]).
-
-    Attributes:
-        width: number of features of a head that rotate, from the first on; None for all.
-    """
-
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | None = None
-    width: int | None = None
 
 
 Int8Order = Literal["divided", "multiplied", "online"]
@@ -112,6 +53,10 @@ class AttentionSpec:
         cap: bound of the scores, cap * tanh(score / cap), before the mask and the softmax (Gemma 2); 0 for none.
         output_gate: True if the heads are multiplied by the sigmoid of another projection before the output projection
             (Qwen 3.5).
+        v_norm_eps: epsilon of the rms normalisation of v per head, which has no weight (Gemma 4); 0 for none.
+        values_are_keys: True if v is the product that k is made of, before its norm and rotation (Gemma 4).
+        shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
+            (`ModelSpec.cache_layers`), the pass's own tokens included.
     """
 
     heads: int
@@ -127,6 +72,9 @@ class AttentionSpec:
     sub_norm: NormSpec | None = None
     cap: float = 0.0
     output_gate: bool = False
+    v_norm_eps: float = 0.0
+    values_are_keys: bool = False
+    shares_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,6 +142,9 @@ class MoESpec:
         shares: scores that the softmax is over.
         shared_hidden: hidden features of an MLP that each token also runs through, its answer times the sigmoid of one
             more product of the token; 0 for none.
+        expert_scales: True if each expert's share is multiplied by a learned number of that expert (Gemma 4).
+        beside: MLP that reads the same stream; it and the experts have norms of their own before and behind them, and
+            the router a norm of the stream. Their sum is the block's answer (Gemma 4). None for experts alone.
     """
 
     experts: int
@@ -204,6 +155,27 @@ class MoESpec:
     router_bias: bool = False
     shares: Shares = "chosen"
     shared_hidden: int = 0
+    expert_scales: bool = False
+    beside: MLPSpec | None = None
+
+
+@dataclass(frozen=True)
+class PerLayerSpec:
+    """Features of a token that each layer has of its own: a row of a second embedding, and a projection of the first.
+
+    Source: transformers, modeling_gemma4, `get_per_layer_inputs` and `project_per_layer_inputs`.
+
+    Attributes:
+        width: number of features for each layer.
+        layers: number of layers that a row has features of; a model cut to its first layers uses the first of them.
+        vocab: number of the second embedding's rows, each of which has the features of all layers.
+        norm: normalisation of the projection's features, for each layer.
+    """
+
+    width: int
+    layers: int
+    vocab: int
+    norm: NormSpec
 
 
 @dataclass(frozen=True)
@@ -215,6 +187,9 @@ class BlockSpec:
         sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
         int8_activations: order of multiplication where each projection rounds its input to int8, one scale per token
             (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
+        per_layer: number of features per layer that a gate multiplies at the block's end (Gemma 4); 0 for none.
+        per_layer_activation: activation of that gate.
+        has_output_factor: True if the stream is multiplied by a learned number behind the block (Gemma 4).
     """
 
     dim: int
@@ -223,6 +198,9 @@ class BlockSpec:
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
     int8_activations: Int8Order | None = None
+    per_layer: int = 0
+    per_layer_activation: str = ""
+    has_output_factor: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,6 +214,8 @@ class ModelSpec:
         positions: number of rows of a learned position table (GPT-2), or 0.
         context: longest sequence that the model was made for, in tokens.
         tied: True if the head reads the embedding's weight.
+        logit_cap: bound of the logits, cap * tanh(logit / cap); 0 for none.
+        per_layer: features of a token for each layer (Gemma 4); None for none.
     """
 
     dim: int
@@ -246,6 +226,8 @@ class ModelSpec:
     embedding_scale: float = 1.0
     positions: int = 0
     tied: bool = False
+    logit_cap: float = 0.0
+    per_layer: PerLayerSpec | None = None
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -253,6 +235,28 @@ class ModelSpec:
         return tuple(block.attention for block in self.blocks if isinstance(block.attention, AttentionSpec))
 
     @property
-    def ropes(self) -> tuple[RopeSpec, ...]:
-        """The distinct rotations of the model, in order of first use; blocks find theirs by equality."""
-        return tuple(dict.fromkeys(one.rope for one in self.attentions if one.rope))
+    def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:
+        """The distinct rotations and head dims of the model, in order of first use; blocks find theirs by equality."""
+        return tuple(dict.fromkeys((one.rope, one.head_dim) for one in self.attentions if one.rope))
+
+    @property
+    def cache_layers(self) -> tuple[int, ...]:
+        """Index of the layer whose cache each layer uses: its own, or the last one alike that has keys and values."""
+        owners: dict[tuple[int | None, int, int], int] = {}
+        found = []
+        for index, block in enumerate(self.blocks):
+            one = block.attention
+            if isinstance(one, DeltaSpec):
+                found.append(index)
+                continue
+            alike = (one.window, one.kv_heads, one.head_dim)
+            if not one.shares_cache:
+                owners[alike] = index
+            assert alike in owners, f"layer {index} shares the cache of no earlier layer"
+            found.append(owners[alike])
+        return tuple(found)
+
+    @property
+    def lending_layers(self) -> frozenset[int]:
+        """Indices of the layers whose keys and values later layers attend."""
+        return frozenset(owner for index, owner in enumerate(self.cache_layers) if owner != index)

@@ -1,4 +1,4 @@
-"""Embedding lookups where the table is not on the device: the rows of the current tokens are fetched and sent there.
+"""Lookups in tables that are not on the device: the rows of the current tokens are fetched and sent there.
 
 Legend: B batch, T tokens, D model dim, V vocabulary.
 """
@@ -21,7 +21,7 @@ from graphcore.weights.loader import Loader
 
 @dataclass
 class FileRows:
-    """An embedding lookup that reads rows from the checkpoint's files.
+    """A lookup that reads a table's rows from the checkpoint's files.
 
     Attributes:
         weight: name of the table in the decoder.
@@ -65,7 +65,7 @@ class FileRows:
 
 @dataclass
 class HostRows:
-    """An embedding lookup in a table that waits in RAM.
+    """A lookup in a table that waits in RAM.
 
     Attributes:
         table: [V, D] in the compute dtype, or packed bytes.

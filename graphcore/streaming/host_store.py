@@ -12,7 +12,7 @@ from graphcore.streaming.pinned_memory import private_pages
 from graphcore.weights.conversion import fill_weight
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import EMBEDDING, HEAD
+from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.slots import Slot
 
@@ -23,7 +23,7 @@ class HostStore:
 
     Attributes:
         groups: [nbytes] uint8, the bytes of a group laid out as in its slot, by group.
-        tables: whole weights, by name: the head, the embedding's table if its rows are gathered, experts' matrices.
+        tables: whole weights, by name: the head, tables whose rows are gathered, experts' matrices.
     """
 
     groups: Mapping[int, Tensor]
@@ -41,7 +41,7 @@ def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables
 
     Args:
         groups: groups that stream.
-        tables: names of whole weights to store: "lm_head.weight" if parts of it stream, the embedding if its rows are
+        tables: names of whole weights to store: "lm_head.weight" if parts of it stream, tables whose rows are
             gathered, experts' matrices.
 
     Raises:
@@ -74,9 +74,11 @@ def read_table(loader: Loader, name: str, packing: Packing | None, like: Tensor)
 
 
 def _whole(loader: Loader, decoder: Decoder, name: str) -> Tensor:
-    leaf = "weight" if name == EMBEDDING else name
-    group = {HEAD: decoder.head, EMBEDDING: decoder.embed_tokens}.get(name, decoder)
-    return read_table(loader, name, packing_of(group, leaf), group.get_buffer(leaf))
+    if name in (EMBEDDING, FEATURES):
+        table = decoder.table(name)
+        return read_table(loader, name, table.packing, table.weight)
+    group = decoder.head if name == HEAD else decoder
+    return read_table(loader, name, packing_of(group, name), group.get_buffer(name))
 
 
 def _rows_of(table: Tensor, rows: range, decoder: Decoder) -> Tensor:

@@ -14,7 +14,7 @@ from graphcore.nn.moe import ExpertLinear
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import Group, movable_groups, split_layers
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import EMBEDDING
+from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.planning.plan import Plan
 from graphcore.weights.slots import Slot, bind
 
@@ -42,6 +42,12 @@ class MovingWeights:
         return not self.plan.groups.is_embedding_resident
 
     @property
+    def tables(self) -> frozenset[str]:
+        """Names of the tables whose rows are fetched for each token."""
+        features = not self.plan.groups.are_features_resident
+        return frozenset(({EMBEDDING} if self.is_gathered else set()) | ({FEATURES} if features else set()))
+
+    @property
     def group_of_layer(self) -> dict[int, int]:
         """Number of the layer group, by layer."""
         return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
@@ -50,7 +56,7 @@ class MovingWeights:
     def names(self) -> frozenset[str]:
         """Names of all weights that are not resident on the device."""
         names = {weight.name for group in self.groups for weight in group.weights}
-        return frozenset({*names, *self.experts} | ({EMBEDDING} if self.is_gathered else set()))
+        return frozenset({*names, *self.experts, *self.tables})
 
 
 def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWeights:

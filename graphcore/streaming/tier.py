@@ -87,7 +87,8 @@ def host_nbytes(plan: Plan) -> int:
         else plan.groups.group_nbytes[0]
     )
     experts = 0 if plan.experts is None else plan.experts.num_experts * plan.experts.slot_nbytes
-    return plan.groups.streamed_nbytes + table + experts
+    features = 0 if plan.groups.are_features_resident else plan.groups.features_nbytes
+    return plan.groups.streamed_nbytes + table + features + experts
 
 
 def ram_nbytes(plan: Plan, tier: Tier, reads: int) -> int:

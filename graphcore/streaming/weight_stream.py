@@ -142,8 +142,8 @@ def stream_weights(
     load_resident(loader, decoder, device, on_progress, moving.names)
     store = _store(loader, decoder, moving) if tier.kind == "host" and plan.is_streaming else None
     files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
-    if moving.is_gathered:
-        decoder.embed_tokens.fetch_rows(_rows(loader, decoder, store, files, device))
+    for name in moving.tables:
+        decoder.table(name).fetch_rows(_rows(loader, decoder, name, store, files, device))
     link_to = way_to(device, streaming.pinned_memory)
     return open_stream(loader, moving, store, files, device, link_to, decoder)
 
@@ -227,16 +227,22 @@ def _store(loader: Loader, decoder: Decoder, moving: MovingWeights) -> HostStore
     tables = {HEAD} if moving.heads else set()
     if moving.is_gathered and not (loader.is_tied and tables):
         tables.add(EMBEDDING)
+    tables |= moving.tables - {EMBEDDING}
     return fill_store(loader, decoder, moving.groups, [*sorted(tables), *moving.experts])
 
 
 def _rows(
-    loader: Loader, decoder: Decoder, store: HostStore | None, files: Mapping[Path, ByteSource], device: torch.device
+    loader: Loader,
+    decoder: Decoder,
+    name: str,
+    store: HostStore | None,
+    files: Mapping[Path, ByteSource],
+    device: torch.device,
 ) -> FileRows | HostRows:
-    """Return the lookup that fetches the embedding's rows from the store or the files."""
-    embedding = decoder.embed_tokens
+    """Return the lookup that fetches the rows of the table `name` from the store or the files."""
+    table = decoder.table(name)
     if store is not None:
-        table = store.tables[HEAD if loader.is_tied and HEAD in store.tables else EMBEDDING]
-        return HostRows(table, embedding.packing, device)
-    dtype = torch.float32 if embedding.packing is not None else embedding.weight.dtype
-    return FileRows(loader, EMBEDDING, files, decoder.spec.dim, dtype, device)
+        is_head = name == EMBEDDING and loader.is_tied and HEAD in store.tables
+        return HostRows(store.tables[HEAD if is_head else name], table.packing, device)
+    dtype = torch.float32 if table.packing is not None else table.weight.dtype
+    return FileRows(loader, name, files, table.width, dtype, device)

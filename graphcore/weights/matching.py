@@ -14,6 +14,7 @@ from graphcore.errors import CheckpointError
 
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+FEATURES = "embed_tokens.per_layer.table.weight"
 SCALE = "_scale"  # suffix that turns the name of a ternary weight into that of its scale
 GGUF_IGNORED = (ROPE_FREQS,)  # read with the config, not as a weight
 SHOWN = 4  # number of tensor names in one message
@@ -97,11 +98,13 @@ def _refuse_unexpected(
     architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Iterable[str], left_out: range
 ) -> None:
     """Refuse stored tensors that no weight uses: without them (a norm, a bias, an adapter) results would be wrong."""
-    ignored = (*architecture.ignored, *architecture.unused, *GGUF_IGNORED)
+    ignored = (*architecture.unused, *GGUF_IGNORED)
     unused = [
         name
         for name in checkpoint.tensors.keys() - set(used)
-        if not any(part in name for part in ignored) and not _is_tied_head(name, config)
+        if not any(part in name for part in ignored)
+        and not architecture.ignores(name, config)
+        and not _is_tied_head(name, config)
     ]
     unexpected = sorted(name for name in unused if not _is_of_layers(name, left_out))
     if unexpected:

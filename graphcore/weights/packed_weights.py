@@ -12,7 +12,7 @@ from graphcore.kernels.device_packing import DevicePacking
 from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import choose_packing
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder, Table
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
 from graphcore.quant import FORMATS
@@ -60,8 +60,8 @@ class WeightPacker:
             for path, module in group.named_modules():
                 name = prefix + (f"{path}." if path else "") + "weight"
                 match module:
-                    case Embedding():
-                        self._pack_embedding(module, name)
+                    case Table():
+                        self._pack_table(module, name)
                     case Linear():
                         self._pack_linear(module, name)
                     case Experts():
@@ -84,10 +84,10 @@ class WeightPacker:
             dense -= decoder.embed_tokens.weight.nbytes  # counted twice
         return dense <= self.policy.dense_nbytes
 
-    def _pack_embedding(self, embedding: Embedding, name: str) -> None:
-        packing = self._packing(name, tuple(embedding.weight.shape))
+    def _pack_table(self, table: Table, name: str) -> None:
+        packing = self._packing(name, tuple(table.weight.shape))
         if packing is not None:
-            embedding.pack(packing)
+            table.pack(packing)
 
     def _pack_linear(self, linear: Linear, name: str) -> None:
         packing = self._packing(name, tuple(linear.weight.shape))
@@ -135,7 +135,7 @@ def packing_of(module: nn.Module, name: str) -> Packing | None:
     """Return the packing of a module's buffer `name`, such as "mlp.up_proj.weight"; None if it is dense."""
     owner, _, leaf = name.rpartition(".")
     holder = module.get_submodule(owner)
-    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Embedding | ExpertLinear) else None
+    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Table | ExpertLinear) else None
 
 
 def formats_of(decoder: Decoder) -> Iterator[tuple[str, str, int]]:

@@ -29,6 +29,8 @@ class GGUFKeys:
     def size(self, key: str) -> int | None:
         """Return a size; of an array with one value per layer, the value that all layers share. None if absent.
 
+        Of a key that may differ by layer (`ClassDefaults.sizes_by_layer`), the first layer's value is returned.
+
         Raises:
             CheckpointError: the value is not a positive integer.
             UnsupportedError: the value differs by layer.
@@ -37,9 +39,25 @@ class GGUFKeys:
         value = self.fields.raw.get(name)
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
             return self.fields.size(name)
-        if any(member != value[0] for member in value):
+        if key not in self.defaults.sizes_by_layer and any(member != value[0] for member in value):
             raise UnsupportedError(f"{self.fields.source}: {name} differs by layer, which is not supported")
         return Fields({name: value[0]}, self.fields.source).size(name)
+
+    def sizes(self, key: str, num_layers: int) -> tuple[int, ...]:
+        """Return the sizes of all layers: the members of an array, or as often the one number.
+
+        Raises:
+            CheckpointError: a value is not a positive integer, or an array has another number of values.
+        """
+        name = self.name(key)
+        value = self.fields.raw.get(name)
+        members = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * num_layers
+        if len(members) != num_layers:
+            raise self.fields.wrong(name, value, f"a list of {num_layers} values")
+        found = [Fields({name: member}, self.fields.source).size(name) for member in members]
+        if None in found:
+            raise self.fields.wrong(name, value, "a positive integer for each layer")
+        return tuple(size for size in found if size is not None)
 
     def required_size(self, key: str) -> int:
         """Return a size, as `size` does, whose presence `check_required` has checked."""

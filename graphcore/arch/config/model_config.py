@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
@@ -71,8 +72,9 @@ class RopeParameters:
 
     Attributes:
         theta: base of the frequencies; only of full-attention layers if there is a local_theta.
-        scaling: None, or {"rope_type": "linear" | "llama3" | "yarn", ...} with exactly the keys of that type in
-            `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow, attention_factor and truncate.
+        scaling: None, or {"rope_type": "linear" | "llama3" | "yarn" | "proportional", ...} with exactly the keys of
+            that type in `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow, attention_factor and
+            truncate, for proportional partial_rotary_factor and factor.
         local_theta: base for sliding layers, which is never scaled (Gemma 3); None if all layers share one base.
         freq_divisors: [head_dim / 2] divisors of the frequencies, instead of a scaling (GGUF's rope_freqs).
         width: number of features of a head that rotate, from the first on; None for all.
@@ -122,6 +124,13 @@ class ExpertsConfig:
         return self
 
 
+class OwnSettings(Protocol):
+    """The settings that only one family has: a frozen dataclass of the family's file."""
+
+    def cut(self, num_layers: int) -> "OwnSettings":
+        """Return the settings of the model's first `num_layers` layers."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The normalised settings of a checkpoint's model, with the names of Hugging Face's config.json.
@@ -143,6 +152,7 @@ class ModelConfig:
         num_predicting_layers: number of layers after the last one that predict further tokens; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
+        own: settings that only the model's family has; None for families without such.
     """
 
     model_type: str
@@ -164,6 +174,7 @@ class ModelConfig:
     dtype: str | None = None
     num_predicting_layers: int = 0
     ternary: TernaryScaling | None = None
+    own: OwnSettings | None = None
 
     def cut(self, num_layers: int | None, source: str) -> "ModelConfig":
         """Return the config of a model that is cut to its first `num_layers` layers; unchanged for None.
@@ -183,7 +194,8 @@ class ModelConfig:
             kept = tuple(layer for layer in experts.mlp_only_layers if layer < num_layers)
             experts = replace(experts, mlp_only_layers=kept)
         attention = replace(self.attention, layer_types=layer_types)
-        return replace(self, num_hidden_layers=num_layers, attention=attention, experts=experts)
+        own = None if self.own is None else self.own.cut(num_layers)
+        return replace(self, num_hidden_layers=num_layers, attention=attention, experts=experts, own=own)
 
 
 def read_head_dim(

@@ -95,6 +95,7 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
     defaults = keys.defaults
     has_shared = defaults.experts is not None and defaults.experts.shared_expert_intermediate_size is not None
     computed = {
+        *defaults.computed_gguf,
         *(["expert_count"] if defaults.experts is not None else []),
         *(["expert_shared_count", "expert_shared_feed_forward_length"] if has_shared else []),
         *(["nextn_predict_layers"] if defaults.delta is not None else []),

@@ -23,6 +23,7 @@ SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": (),
 }
 
 
@@ -88,6 +89,8 @@ def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
         raise UnsupportedError(
             f"{rope.source}: rope_type {quoted(rope_type)} is not supported; known: {', '.join(sorted(SCALING_KEYS))}"
         )
+    if rope_type == "proportional":
+        return _proportional(rope)
     if defaults.partial_rotary_factor is None and rope.number("partial_rotary_factor") not in (None, 1.0):
         raise UnsupportedError(f"{rope.source}: partial_rotary_factor other than 1 is not supported")
     missing = [key for key in SCALING_KEYS[rope_type] if rope.raw.get(key) is None]
@@ -99,6 +102,15 @@ def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
     if rope_type == "yarn":
         return _with_yarn(scaling, rope, defaults)
     return scaling if len(scaling) > 1 else None
+
+
+def _proportional(rope: Fields) -> RopeScaling:
+    """Return the scaling that rotates only a share of a head's pairs, all of them by default."""
+    share = rope.positive("partial_rotary_factor") or 1.0
+    if share > 1.0:
+        raise rope.wrong("partial_rotary_factor", share, "at most 1")
+    factor = rope.positive("factor") or 1.0
+    return {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
 
 
 def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> RopeScaling:

@@ -7,7 +7,7 @@ Source: transformers, models/bitnet/modeling_bitnet.py; microsoft/BitNet for the
 
 from dataclasses import replace
 
-from graphcore.arch.architecture import Architecture, TensorSource, gguf_name
+from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
@@ -38,7 +38,7 @@ class BitNet(Architecture):
         """Return the defaults of the 2B-4T; for "bitnet" files (1bitLLM's 3B, llama.cpp's converter) with SiLU."""
         return replace(self.defaults, hidden_act="silu") if gguf_name == "bitnet" else self.defaults
 
-    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with multiplied scales, as in the 2B-4T, which is an "autobitlinear" model."""
         return replace(config, ternary="multiplied")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graphcore.arch.architecture import Architecture, TensorSource, gguf_name
+from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
@@ -37,7 +37,7 @@ class Gemma3(Architecture):
         """Return the tensor under llama.cpp's name; its converter has already added 1 to norms."""
         return TensorSource(gguf_name(name, LEAVES))
 
-    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with the query scalar, which GGUF does not store."""
         is_27b = config.num_hidden_layers == LAYERS_OF_27B
         attention = config.attention

@@ -18,7 +18,7 @@ Source: llama.cpp, gguf-py/gguf/constants.py, MODEL_TENSORS[MODEL_ARCH.GPT2].
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
+from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
@@ -116,7 +116,7 @@ class GPT2(Architecture):
             )
         _check_shapes(found, expected, checkpoint.source)
 
-    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with the vocabulary size of the metadata, which the tensors are checked against."""
         return replace(config, vocab_size=keys.size("vocab_size") or config.vocab_size)
 

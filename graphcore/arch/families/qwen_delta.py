@@ -24,7 +24,7 @@ in integrations/gguf; llama.cpp, conversion of Qwen3NextModel and of Qwen 3.5.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from graphcore.arch.architecture import TensorSource, gguf_name, split_layer
+from graphcore.arch.architecture import Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import SIZES, ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.layer_types import layer_types_of_pattern
@@ -161,7 +161,7 @@ class QwenDelta(QwenMoe):
                 return (GroupHeads(keys, per_key, width, of_columns=True),)
         return (GroupHeads(keys, per_key, 1),)
 
-    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with the delta rule's sizes, the layer types, and the width of the shared expert."""
         keys.check_required(LAYER_KEYS)
         value_heads, values = keys.required_size("ssm.time_step_rank"), keys.required_size("ssm.inner_size")

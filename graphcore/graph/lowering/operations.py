@@ -54,13 +54,18 @@ def add_normed_and_norm(stream: Call, x: Call, norm: NormCall, norm_of_sum: Norm
     raise NotImplementedError
 
 
-def route(x: Call, linear: str, top_k: int, shares: str) -> NoReturn:
-    """Stand for choose_experts(linear(x), top_k, shares)."""
+def route(x: Call, linear: str, top_k: int, shares: str, scales: Call | None) -> NoReturn:
+    """Stand for choose_experts(linear(x), top_k, shares, scales)."""
     raise NotImplementedError
 
 
 def add_experts(stream: Call, x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
     """Stand for stream + the weighted sum of the chosen experts' answers to norm(x)."""
+    raise NotImplementedError
+
+
+def sum_experts(x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
+    """Stand for the weighted sum of the chosen experts' answers to norm(x)."""
     raise NotImplementedError
 
 
@@ -85,7 +90,17 @@ def parts(x: Call, how: str, sizes: int | list[int]) -> NoReturn:
 
 
 def attend_heads(
-    q: Call, k: Call, v: Call, rope: Call | None, q_norm: NormCall | None, k_norm: NormCall | None, *rest: Any
+    q: Call,
+    k: Call | None,
+    v: Call | None,
+    rope: Call | None,
+    q_norm: NormCall | None,
+    k_norm: NormCall | None,
+    v_norm: NormCall | None,
+    *rest: Any,
 ) -> NoReturn:
-    """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v, *rest), which writes the cache."""
+    """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v_norm(v), *rest), which writes the cache.
+
+    Without k and v it stands for attend_shared(rotate(q_norm(q)), *rest), which reads keys that are in the cache.
+    """
     raise NotImplementedError

@@ -12,6 +12,7 @@ from torch import fx
 
 from graphcore.graph.lowering.operations import (
     Call,
+    NormCall,
     add_experts,
     add_project,
     attend_heads,
@@ -20,14 +21,16 @@ from graphcore.graph.lowering.operations import (
     norm_call,
     project,
     route,
+    sum_experts,
 )
 from graphcore.graph.lowering.sums import SUMS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
-from graphcore.kernels.attend import attend
+from graphcore.kernels.attend import attend, attend_shared
 from graphcore.kernels.gated_delta import delta_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import choose_experts
+from graphcore.nn.norm import UnitNorm
 from graphcore.nn.rope import rotate
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,13 +89,26 @@ def heads(traced: Traced) -> None:
             continue
         if ropes:
             q, k = q.args[0], k.args[0]
-        norms = [norm_call(one) if traced.is_norm(one) and one.meta["is_heads"] else None for one in (q, k)]
-        q, k = (one if norm is None else one.args[0] for one, norm in zip((q, k), norms, strict=True))
+        norms = [_norm_of_heads(traced, one) for one in (q, k)]
+        norms.append(norm_call(v) if traced.leaf(v, UnitNorm) else None)
+        q, k, v = (one if norm is None else one.args[0] for one, norm in zip((q, k, v), norms, strict=True))
         traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, *rest)
+    for node in traced.nodes(attend_shared):
+        q, rest = node.args[0], node.args[1:]
+        rope = q.args[1] if is_call(q, rotate) else None
+        q = q if rope is None else q.args[0]
+        norm = _norm_of_heads(traced, q)
+        q = q if norm is None else q.args[0]
+        traced.replace(node, attend_heads, q, None, None, rope, norm, None, None, *rest)
+
+
+def _norm_of_heads(traced: Traced, node: Call) -> NormCall | None:
+    """Return the normalisation that a node applies to heads; None if it is another operation."""
+    return norm_call(node) if traced.is_norm(node) and node.meta["is_heads"] else None
 
 
 def queries_keys_values(traced: Traced) -> None:
-    """Turn the three products of one input that one attention reads into one `project`."""
+    """Turn the products of one input that one attention reads into one `project`."""
     _join_products(traced, attend_heads, 3)
 
 
@@ -105,7 +121,7 @@ def _join_products(traced: Traced, reader: Callable[..., object], count: int) ->
     """Turn the products of one input that are the first `count` arguments of a reader into one `project`."""
     for node in traced.nodes(reader):
         products = node.args[:count]
-        if not traced.can_join(*products):
+        if None in products or not traced.can_join(*products):
             continue
         first = min(products, key=traced.order().__getitem__)
         with traced.graph.inserting_before(first):
@@ -169,6 +185,7 @@ NORM_PLACES: Mapping[object, int] = {
     gated: 0,
     add_project: 1,
     add_experts: 1,
+    sum_experts: 0,
 }  # the argument x; the norm follows it
 
 

@@ -13,35 +13,35 @@ from typing import Any
 
 from torch import fx, nn
 
-from graphcore.kernels.attend import attend
+from graphcore.kernels.attend import attend, attend_shared
 from graphcore.kernels.gated_delta import delta_heads
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import ActivationModule, capped
+from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding
-from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 from graphcore.nn.rope import rotate
 
 VIEWS = ("flatten", "unflatten")  # for a decode step's single token they move nothing
 CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
-LIKE_FIRST = (rotate, attend, capped, without_padding)  # their answer has the shape of their first argument
+FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose answer has its shape
+LIKE_FIRST = (rotate, attend, attend_shared, capped, scaled, without_padding)  # answers shaped as the first argument
 LIKE_SECOND = (delta_heads, scaled_by_gate)  # their answer has the shape of their second argument
-FUNCTIONS = (
-    *LIKE_FIRST,
-    *LIKE_SECOND,
-    choose_experts,
-    weighted_sum,
-)  # functions of nn/ and kernels/; each is one operation
+# Functions of nn/ and kernels/; each is one operation.
+FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, choose_experts, weighted_sum)
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
-    "unflatten": (RMSNorm, LayerNorm, rotate, attend),
-    RMSNorm: (rotate, attend),
-    LayerNorm: (rotate, attend),
-    rotate: (attend,),
+    "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, attend, attend_shared),
+    RMSNorm: (rotate, attend, attend_shared),
+    LayerNorm: (rotate, attend, attend_shared),
+    UnitNorm: (attend,),
+    rotate: (attend, attend_shared),
     attend: ("flatten",),
+    attend_shared: ("flatten",),
     Experts: (weighted_sum,),
 }
+VALUES = ("unflatten", UnitNorm)  # operations whose heads attention may read as values
 Node = Any  # an fx.Node; torch's types for its arguments are too wide to be of use
 Shape = Any  # sizes after [B, T], such as (D,) or (H, E); a list where there are several answers; None if not known
 
@@ -63,7 +63,7 @@ def misfit(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Node | None:
     for node in shapes:
         if node.meta["is_heads"]:
             for user in node.users:
-                is_value = kinds[user] is attend and user.args[2] is node and kinds[node] != "unflatten"
+                is_value = kinds[user] is attend and user.args[2] is node and kinds[node] not in VALUES
                 if kinds[user] not in READ_BY.get(kinds[node], ()) or is_value:
                     return user
     return None
@@ -74,6 +74,9 @@ def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node
     first = given[0] if given else None
     match node.op:
         case "placeholder":
+            gate = modules.get(FEATURES_GATE) if node.target == FEATURES else None
+            if isinstance(gate, Linear):
+                return (gate.outputs,)
             return _input_shape(node, modules) if node.target == INPUT else None
         case "call_module":
             return _shape_after(modules[str(node.target)], given)
@@ -105,7 +108,7 @@ def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
             return first if first and first[-1] == module.weight.numel() and not is_computed else None
         case Experts():
             return (*given[1], *first) if first and given[1] else None
-        case ActivationModule():
+        case ActivationModule() | UnitNorm():
             return first
     return None
 

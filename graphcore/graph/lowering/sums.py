@@ -19,13 +19,16 @@ from graphcore.graph.lowering.operations import (
     parts,
     project,
     scaled_sum,
+    sum_experts,
 )
 from graphcore.graph.lowering.shapes import CASTS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_read_once
+from graphcore.nn.mlp import scaled
 from graphcore.nn.moe import Experts, choose_experts, weighted_sum
 from graphcore.nn.norm import RMSNorm
 
-SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled)  # their first argument is the stream
+# Operations whose first argument is the stream, which they change.
+SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled, scaled)
 
 
 def sums_when_read(traced: Traced) -> None:
@@ -70,6 +73,18 @@ def norm_of_sum(traced: Traced) -> None:
         for old, new in ((norms[0], normed), (node, total)):
             old.replace_all_uses_with(new)
             traced.graph.erase_node(old)
+
+
+def experts_alone(traced: Traced) -> None:
+    """Turn any other weighted sum of experts' answers into `sum_experts`."""
+    for node in traced.nodes(weighted_sum):
+        experts, shares = node.args
+        choice = shares.args[0]
+        if traced.leaf(experts, Experts) and is_read_once(experts) and is_call(choice, choose_experts):
+            x, chosen, *_ = experts.args
+            call = traced.replace(node, sum_experts, x, None, chosen, shares, experts.target)
+            for one in (choice, *choice.users, chosen):
+                call.prepend(one)  # the experts directly follow their choice
 
 
 def experts_first(traced: Traced) -> None:

@@ -13,7 +13,8 @@ from graphcore.graph.lowering.sums import is_stream
 from graphcore.graph.lowering.tracing import Traced, is_call, operation_name, trace
 from graphcore.nn.mlp import capped
 
-INPUTS = ("x", "rope", "span", "k_cache", "v_cache")  # the arguments of a block's forward; a head has the first
+# The arguments of a block's forward; a head has the first.
+INPUTS = ("x", "rope", "span", "k_cache", "v_cache", "per_layer")
 INSTRUCTION_RULES = (
     rules.without_casts,
     rules.gate_and_up,
@@ -28,6 +29,7 @@ INSTRUCTION_RULES = (
     sums.product_and_sum,
     sums.norm_and_sum,
     sums.experts_and_sum,
+    sums.experts_alone,
     sums.scaled_sums,
     rules.norm_and_products,
 )

@@ -22,9 +22,9 @@ from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts
-from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 
-LEAVES = (Linear, RMSNorm, LayerNorm, ActivationModule, Experts)
+LEAVES = (Linear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
 Rule = Callable[["Traced"], None]
 M = TypeVar("M", bound=nn.Module)
 

@@ -174,10 +174,9 @@ void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T*
     const int head_dim = a.head_dim;
     normalise(a.k_norm, a.k + size_t(kv_head) * head_dim, head_dim, work);
     if (rope) rotate(work, rope, head_dim - a.unrotated);
-    for (int e = 0; e < head_dim; e++) {
-        narrow(work[e], entry + e);
-        narrow(a.v[size_t(kv_head) * head_dim + e], entry + head_dim + e);
-    }
+    for (int e = 0; e < head_dim; e++) narrow(work[e], entry + e);
+    normalise(a.v_norm, a.v + size_t(kv_head) * head_dim, head_dim, work);
+    for (int e = 0; e < head_dim; e++) narrow(work[e], entry + head_dim + e);
 }
 
 // Attends with heads first .. last - 1 of one token, which belong to one kv head. Every thread makes the new token's entry
@@ -192,12 +191,13 @@ void attend_heads(const Attend& a, int first, int last, float* scratch) {
     T* values = (T*)a.v_cache + size_t(kv_head) * a.slots * head_dim;
     T* entry = (T*)scratch;
     float *q = scratch + 2 * head_dim, *scores = q + MOST_HEADS * head_dim;
-    make_entry(a, kv_head, rope, q, entry);
+    if (a.k) make_entry(a, kv_head, rope, q, entry);
     const int64_t reach = a.window && a.window < a.slots ? a.window : a.slots;
     Run<T> runs[3];
-    ring_runs<T>(keys, values, std::max<int64_t>(0, position + 1 - reach), position, a.slots, head_dim, runs);
-    runs[2] = {entry, entry + head_dim, 1};
-    const bool writes = first % group == 0;
+    const int64_t end = a.k ? position : position + 1;  // positions in the cache that are attended
+    ring_runs<T>(keys, values, std::max<int64_t>(0, position + 1 - reach), end, a.slots, head_dim, runs);
+    runs[2] = {entry, entry + head_dim, a.k ? 1 : 0};
+    const bool writes = a.k && first % group == 0;
     for (int together; first < last; first += together) {
         together = std::min(last - first, MOST_HEADS);
         for (int h = 0; h < together; h++) {

@@ -78,6 +78,10 @@ inline void normalise(const Norm& norm, const float* x, int count, float* to) {
     }
     const float mean = norm.kind == NormKind::LAYER ? sum_of(x, count) / float(count) : 0.0f;
     const float scale = 1.0f / std::sqrt(sum_of_squares(x, count, mean) / float(count) + norm.eps);
+    if (!norm.weight) {
+        for (int i = 0; i < count; i++) to[i] = (x[i] - mean) * scale;
+        return;
+    }
     for (int i = 0; i < count; i++) to[i] = (x[i] - mean) * scale * norm.weight[i];
     if (norm.bias)
         for (int i = 0; i < count; i++) to[i] += norm.bias[i];

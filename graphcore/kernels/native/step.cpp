@@ -104,7 +104,7 @@ void run_attend(const Attend& a, Range heads, Scratch& scratch) {
 
 void run_add_norm(const AddNorm& a, Scratch& scratch) {
     normalise(a.norm, a.y, a.dim, scratch.row);
-    for (int i = 0; i < a.dim; i++) a.x[i] += scratch.row[i];
+    for (int i = 0; i < a.dim; i++) a.x[i] = (a.puts ? 0.0f : a.x[i]) + scratch.row[i];
 }
 
 void choose_part(const Choose& a, int part) {
@@ -143,6 +143,8 @@ void run_route(const Route& a, Scratch& scratch) {
         left[best] = -INFINITY;
     }
     if (!a.over_all) softmax(a.weights, a.used, nullptr);
+    if (a.scales)
+        for (int k = 0; k < a.used; k++) a.weights[k] *= a.scales[a.chosen[k]];
 }
 
 Matrix matrix_at(const Matrix& first, int place) {
@@ -194,7 +196,7 @@ void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
             total += splat<f32x16>(a.weights[k]) * y;
         }
         float* out = a.x + group * GROUP_ROWS;
-        store_some(load_some(out, height) + total, height, out);
+        store_some(a.puts ? total : load_some(out, height) + total, height, out);
     }
 }
 

@@ -20,7 +20,7 @@ enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 struct Norm {
     NormKind kind;
     float eps;
-    const float* weight;
+    const float* weight;  // null: nothing is multiplied
     const float* bias;
 };
 
@@ -47,10 +47,10 @@ struct Project {
 };
 
 // Attention of one token: normalises and rotates queries and the new key, writes the new key and value to the cache, and
-// attends over the live slots. Position p is in slot p mod slots.
+// attends over the live slots. Position p is in slot p mod slots. If k is null, another layer has written this token's entry.
 struct Attend {
     const float *q, *k, *v;
-    Norm q_norm, k_norm;
+    Norm q_norm, k_norm, v_norm;
     const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
     const int64_t* position;
@@ -68,6 +68,7 @@ struct AddNorm {
     Norm norm;
     float* x;
     int32_t dim;
+    int32_t puts;  // 1: x = norm(y)
 };
 
 constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads search for the next token
@@ -95,6 +96,7 @@ struct Route {
     int32_t* chosen;   // [used]
     float* weights;    // [used]
     int32_t over_all;  // 1: the softmax is over all logits
+    const float* scales;  // [experts], factors of the weights, or null
 };
 
 // hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert e = chosen[k]. The expert's matrices are number
@@ -122,6 +124,7 @@ struct ExpertsDown {
     const float* weights;
     float* x;
     int32_t used;
+    int32_t puts;  // 1: x is replaced
 };
 
 // GATE: out = f(a) * b;  SCALE: the same with one number a;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).

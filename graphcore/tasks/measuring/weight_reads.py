@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from graphcore.kernels.kernel_packing import KernelPacking
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder, Embedding, Table
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.weights.matching import HEAD
@@ -28,6 +28,8 @@ def _module_nbytes(module: nn.Module, batch: int) -> int:
     match module:
         case Embedding():
             return embedding_nbytes(module, batch)
+        case Table():
+            return batch * table_row_nbytes(module)
         case MoE():
             parts = [part for part in module.experts.children() if isinstance(part, ExpertLinear)]
             return sum(chosen_nbytes(part, module.top_k * batch) for part in parts)
@@ -38,10 +40,13 @@ def _module_nbytes(module: nn.Module, batch: int) -> int:
 
 def embedding_nbytes(embedding: Embedding, batch: int) -> int:
     """Return the bytes of one row for each sequence in the table and in learned positions."""
-    packing, table = embedding.packing, embedding.weight
-    row = table.nbytes // (len(table) if packing is None else packing.rows)
     positions = 0 if embedding.positions is None else embedding.positions[0].nbytes
-    return batch * (row + positions)
+    return batch * (table_row_nbytes(embedding) + positions)
+
+
+def table_row_nbytes(table: Table) -> int:
+    """Return the bytes of one row of a table."""
+    return table.weight.nbytes // (len(table.weight) if table.packing is None else table.packing.rows)
 
 
 def chosen_nbytes(part: ExpertLinear, choices: int) -> int:

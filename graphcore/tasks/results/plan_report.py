@@ -39,6 +39,9 @@ def planned_groups(plan: Plan, num_layers: int, layer_group_size: int, expert_nb
             "embed_tokens", plan.groups.group_nbytes[0], "resident" if plan.groups.is_resident(0) else "gathered"
         )
     ]
+    if plan.groups.features_nbytes:
+        place = "resident" if plan.groups.are_features_resident else "gathered"
+        groups.append(PlannedGroup("layers' features", plan.groups.features_nbytes, place))
     for number, first in enumerate(firsts, start=1):
         last = min(first + layer_group_size, num_layers) - 1
         name = f"layers.{first}" if first == last else f"layers.{first}-{last}"

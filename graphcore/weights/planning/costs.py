@@ -99,9 +99,13 @@ def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     return max((linear.outputs * linear.inputs * dtype.itemsize for linear in packed), default=0)
 
 
-def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors."""
-    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype))
+def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> int:
+    """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors.
+
+    Args:
+        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+    """
+    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype, chunk))
 
 
 def segments_nbytes(sizes: Sequence[int]) -> int:
@@ -139,7 +143,9 @@ def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtyp
         block += max(one.mlp.hidden for one in spec.blocks) * dtype.itemsize
     ropes = len(spec.ropes) * max((one.head_dim for one in spec.attentions), default=0) * ROPE_BYTES * 2
     logits = 2 * batch * spec.vocab * 4
-    return rows * (residual + block + ropes) + logits
+    # projected, normalised, the table's rows, their sum, and that sum by layer
+    features = 0 if spec.per_layer is None else 5 * spec.per_layer.layers * spec.per_layer.width * FLOAT32_NBYTES
+    return rows * (residual + block + ropes + features) + logits
 
 
 def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
@@ -152,6 +158,8 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
         attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
     mlp = block.mlp
     fed = mlp.hidden * (3 * itemsize + 4)
+    if isinstance(mlp, MoESpec) and mlp.beside is not None:
+        fed += mlp.beside.hidden * (3 * itemsize + 4)
     if isinstance(mlp, MoESpec):  # results of two waves, of both together, and their sum in float32
         fed += block.dim * (3 * mlp.top_k * itemsize + 3 * 4)
     return max(attended, fed) + 2 * block.dim * itemsize

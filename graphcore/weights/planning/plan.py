@@ -82,6 +82,8 @@ class GroupPlan:
         is_embedding_resident: True if the embedding's table is on the device; else its rows are gathered. A tied table
             stays or streams with the head.
         num_slots, slot_nbytes: number of slots, and bytes of each; 0 if nothing streams.
+        features_nbytes: bytes of the table of layers' features; 0 for none.
+        are_features_resident: True if that table is on the device; else its rows are gathered.
     """
 
     group_nbytes: Sequence[int]
@@ -90,6 +92,13 @@ class GroupPlan:
     is_embedding_resident: bool = True
     num_slots: int = 0
     slot_nbytes: int = 0
+    features_nbytes: int = 0
+    are_features_resident: bool = True
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether rows of a table are fetched for each token."""
+        return not (self.is_embedding_resident and self.are_features_resident)
 
     @property
     def num_layer_groups(self) -> int:
@@ -116,7 +125,8 @@ class GroupPlan:
         *before, head = self.group_nbytes
         away = set(self.streamed) if self.is_embedding_resident else {0, *self.streamed}
         stay = sum(nbytes for group, nbytes in enumerate(before) if group not in away)
-        return stay + (head if self.is_head_resident else 0)
+        features = self.features_nbytes if self.are_features_resident else 0
+        return stay + features + (head if self.is_head_resident else 0)
 
     @property
     def slots_nbytes(self) -> int:
@@ -183,7 +193,7 @@ class Plan:
     @property
     def is_streaming(self) -> bool:
         """Whether any weights move after loading."""
-        return bool(self.groups.streamed) or self.experts is not None or not self.groups.is_embedding_resident
+        return bool(self.groups.streamed) or self.experts is not None or self.groups.is_gathering
 
     @property
     def weight_nbytes(self) -> int:

@@ -9,6 +9,7 @@ keeps layer groups and the head first, then experts, then the embedding's table,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.errors import PlanError
@@ -137,7 +138,11 @@ def _plans(
 ) -> Iterator[Plan]:
     """Yield all plans for one context and one prefetch, with as few experts on the device as possible."""
     rest = Plan(
-        GroupPlan((sizes.embedding, *sizes.groups, 0 if sizes.is_tied else sizes.head), sizes.head_slices),
+        GroupPlan(
+            (sizes.embedding, *sizes.groups, 0 if sizes.is_tied else sizes.head),
+            sizes.head_slices,
+            features_nbytes=sizes.features,
+        ),
         kv_nbytes=costs.kv_nbytes(context),
         device=device,
         policy=wishes.policy,
@@ -147,7 +152,8 @@ def _plans(
         other=OtherMemory(costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes),
         read_nbytes=sizes.read_nbytes,
     )
-    for arrangement in arrangements(wishes.keeps, sizes):
+    residences = {"all": (True,), "nothing": (False,)}.get(wishes.keeps, (False, True)) if sizes.features else (True,)
+    for arrangement, keeps_features in product(arrangements(wishes.keeps, sizes), residences):
         units = arrangement.unit_nbytes(sizes)
         groups = replace(
             rest.groups,
@@ -155,18 +161,20 @@ def _plans(
             is_embedding_resident=not arrangement.is_embedding_gathered,
             num_slots=min(prefetch + 1, len(units)),
             slot_nbytes=max(units, default=0),
+            are_features_resident=keeps_features,
         )
         plan = replace(rest, groups=groups)
         yield from with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes)
 
 
-def _badness(plan: Plan) -> tuple[int, bool, bool]:
-    """Return the sort key of a plan, smallest is best: streamed bytes, then whether experts move, then the embedding.
+def _badness(plan: Plan) -> tuple[int, bool, bool, bool]:
+    """Return the sort key of a plan, smallest is best: streamed bytes, then whether experts move, then the tables.
 
-    Without a cache of experts a resident embedding is better; with one, a gathered embedding leaves it more memory.
+    Without a cache of experts resident tables are better; with one, gathered rows leave it more memory.
     """
-    has_cache = plan.experts is not None
-    return plan.groups.streamed_nbytes, has_cache, plan.groups.is_embedding_resident == has_cache
+    has_cache, groups = plan.experts is not None, plan.groups
+    tables = groups.is_embedding_resident == has_cache, groups.are_features_resident == has_cache
+    return groups.streamed_nbytes, has_cache, *tables
 
 
 def _grown(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:

@@ -1,8 +1,10 @@
 """The sizes of a model's weights in bytes, sorted by how they can move.
 
     embedding | layer groups' matrices | head's matrix, in row slices      may stream: 0 | 1 .. G | G+1 .. G+m
+    table of layers' features                                              its rows may be gathered
     experts' matrices                                                      stream one expert at a time
     vectors: norms, biases, scales, sinks; learned positions               never stream
+    projection of the embedding to layers' features                        never streams
 
 The size of every tensor includes its alignment, as in a slot.
 """
@@ -17,6 +19,7 @@ from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.weights.experts import fewest_slots
 from graphcore.weights.groups import split_layers
 from graphcore.weights.layout import aligned
+from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class WeightSizes:
             streams, rows are gathered and slices are streamed from it.
         groups: bytes of the matrices of each layer group, without experts.
         always: bytes of all weights that never stream.
+        features: bytes of the table of layers' features; 0 for none.
         experts: sizes of the experts; None if the model has none.
     """
 
@@ -73,16 +77,18 @@ class WeightSizes:
     groups: tuple[int, ...]
     always: int
     experts: ExpertSizes | None = None
+    features: int = 0
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of all weights; a tensor that embedding and head share counts once."""
         experts = 0 if self.experts is None else self.experts.total_nbytes
-        return self.embedding + (0 if self.is_tied else self.head) + sum(self.groups) + self.always + experts
+        tables = self.embedding + self.features + (0 if self.is_tied else self.head)
+        return tables + sum(self.groups) + self.always + experts
 
     @property
     def read_nbytes(self) -> int:
-        """Bytes that a decode step of one sequence reads: all weights except the embedding and unrouted experts."""
+        """Bytes that a decode step of one sequence reads: all weights except the tables and unrouted experts."""
         experts = 0 if self.experts is None else self.experts.routed * sum(self.experts.nbytes)
         return sum(self.groups) + self.head + self.always + experts
 
@@ -97,6 +103,7 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSi
     layers = [matrices_nbytes(layer) for layer in decoder.layers]
     parts = [decoder.head.part(rows).lm_head.weight for rows in decoder.head_rows()]
     embedding = aligned(decoder.embed_tokens.weight.nbytes)
+    per_layer = decoder.embed_tokens.per_layer
     return WeightSizes(
         embedding=embedding,
         head=embedding if is_tied else aligned(decoder.head.lm_head.weight.nbytes),
@@ -105,6 +112,7 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSi
         groups=tuple(sum(layers[group.start : group.stop]) for group in split_layers(len(layers), layer_group_size)),
         always=sum(_vectors(decoder)),
         experts=_expert_sizes(decoder),
+        features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
     )
 
 
@@ -115,10 +123,11 @@ def matrices_nbytes(layer: nn.Module) -> int:
 
 def _vectors(decoder: Decoder) -> Iterator[int]:
     """Yield the bytes of every weight that never moves."""
-    for _, group in decoder.groups():
+    for prefix, group in decoder.groups():
         for name, tensor in group.named_buffers():
-            is_table = name in ("weight", "lm_head.weight")  # the matrices of embedding and head
-            if not is_table and not is_movable(name, tensor) and not _is_experts_weight(group, name):
+            is_in_layer = prefix.startswith("layers.")
+            moves = (is_in_layer and is_movable(name, tensor)) or prefix + name in (EMBEDDING, FEATURES, HEAD)
+            if not moves and not _is_experts_weight(group, name):
                 yield aligned(tensor.nbytes)
 
 

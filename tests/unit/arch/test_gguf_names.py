@@ -42,12 +42,16 @@ DELTA_NAMES = {
     "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
     "linear_attn.in_proj_qkvz.weight": "linear_attn.in_proj_{}.weight",
 }
+# Vectors of Gemma 4's router, which the converter names without the package's table.
+APART = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
+    "gemma4_unified_text": MODEL_ARCH.GEMMA4,
     "gpt2": MODEL_ARCH.GPT2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
@@ -81,7 +85,13 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         hf_name = stored[name].name if model_type == "gpt2" else f"model.{stored[name].name}"
         if name == "lm_head.weight":
             hf_name = name
-        if "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
+        if ".router." in hf_name and hf_name.endswith("scale"):
+            before = "blk." + hf_name.removeprefix("model.layers.").partition(".")[0]
+            assert source.name == f"{before}.{APART[hf_name.partition('.router.')[2]]}"
+            continue
+        if model_type.startswith("gemma4"):
+            hf_name = hf_name if hf_name.endswith(".weight") else f"{hf_name}.weight"
+        elif "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
             hf_name = f"model.{name}"
         if name.endswith("sinks"):
             hf_name += ".weight"

@@ -23,20 +23,8 @@ from dev_models import (
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
 from graphcore.errors import UnsupportedError
-from graphcore.nn.spec import (
-    AttentionSpec,
-    BlockSpec,
-    DeltaSpec,
-    DivisorScaling,
-    LinearScaling,
-    Llama3Scaling,
-    MLPSpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    RopeSpec,
-    YarnScaling,
-)
+from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
 
 
 def spec_of(raw: dict, **changes: object) -> ModelSpec:
@@ -98,7 +86,7 @@ def test_gemma_3_1b() -> None:
     assert (spec.dim, spec.vocab, spec.norm, spec.context) == (1152, 262_144, norm, 32_768)
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
-    assert spec.ropes == (RopeSpec(10_000.0), RopeSpec(1_000_000.0))
+    assert spec.ropes == ((RopeSpec(10_000.0), 256), (RopeSpec(1_000_000.0), 256))
 
 
 def test_gpt_oss_20b() -> None:
@@ -234,7 +222,7 @@ def test_stored_frequency_divisors_take_the_place_of_a_scaling() -> None:
     assert plain.rope is not None
     config = replace(plain, rope=replace(plain.rope, freq_divisors=divisors))
     rope = architecture_of(config).spec(config).ropes
-    assert rope == (RopeSpec(500_000.0, DivisorScaling(divisors)),)
+    assert rope == ((RopeSpec(500_000.0, DivisorScaling(divisors)), 64),)
 
 
 @pytest.mark.parametrize("raw", EVERY.values(), ids=EVERY)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, LinearScaling, MLPSpec, MoESpec, NormSpec, RopeSpec
+from graphcore.nn.rope_spec import LinearScaling, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
 PLAIN = BlockSpec(

@@ -17,8 +17,9 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, ActivationModule, capped
 from graphcore.nn.norm import build_norm
 from graphcore.nn.rope import rotate
+from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, NormSpec
 
 WHERE = tuple[Tensor | None, Span, Tensor, Tensor]
 

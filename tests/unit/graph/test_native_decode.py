@@ -353,16 +353,24 @@ def ternary_sized(tiny_model: Callable[[str], TinyModel]) -> Path:
 
 
 RECORDED = {
-    BlockSpec: {"dim", "norm", "attention", "mlp", "sandwich", "int8_activations"},
+    BlockSpec: {
+        "dim", "norm", "attention", "mlp", "sandwich", "int8_activations", "per_layer", "per_layer_activation",
+        "has_output_factor",
+    },
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
-        "sub_norm", "cap", "output_gate",
+        "sub_norm", "cap", "output_gate", "v_norm_eps", "values_are_keys", "shares_cache",
     },
     DeltaSpec: {"key_heads", "value_heads", "key_dim", "value_dim", "width", "eps", "tiled"},
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
-    MoESpec: {"experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden"},
+    MoESpec: {
+        "experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden", "expert_scales",
+        "beside",
+    },
     NormSpec: {"kind", "eps", "scale_in_float32"},
-    ModelSpec: {"dim", "vocab", "blocks", "norm", "context", "embedding_scale", "positions", "tied"},
+    ModelSpec: {
+        "dim", "vocab", "blocks", "norm", "context", "embedding_scale", "positions", "tied", "logit_cap", "per_layer",
+    },
 }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
+from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 
 CPU = torch.device("cpu")
 CONTEXT, VOCAB, DIM = 256, 40, 32

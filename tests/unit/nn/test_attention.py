@@ -8,7 +8,8 @@ from plain_attention import fill, plain, run
 from plain_masks import causal_mask, sliding_window_causal_mask
 
 from graphcore.nn.attention import Attention
-from graphcore.nn.spec import AttentionSpec, NormSpec, RopeSpec
+from graphcore.nn.rope_spec import RopeSpec
+from graphcore.nn.spec import AttentionSpec, NormSpec
 
 DIM, TOKENS = 24, 11
 BASE = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))

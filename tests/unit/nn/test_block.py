@@ -8,8 +8,9 @@ from plain_attention import fill
 
 from graphcore.nn.block import Block
 from graphcore.nn.rope import rope_table
+from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, MoESpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, MoESpec, NormSpec
 
 TOKENS, DIM = 6, 24
 ATTENTION = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=8**-0.5, rope=RopeSpec(10_000.0))

@@ -9,8 +9,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbed
 
 from graphcore.nn.decoder import Decoder, Embedding, equal_parts
 from graphcore.nn.rope import rope_table
+from graphcore.nn.rope_spec import LinearScaling, RopeSpec
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, LinearScaling, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 
 LOCAL, GLOBAL = RopeSpec(10_000.0), RopeSpec(1_000_000.0, LinearScaling(8.0))
 NORM = NormSpec("rms", 1e-6)
@@ -87,7 +88,7 @@ def test_groups_are_embedding_layers_and_head_in_order_and_their_names_cover_eve
 def test_layers_with_equal_ropes_share_a_table() -> None:
     decoder = Decoder(SPEC, torch.float32)
     tables = decoder.rope_tables(10, torch.device("cpu"))
-    assert SPEC.ropes == (LOCAL, GLOBAL)
+    assert SPEC.ropes == ((LOCAL, 8), (GLOBAL, 8))
     assert decoder.rope_index() == (0, 0, 1)
     assert torch.equal(tables[0], rope_table(LOCAL, 8, 10))
     assert torch.equal(tables[1], rope_table(GLOBAL, 8, 10))

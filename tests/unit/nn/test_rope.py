@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from graphcore.nn.rope import rope_frequencies, rope_table, rotate
-from graphcore.nn.spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CASES = {

@@ -16,24 +16,20 @@ from graphcore import Engine
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.errors import ConfigError
+from graphcore.nn import rope_spec
 from graphcore.nn import spec as specs
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
-from graphcore.nn.span import Span
-from graphcore.nn.spec import (
-    AttentionSpec,
-    BlockSpec,
-    DeltaSpec,
+from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
-    MLPSpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
+from graphcore.nn.span import Span
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec, PerLayerSpec
 
 CPU = torch.device("cpu")
 TOKENS = 14
@@ -46,6 +42,8 @@ YARN = YarnScaling(8.0, 32, 1.2, beta_fast=2.0, beta_slow=0.5)
 SWIGLU = Gating(CLAMPED_SWIGLU, 0.5, 1.702)
 MOE = MoESpec(4, 2, 24, SWIGLU)
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
+PROPORTIONAL = ProportionalScaling(0.5)
+FEATURES = PerLayerSpec(6, 2, 20, NORM)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
 
 Change = Callable[[ModelSpec], ModelSpec]
@@ -67,7 +65,7 @@ def rope(**fields: object) -> Change:
     return blocks(of)
 
 
-def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling) -> ModelSpec:
+def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling) -> ModelSpec:
     return rope(scaling=spec)(MODEL)
 
 
@@ -77,6 +75,17 @@ def mlp(**fields: object) -> Change:
 
 def mixture(**fields: object) -> ModelSpec:
     return block(mlp=replace(MOE, **fields))(MODEL)
+
+
+def featured(**fields: object) -> ModelSpec:
+    """Return the model with features of each layer; `fields` are of PerLayerSpec."""
+    changed = replace(FEATURES, **fields)
+    return replace(block(per_layer=changed.width, per_layer_activation="silu")(MODEL), per_layer=changed)
+
+
+def sharing(**fields: object) -> ModelSpec:
+    """Return the model with a last layer of another attention."""
+    return replace(MODEL, blocks=(BLOCK, replace(BLOCK, attention=replace(ATTENTION, **fields))))
 
 
 def delta(**fields: object) -> ModelSpec:
@@ -104,6 +113,8 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "YarnScaling.beta_fast": (scaling(YARN), scaling(replace(YARN, beta_fast=3.0))),
     "YarnScaling.beta_slow": (scaling(YARN), scaling(replace(YARN, beta_slow=0.25))),
     "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
+    "ProportionalScaling.share": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.75))),
+    "ProportionalScaling.factor": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.5, 2.0))),
     "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
     "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
     "RopeSpec.width": (MODEL, rope(width=4)(MODEL)),
@@ -119,6 +130,19 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.sinks": (MODEL, attention(sinks=True)(MODEL)),
     "AttentionSpec.cap": (MODEL, attention(cap=2.0)(MODEL)),
     "AttentionSpec.output_gate": (MODEL, attention(output_gate=True)(MODEL)),
+    "AttentionSpec.v_norm_eps": (MODEL, attention(v_norm_eps=1e-3)(MODEL)),
+    "AttentionSpec.values_are_keys": (MODEL, attention(values_are_keys=True)(MODEL)),
+    "AttentionSpec.shares_cache": (MODEL, sharing(shares_cache=True)),
+    "PerLayerSpec.width": (featured(), featured(width=4)),
+    "PerLayerSpec.layers": (featured(), featured(layers=3)),
+    "PerLayerSpec.norm": (featured(), featured(norm=replace(NORM, eps=1e-2))),
+    "BlockSpec.per_layer": (featured(), replace(MODEL, per_layer=FEATURES)),
+    "BlockSpec.per_layer_activation": (featured(), block(per_layer_activation="gelu")(featured())),
+    "BlockSpec.has_output_factor": (MODEL, block(has_output_factor=True)(MODEL)),
+    "ModelSpec.logit_cap": (MODEL, replace(MODEL, logit_cap=2.0)),
+    "ModelSpec.per_layer": (featured(), MODEL),
+    "MoESpec.expert_scales": (mixture(), mixture(expert_scales=True)),
+    "MoESpec.beside": (mixture(), mixture(beside=MLPSpec(24, "silu"))),
     "DeltaSpec.key_heads": (delta(), delta(key_heads=4)),
     "DeltaSpec.value_heads": (delta(), delta(value_heads=2)),
     "DeltaSpec.key_dim": (delta(), delta(key_dim=6)),
@@ -153,7 +177,8 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "ModelSpec.positions": (MODEL, replace(MODEL, positions=0)),
     "ModelSpec.vocab": (MODEL, replace(MODEL, vocab=24)),
 }
-ELSEWHERE = {"ModelSpec.context", "ModelSpec.tied"}  # not arithmetic: a limit, and where the head's bytes come from
+# Not arithmetic: a limit, where the head's bytes come from, and the number of rows of a table.
+ELSEWHERE = {"ModelSpec.context", "ModelSpec.tied", "PerLayerSpec.vocab"}
 
 
 def logits(spec: ModelSpec) -> Tensor:
@@ -170,14 +195,17 @@ def logits(spec: ModelSpec) -> Tensor:
     tables = decoder.rope_tables(TOKENS, CPU)
     x = decoder.embed_tokens(ids, span)
     caches = allocate_cache(spec, 1, TOKENS, torch.float16, CPU)
-    for layer, rope_index, cache in zip(decoder.layers, decoder.rope_index(), caches, strict=True):
+    make = decoder.embed_tokens.per_layer
+    features = [()] * len(decoder.layers) if make is None else [(one,) for one in make(ids, x)]
+    for layer, rope_index, cache, own in zip(decoder.layers, decoder.rope_index(), caches, features, strict=True):
         rows = None if rope_index is None else tables[rope_index][span.positions(TOKENS)]
-        x = layer(x, rows, span, *cache.tensors)
+        x = layer(x, rows, span, *cache.tensors, *own if layer.per_layer is not None else ())
     return decoder.head(x)[0]  # type: ignore[no-any-return]
 
 
 def test_every_field_of_every_spec_is_changed_here() -> None:
-    classes = [item for item in vars(specs).values() if dataclasses.is_dataclass(item)]
+    everything = (*vars(specs).values(), *vars(rope_spec).values())
+    classes = [item for item in everything if dataclasses.is_dataclass(item)]
     fields = {f"{item.__name__}.{field.name}" for item in classes for field in dataclasses.fields(item)}
     assert fields == CHANGES.keys() | ELSEWHERE
 

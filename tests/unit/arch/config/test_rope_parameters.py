@@ -96,7 +96,7 @@ def test_default_rope_has_no_scaling(rope):
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic", "su", "mrope", "x" * 300])
 def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
     with pytest.raises(
-        UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3, yarn"
+        UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3, proportional, yarn"
     ) as caught:
         read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
     assert len(str(caught.value)) < 300

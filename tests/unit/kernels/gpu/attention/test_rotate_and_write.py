@@ -7,7 +7,8 @@ from torch import Tensor
 from graphcore.kernels.gpu.attention.rotate_and_write import rotate_and_write
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.rope import rope_table, rotate
-from graphcore.nn.spec import NormSpec, RopeSpec
+from graphcore.nn.rope_spec import RopeSpec
+from graphcore.nn.spec import NormSpec
 
 HEADS, KV_HEADS, SLOTS = 4, 2, 5
 STARTS, COUNTS = (3, 12, 4), (1, 1, 0)  # the second wraps to slot 2, the third has no token

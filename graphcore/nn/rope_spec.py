@@ -1,0 +1,78 @@
+"""Frozen data that says how heads rotate: the frequencies' base, their scaling, and which features turn."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every frequency divided by `factor` (Gemma 3 global layers from 4B up)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, the band between interpolated (Llama 3.1 and later).
+
+    Source: transformers, modeling_rope_utils, `_compute_llama3_parameters`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class DivisorScaling:
+    """Each frequency divided by its own number: GGUF's `rope_freqs.weight`."""
+
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are scaled, too.
+
+    Source: Peng et al. 2023 (YaRN), section 3.2 to 3.4; transformers, modeling_rope_utils, `_compute_yarn_parameters`.
+
+    Attributes:
+        beta_fast, beta_slow: turns over the original context at which the ramp begins and ends.
+        attention_factor: factor of cosines and sines; scores are multiplied by its square.
+        rounds_ramp: True if the ramp begins and ends at whole pairs; gpt-oss does not round.
+    """
+
+    factor: float
+    original_context: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    rounds_ramp: bool = False
+
+
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """The first pairs rotate with frequencies divided by `factor`, the others stay as they are (Gemma 4).
+
+    Unlike with `RopeSpec.width`, exponents and pairs are those of the whole head.
+    Source: transformers, modeling_rope_utils, `_compute_proportional_rope_parameters`.
+
+    Attributes:
+        share: share of the head's pairs that rotate.
+    """
+
+    share: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding, halves paired (x[i], x[i + width / 2]).
+
+    Attributes:
+        width: number of features of a head that rotate, from the first on; None for all.
+    """
+
+    theta: float
+    scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling | None = None
+    width: int | None = None
