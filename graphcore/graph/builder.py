@@ -114,7 +114,7 @@ class GraphBuilder:
         state = program.state
         choice = None if choosing is None else choose_step(state, choosing, narrows)
         steps = [*program.steps, *([] if choice is None else [choice])]
-        handover = Handover.allocate(batch, self.decoder.spec.dim, self.tables, self.device)
+        handover = Handover.allocate(batch, self.decoder.spec, self.tables, self.device)
         return Program(state, captured(state, steps, self.streamed, handover, self.captures), choice)
 
     def _recorded(self, library: Path, is_greedy: bool) -> Program:

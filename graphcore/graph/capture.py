@@ -180,14 +180,14 @@ class CapturedStep:
         if self.graph is not None:
             return
         state = self.state
-        made = state.hidden, state.ropes
+        made = state.hidden, state.ropes, state.per_layer
         draws = [step.choosing.drawing for step in self.steps if isinstance(step, ChooseStep)]
         generators = [generator for drawing in draws if drawing is not None for generator in drawing.generators]
         groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
         what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
         with dependent_launches(self.captures.device):
             self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
-        state.hidden, state.ropes = made
+        state.hidden, state.ropes, state.per_layer = made
 
     def _warm_up(self) -> None:
         """Run the steps on no real token, and restore what they changed."""

@@ -3,12 +3,12 @@
     steps      embed | 1 | 2 | 3 | 4 | head        groups 2 and 4 move
     captured   [ embed   1 ] [2] [3] [4] [head]    between two pieces a policy may have something to enqueue
 
-Pieces hand the residual stream and the rope rows to one another in memory that is allocated before any capture. A
-tensor made during a capture lies in the captures' common pool, and its memory is free for the next capture as soon as
-Python drops it; if a later piece read it there, a piece in between might have overwritten it. So each piece starts from
-the handed memory and ends by copying its results into it. Nothing else leaves a piece: the inputs, the logits and the
-chosen tokens have memory of their own. All pieces can then share one pool, since they run one after another. The copies
-are a few kilobytes.
+Pieces hand the residual stream, rope rows and layers' features to one another in memory that is allocated before any
+capture. A tensor made during a capture lies in the captures' common pool, and its memory is free for the next capture
+as soon as Python drops it; if a later piece read it there, a piece in between might have overwritten it. So each piece
+starts from the handed memory and ends by copying its results into it. Nothing else leaves a piece: the inputs, the
+logits and the chosen tokens have memory of their own. All pieces can then share one pool, since they run one after
+another. The copies are a few kilobytes.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,6 +21,7 @@ from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
 from graphcore.graph.token_choice import ChooseStep
 from graphcore.nn.block import RESIDUAL_DTYPE
+from graphcore.nn.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,34 @@ class Handover:
     Attributes:
         hidden: [B, 1, D] residual stream.
         ropes: rope rows, one [B, 1, 2, E/2] float32 per rope table.
+        per_layer: [L, B, 1, P] float32, the tokens' features of each layer; None where layers have none.
     """
 
     hidden: Tensor
     ropes: tuple[Tensor, ...]
+    per_layer: Tensor | None = None
 
     @classmethod
-    def allocate(cls, batch: int, dim: int, tables: Sequence[Tensor], device: torch.device) -> "Handover":
+    def allocate(cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device) -> "Handover":
         """Return memory for one token of each of `batch` sequences.
 
         Args:
             tables: rope tables, [P, 2, E/2] each.
         """
-        hidden = torch.zeros(batch, 1, dim, dtype=RESIDUAL_DTYPE, device=device)
-        return cls(hidden, tuple(torch.zeros(batch, 1, *table.shape[1:], device=device) for table in tables))
+        hidden = torch.zeros(batch, 1, spec.dim, dtype=RESIDUAL_DTYPE, device=device)
+        ropes = tuple(torch.zeros(batch, 1, *table.shape[1:], device=device) for table in tables)
+        if spec.per_layer is None:
+            return cls(hidden, ropes)
+        return cls(hidden, ropes, torch.zeros(len(spec.blocks), batch, 1, spec.per_layer.width, device=device))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All the tensors."""
-        return (self.hidden, *self.ropes)
+        return (self.hidden, *self.ropes, *(() if self.per_layer is None else (self.per_layer,)))
+
+    def give_to(self, state: StepState) -> None:
+        """Make the tensors those of a state."""
+        state.hidden, state.ropes, state.per_layer = self.hidden, self.ropes, self.per_layer
 
 
 @dataclass
@@ -61,7 +71,7 @@ class TakeStep:
 
     def replay(self) -> None:
         """Point the state at the handed memory."""
-        self.state.hidden, self.state.ropes = self.handover.hidden, self.handover.ropes
+        self.handover.give_to(self.state)
 
 
 @dataclass
@@ -74,11 +84,12 @@ class HandStep:
 
     def replay(self) -> None:
         """Copy the results that are new, and drop the tensors they were made in."""
-        made = (self.state.hidden, *self.state.ropes)
+        features = self.state.per_layer
+        made = (self.state.hidden, *self.state.ropes, *(() if features is None else (features,)))
         for tensor, place in zip(made, self.handover.tensors, strict=True):
             if tensor is not place:
                 place.copy_(tensor)
-        self.state.hidden, self.state.ropes = self.handover.hidden, self.handover.ropes
+        self.handover.give_to(self.state)
 
 
 @dataclass

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.kernels.attend import attend, attend_shared
-from graphcore.nn.int8_rows import Int8Rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import UnitNorm, build_norm
@@ -54,19 +53,19 @@ class Attention(nn.Module):
         Returns:
             [B, T, D] compute dtype.
         """
-        spec = self.spec
-        shared = self.q_proj.prepare(x)
+        shared, spec = self.q_proj.prepare(x), self.spec
         query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
-        if self.q_norm is not None:
-            query = self.q_norm(query)
-        if spec.rope is not None:
-            assert rope is not None, "this attention rotates"
-            query = rotate(query, rope)
         scoring = (span.starts, span.counts, spec.window or 0, spec.scale, self.sinks, self.library, spec.cap)
         if self.k_proj is None:
-            heads = attend_shared(query, k_cache, v_cache, *scoring)
+            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, *scoring)
         else:
-            key, value = self._keys_and_values(shared, self.k_proj, rope)
+            key = self.k_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, K, E]
+            value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, spec.head_dim))
+            if self.q_norm is not None and self.k_norm is not None:
+                query, key = self.q_norm(query), self.k_norm(key)
+            if self.v_norm is not None:
+                value = self.v_norm(value)
+            query, key = self._turned(query, None, rope), self._turned(key, None, rope)
             heads = attend(query, key, value, k_cache, v_cache, *scoring)
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
@@ -75,14 +74,10 @@ class Attention(nn.Module):
             joined = self.gate_activation(self.gate_proj(shared)) * joined
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__
 
-    def _keys_and_values(self, shared: Tensor | Int8Rows, k_proj: Linear, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the prepared input, [B, T, K, E] each."""
-        key = k_proj(shared).unflatten(-1, (-1, self.spec.head_dim))  # [B, T, K, E]
-        value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, self.spec.head_dim))
-        if self.k_norm is not None:
-            key = self.k_norm(key)
-        if self.v_norm is not None:
-            value = self.v_norm(value)
-        if rope is not None and self.spec.rope is not None:
-            key = rotate(key, rope)
-        return key, value
+    def _turned(self, heads: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
+        """Return heads [B, T, H, E] normalised, where there is a norm, and rotated, where the spec rotates."""
+        normed = heads if norm is None else norm(heads)
+        if self.spec.rope is None:
+            return normed
+        assert rope is not None, "this attention rotates"
+        return rotate(normed, rope)

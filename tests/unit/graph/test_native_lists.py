@@ -17,13 +17,15 @@ from block_specs import ARCHITECTURES, BLOCKS, PLAIN, WIDE, WIDE_EXPERTS, attend
 from native_lists import GOLDEN, native_list
 from packed_decoder import pack_all
 from test_native_decode import builder_of
-from tiny_graph import CONTEXT, filled_decoder, model_of
+from tiny_graph import CONTEXT, FULL, filled_decoder, model_of
 
+from graphcore.activations import Gating
 from graphcore.nn.decoder import Decoder
+from graphcore.nn.spec import MLPSpec, MoESpec, PerLayerSpec
 
 
 def dense(name: str) -> Decoder:
-    return filled_decoder(model_of(ARCHITECTURES.get(name) or BLOCKS[name]))
+    return filled_decoder(WHOLE[name] if name in WHOLE else model_of(ARCHITECTURES.get(name) or BLOCKS[name]))
 
 
 def packed(name: str) -> Decoder:
@@ -43,7 +45,17 @@ PACKED = {
     "bitnet online": (model_of(replace(TERNARY, int8_activations="online")), "i2_s", "token"),
     "positions": (replace(model_of(WIDE), embedding_scale=5.5, positions=CONTEXT), "q8_0", "float"),
 }
-NAMES = [*ARCHITECTURES, *(name for name in BLOCKS if name not in ARCHITECTURES), *PACKED]
+OWN = replace(attending(FULL, v_norm_eps=1e-6, values_are_keys=True), has_output_factor=True)
+FEATURED = replace(OWN, per_layer=6, per_layer_activation="gelu_pytorch_tanh")
+SHARING = attending(FEATURED, v_norm_eps=0.0, values_are_keys=False, shares_cache=True)
+BESIDE = MoESpec(6, 3, 24, Gating("gelu_pytorch_tanh"), expert_scales=True, beside=MLPSpec(48, "gelu_pytorch_tanh"))
+WHOLE = {  # Gemma 4, whose layers say something of each other
+    "gemma4": replace(
+        model_of(FEATURED), blocks=(FEATURED, SHARING), per_layer=PerLayerSpec(6, 2, 40, FULL.norm), logit_cap=3.0
+    ),
+    "gemma4_moe": model_of(replace(OWN, mlp=BESIDE)),
+}
+NAMES = [*ARCHITECTURES, *(name for name in BLOCKS if name not in ARCHITECTURES), *PACKED, *WHOLE]
 
 
 def found_list(name: str) -> str:
