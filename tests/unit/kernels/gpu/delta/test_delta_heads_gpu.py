@@ -25,13 +25,13 @@ def test_kernels_compute_the_layer(shape: DeltaShape, starts: list[int], counts:
     return assert_true(case, out, before, atol=2e-2 if torch.cuda.is_available() else 1e-3, rtol=2**-8)
 
 
-@pytest.mark.parametrize(("starts", "counts"), [ONE_TOKEN, ([4, 0], [0, 20])])
+@pytest.mark.parametrize(("starts", "counts"), [([0, 3, 5], [0, 0, 1]), ([4, 0, 6], [0, 0, 20])])
 def test_a_sequence_without_tokens_keeps_its_states(starts: list[int], counts: list[int]) -> None:
     case = delta_case(SMALL, starts, counts)
-    before, empty = case.copied(), counts.index(0)
+    before = case.copied()
     launch_delta_heads(*case.parts())
-    assert torch.equal(case.convolution[empty], before.convolution[empty])
-    assert torch.equal(case.recurrent[empty], before.recurrent[empty])
+    for state, old in ((case.convolution, before.convolution), (case.recurrent, before.recurrent)):
+        torch.testing.assert_close(state[:2], old[:2], rtol=0, atol=0, equal_nan=True)  # a new sequence's holds NaN
 
 
 def test_answers_to_padding_are_zeros_in_a_chunk() -> None:
