@@ -88,6 +88,8 @@ class RandomCheckpoint(Checkpoint):
             return torch.zeros(shape, dtype=torch.bfloat16)
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        if name.endswith(".rate"):  # a positive one would let the state of a delta rule grow without end
+            return torch.empty(shape, dtype=torch.bfloat16).uniform_(-1.0, -0.01, generator=generator)
         if self.pools is not None and len(shape) > 1:
             return self._picked(info, generator)
         if info.encoding == MXFP4.name:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, config_of
+from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, QWEN3_5, config_of
 
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
@@ -55,6 +55,16 @@ def test_matrices_vary_norms_are_one_and_biases_zero() -> None:
     assert matrix.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)  # 6144 draws
     assert (checkpoint.read("layers.1.input_layernorm.weight") == 1).all()
     assert not checkpoint.read("layers.1.self_attn.q_proj.bias").any()
+
+
+@pytest.mark.parametrize("format_name", ["", "q4_k"])
+def test_delta_rules_forget_and_their_convolutions_stay_dense(format_name: str) -> None:
+    """A rate above zero would let a state grow without end."""
+    checkpoint = RandomCheckpoint(spec_of(QWEN3_5), 0, format_name)
+    rate = checkpoint.read("layers.0.linear_attn.rate")
+    assert bool((rate < 0).all())
+    assert len(rate.unique()) > 1
+    assert checkpoint.tensors["layers.0.linear_attn.conv1d.weight"].encoding == "bf16"
 
 
 def test_experts_are_packed_mxfp4_with_weights_like_the_others() -> None:
