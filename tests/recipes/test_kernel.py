@@ -33,12 +33,12 @@ STATEMENT: Edits = {
     "graphcore/nn/mlp.py": (("class ActivationModule", f"{FUNCTION}\n\n"),),
     "graphcore/graph/lowering/shapes.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
-        ("rotate, attend, capped, without_padding)", "softsign, "),
+        ("without_padding)  # answers shaped", "softsign, "),
     ),
 }
 INSTRUCTION: Edits = {
-    "graphcore/kernels/instructions.py": (('"cap": 2}', '"softsign": 3, '),),
-    "graphcore/kernels/native/step.h": (("CAP = 2 }", "SOFTSIGN = 3, "),),
+    "graphcore/kernels/instructions.py": (('"scale": 3}', '"softsign": 4, '),),
+    "graphcore/kernels/native/step.h": (("SCALE = 3 }", "SOFTSIGN = 4, "),),
     "graphcore/kernels/native/step.cpp": (("case Elements::GATE:", f"{SIGN}\n        "),),
     "graphcore/graph/instruction_entries.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
