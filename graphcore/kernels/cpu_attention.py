@@ -67,8 +67,7 @@ def _attend_token(
     k_cache[:, start % slots] = key[:, 0]
     v_cache[:, start % slots] = value[:, 0]
     visible = min(start + 1, slots, scoring.window or slots)
-    live = slice(start + 1 - visible, start + 1) if start < slots else slice(0, slots)
-    assert start < slots or visible == slots, f"a ring of {slots} slots serves a window of {visible}"
+    live = _live(start + 1 - visible, start + 1, slots)
     kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
     rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
     keys, values = k_cache[None, :, live].to(query.dtype), v_cache[None, :, live].to(query.dtype)
@@ -77,6 +76,13 @@ def _attend_token(
     scores = scoring.scores(rows[0] @ keys[0].transpose(1, 2))  # [K, H/K, L]
     weights = scoring.weights(scores).to(values.dtype)
     return (weights @ values[0]).reshape(query.shape)
+
+
+def _live(begin: int, end: int, slots: int) -> slice | Tensor:
+    """Return the slots of positions begin .. end - 1, in any order: a slice where they are one run or all slots."""
+    if end <= slots:
+        return slice(begin, end)
+    return slice(0, slots) if end - begin == slots else torch.arange(begin, end) % slots
 
 
 def _attend_chunk(

@@ -64,7 +64,12 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
     assert {key for key in differing if key not in NOT_OURS and not key.endswith(OURS_ALONE)} == set()
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama_biased", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, "gpt2"])
+GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama_biased", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, *GEMMA4, "gpt2"]
+)
 def test_a_packed_model_answers_as_the_source_does(
     tiny_model: Callable[[str], TinyModel], name: str, tmp_path: Path
 ) -> None:
@@ -236,6 +241,18 @@ def test_llama_cpp_answers_as_graphcore_does_on_the_same_file(name: str, asked: 
     theirs, ours = llama_cpp_logits(path, tokens), logits_of(path, tokens).numpy()
     bound = BOUNDS[asked]
     assert np.abs(theirs - ours).max() < (bound[name] if isinstance(bound, dict) else bound)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("gemma4", 6e-3), ("gemma4_dense", 3e-3), ("gemma4_moe", 3e-3)])
+def test_llama_cpp_answers_as_graphcore_does_for_gemma_4(
+    name: str, bound: float, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """Bounds are of the largest logit; layers with features have a second GELU, which llama.cpp rounds."""
+    tiny, path = tiny_model(name), tmp_path / "packed.gguf"
+    pack(tiny.folder, path, "f32")
+    tokens = tiny.ids[0, :40].tolist()
+    ours = logits_of(path, tokens).numpy()
+    assert np.abs(llama_cpp_logits(path, tokens) - ours).max() < bound * np.abs(ours).max()
 
 
 @pytest.mark.parametrize(("asked", "bound"), [("stored", 1e-5), ("f32", 1e-5), ("q8_0", 3e-2)])

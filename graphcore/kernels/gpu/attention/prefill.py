@@ -78,6 +78,8 @@ def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """
     if dtype == torch.float32:
         return 16, 16, 4
+    if width > 256:  # heads of 512: a tile of 64 rows would not fit in registers
+        return min(max(16, triton.next_power_of_2(rows)), 32), 32, 8
     most = 128 if width <= 128 else 64
     tile = 64 if width <= 128 else 32
     return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)

@@ -17,6 +17,8 @@ PASSES = (
     ("Gemma 3 4B, window", 8, 4, 256, 1024, 1024, False, 0.0, BF16, (1, 512)),
     ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, 0.0, BF16, (1, 8)),
     ("Gemma 3 4B, whole", 8, 4, 256, 131072, 0, False, 0.0, FP32, (1, 512)),
+    ("Gemma 4 E2B, whole", 8, 1, 512, 131072, 0, False, 0.0, BF16, (1, 4, 512)),
+    ("Gemma 4 26B, whole", 16, 2, 512, 262144, 0, False, 0.0, BF16, (1, 512)),
     ("Gemma 2 9B, window", 16, 8, 256, 4096, 4096, False, 50.0, BF16, (1, 512)),
     ("Gemma 2 9B, whole", 16, 8, 256, 8192, 0, False, 50.0, BF16, (1, 512)),
     ("Gemma 2 9B, whole", 16, 8, 256, 8192, 0, False, 50.0, FP32, (1, 512)),

@@ -84,7 +84,7 @@ def test_cache_may_have_a_dtype_of_its_own(dtype: torch.dtype, cache_dtype: torc
     check(Sequences(shape, 2), [5, 2], [1, 1], [3, 4], [1, 0])
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_dims_need_not_be_powers_of_two(head_dim: int, dtype: torch.dtype) -> None:
     shape = Shape(2, 1, head_dim, dtype=dtype, cache_dtype=dtype, scale=0.1)
