@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import qwen_delta_files
 import qwen_moe_files
 import torch
 from chat_folder import TINY, save_chat_folder
@@ -299,6 +300,17 @@ def test_llama_cpp_answers_as_graphcore_does_on_a_mixture(asked: str, bound: flo
     path, tokens = tmp_path / "packed.gguf", [5, 17, 3, 88, 41, 2, 60, 9, 9, 71]
     pack(tmp_path, path, asked)
     assert np.abs(llama_cpp_logits(path, tokens) - logits_of(path, tokens).numpy()).max() < bound
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_llama_cpp_answers_as_graphcore_does_on_a_delta_rule(name: str, tmp_path: Path) -> None:
+    """llama.cpp takes heads of one width for keys and values."""
+    model = qwen_delta_files.build(name, 1, linear_key_head_dim=16, linear_value_head_dim=16)
+    model.save_pretrained(tmp_path)
+    path, tokens = tmp_path / "packed.gguf", [5, 17, 3, 88, 41, 2, 60, 9, 9, 71]
+    pack(tmp_path, path, "f32")
+    ours = logits_of(path, tokens).numpy()
+    assert np.abs(llama_cpp_logits(path, tokens) - ours).max() < 1e-5 * np.abs(ours).max()
 
 
 def test_every_format_can_be_written_and_read(tmp_path: Path) -> None:
