@@ -151,9 +151,12 @@ def _full_heads(fields: Fields, config: ModelConfig, types: Sequence[str]) -> tu
         kv_heads = fields.size("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
         return fields.size("global_head_dim") or FULL_HEAD_DIM, kv_heads or usual
     by_layer = fields.section("per_layer_config")
+    if not all(key.isdecimal() for key in by_layer.raw):
+        raise fields.wrong("per_layer_config", dict(by_layer.raw), "an object with indices of layers as names")
+    names = {int(key): key for key in by_layer.raw}  # transformers writes all with as many digits as the last
     found = set()
     for layer, kind in enumerate(types):
-        one = by_layer.section(str(layer))
+        one = by_layer.section(names.get(layer, ""))
         unknown = sorted(set(one.raw) - set(LAYER_FIELDS))
         if unknown:
             raise UnsupportedError(

@@ -94,7 +94,8 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         theirs = {**theirs, "num_local_experts": theirs["num_experts"]}
     widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
     for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", *widths):
-        assert vars(ours.experts or object).get(name) == theirs.get(name), name
+        their_name = "top_k_experts" if name == "num_experts_per_tok" and "top_k_experts" in theirs else name
+        assert vars(ours.experts or object).get(name) == theirs.get(their_name), name
     sizes = ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
     for name in (f"linear_{size}" for size in sizes):
         assert vars(ours.delta or object).get(name) == theirs.get(name), name
