@@ -205,3 +205,29 @@ def test_a_gguf_file_without_a_size_of_its_delta_rule_is_refused_by_name(key: st
     path.write_bytes(path.read_bytes().replace(f"qwen35.{key}".encode(), f"qwen35.{key[:-1]}X".encode()))
     with pytest.raises(CheckpointError, match=f"lacks qwen35.{key}"):
         Engine.load(path, dtype="fp32", device="cpu", graph="eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_both_kinds_of_layers_of_the_true_shapes_give_transformers_logits(name: str, tmp_path: Path) -> None:
+    """Qwen 3.5 4B's layers, and Qwen 3.6 35B-A3B's, with 0.8 billion expert weights in each."""
+    sizes = {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    }
+    if name == "qwen3_5":
+        sizes |= {"hidden_size": 2560, "intermediate_size": 9216, "num_key_value_heads": 4}
+    else:
+        sizes |= {"hidden_size": 2048, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
+        sizes |= {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+    model = build(name, **sizes)
+    model.save_pretrained(tmp_path)
+    errors = errors_of(tmp_path, model, "auto")
+    print(f"\nlargest error of logits {errors[0]:.1e}, token by token {errors[1]:.1e}")
+    assert max(errors) < TOLERANCE

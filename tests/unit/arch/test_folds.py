@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from graphcore.arch.folds import AddOne, InverseScale, PickRows, ScaleOnly, SplitPairs, Transpose, WithoutScale
+from graphcore.arch.folds import (
+    AddOne,
+    GroupHeads,
+    InverseScale,
+    NegatedExp,
+    PickParts,
+    PickRows,
+    ScaleOnly,
+    SplitPairs,
+    Transpose,
+    WithoutScale,
+)
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -29,6 +40,31 @@ def test_split_pairs_moves_whole_rows_so_that_packed_bytes_survive_it() -> None:
     packed = torch.randint(0, 256, (24, 18), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     moved = SplitPairs(3).apply(packed)
     assert sorted(map(tuple, moved.tolist())) == sorted(map(tuple, packed.tolist()))
+
+
+def test_pick_parts_takes_rows_of_each_group_part_by_part() -> None:
+    """Two groups of q0 q1 k0 v0: all queries come first, then all keys."""
+    fused = torch.arange(8)[:, None].repeat(1, 3)
+    assert PickParts(2, ((0, 2), (2, 3))).apply(fused)[:, 0].tolist() == [0, 1, 4, 5, 2, 6]
+    assert PickParts(2, ((3, 4),)).apply(torch.arange(8)).tolist() == [3, 7]
+
+
+def test_tiled_value_heads_are_grouped_by_key_head_and_tiled_again() -> None:
+    """Three key heads with two value heads each, of two rows; two rows before them stay."""
+    tiled = torch.tensor([-2, -1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
+    fold = GroupHeads(3, 2, 2, first=2)
+    assert fold.apply(tiled).tolist() == [-2, -1, 0, 0, 3, 3, 1, 1, 4, 4, 2, 2, 5, 5]
+    assert torch.equal(fold.undo(fold.apply(tiled)), tiled)
+    columns = GroupHeads(3, 2, 1, of_columns=True)
+    matrix = torch.arange(12).reshape(2, 6)
+    assert columns.apply(matrix)[0].tolist() == [0, 3, 1, 4, 2, 5]
+    assert torch.equal(columns.undo(columns.apply(matrix)), matrix)
+
+
+def test_a_log_becomes_the_rate_that_gguf_stores() -> None:
+    rate = NegatedExp().apply(torch.tensor([0.0, 1.0], dtype=torch.bfloat16))
+    assert rate.dtype is torch.float32
+    torch.testing.assert_close(rate, torch.tensor([-1.0, -np.e], dtype=torch.float32))
 
 
 def test_pick_rows_takes_one_of_three_fused_projections() -> None:
