@@ -201,7 +201,7 @@ def test_structures_lie_in_memory_as_the_kernels_read_them(tmp_path: Path) -> No
     if compiler is None:
         pytest.skip("no C++ compiler works here")
     mirrored = (library.Matrix, native_instructions.Norm, native_instructions.Instruction, *instructions())
-    lines = [f'#include "{SOURCES / "step.h"}"', "#include <cstddef>"]
+    lines = [f'#include "{SOURCES / "delta.h"}"', "#include <cstddef>"]
     for one in mirrored:
         theirs = f"graphcore::{one.__name__}"
         lines.append(f"static_assert(sizeof({theirs}) == {ctypes.sizeof(one)});")
