@@ -25,7 +25,7 @@ from graphcore.kernels.delta_rule import (
     spread_heads,
     unit_heads,
 )
-from graphcore.kernels.instructions import MOST_TAPS, Convolve
+from graphcore.kernels.instructions import MOST_TAPS, Delta
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.library import open_library
 
@@ -144,18 +144,18 @@ def delta_heads_on_cpu(*arguments: Any, **named: Any) -> Tensor:
     inputs = {name: getattr(parts, name).contiguous() for name in ("mixed", "z", "a", "b")}
     parts = parts._replace(**inputs)
     out = torch.empty_like(parts.z)
-    native = delta_arguments(Convolve, parts, None, out, _address)
+    native = delta_arguments(Delta, parts, None, out, _address)
     open_library(parts.library).graphcore_delta_heads(torch.get_num_threads(), ctypes.byref(native))
     return out
 
 
 def delta_arguments(
-    kind: type[Convolve],
+    kind: type[Delta],
     parts: DeltaParts,
     joined: Tensor | None,
     out: Tensor,
     address: Callable[[Tensor | None], int | None],
-) -> Convolve:
+) -> Delta:
     """Return the layer as an instruction of the C++ kernels.
 
     Args:

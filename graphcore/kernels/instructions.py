@@ -179,10 +179,9 @@ class Elementwise(ctypes.Structure):
     )
 
 
-class Convolve(ctypes.Structure):
-    """The short convolution of a Gated DeltaNet layer; the same fields serve its delta rule (`DeltaRule`)."""
+class Delta(ctypes.Structure):
+    """A Gated DeltaNet layer between its projections, which two instructions share."""
 
-    KIND = 10
     _fields_ = (
         ("mixed", POINTER),
         ("z", POINTER),
@@ -213,7 +212,13 @@ class Convolve(ctypes.Structure):
     )
 
 
-class DeltaRule(Convolve):
+class Convolve(Delta):
+    """The short convolution of a Gated DeltaNet layer."""
+
+    KIND = 10
+
+
+class DeltaRule(Delta):
     """The delta rule and the gated norm of the layer that `Convolve` has convolved."""
 
     KIND = 11
