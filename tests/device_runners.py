@@ -1,6 +1,6 @@
 """Runners whose decode steps go through a GPU's kernels, in Triton's interpreter, and eager ones beside them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
-from graphcore.nn.layer_cache import KVCache
+from graphcore.nn.layer_cache import LayerCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
 
@@ -43,7 +43,7 @@ def runners_of(engine: Engine, batch: int) -> Runners:
     own = engine.runner.builder
 
     def runner(is_device: bool) -> ProgramRunner:
-        caches = [KVCache(poisoned(cache.k), poisoned(cache.v)) for cache in own.caches]
+        caches = poisoned(own.caches)
         kernels = DeviceBlocks.allocate(caches, own.device) if is_device else None
         sizes = (own.layer_groups, caches, own.context, own.device)
         builder = GraphBuilder(own.decoder, "eager", *sizes, decode_kernels=kernels)
@@ -53,7 +53,10 @@ def runners_of(engine: Engine, batch: int) -> Runners:
 
 
 def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the kernels that `run` launches, in order: Triton's own, and torch's as "aten ..."."""
+    """Return the names of the kernels that `run` launches, in order: Triton's own, and torch's as "aten ...".
+
+    An op of graphcore that the CPU computes otherwise, as the delta rule, is "graphcore ...".
+    """
     names: list[str] = []
     launch = InterpretedFunction.run
 
@@ -65,7 +68,11 @@ def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> li
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
             if op.namespace == "aten" and not op.is_view and "empty" not in op.name():
                 names.append(op.name().replace("::", " "))
-            return op(*args, **(kwargs or {}))
+            before = len(names)
+            result = op(*args, **(kwargs or {}))
+            if op.namespace == "graphcore" and len(names) == before:
+                names.append(op.name().replace("::", " "))
+            return result
 
     with monkeypatch.context() as patch, TorchOps():
         patch.setattr(InterpretedFunction, "run", recorded)
@@ -73,5 +80,10 @@ def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> li
     return names
 
 
-def poisoned(cache: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(cache, float("nan"))
+def poisoned(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """Return new caches full of NaN; layers that share buffers share the new ones, too."""
+    new: dict[int, torch.Tensor] = {}
+    return [
+        type(cache)(*(new.setdefault(one.data_ptr(), torch.full_like(one, float("nan"))) for one in cache.tensors))
+        for cache in caches
+    ]

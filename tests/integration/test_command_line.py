@@ -195,7 +195,7 @@ def test_completion_knows_options_and_a_tasks_keys(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=asked, capture_output=True, text=True, check=True)
         return done.stdout.split()
 
-    assert completed("graphcore model=gemma") == ["model=gemma3", "model=gemma3_1b"]
+    assert completed("graphcore model=gemma3") == ["model=gemma3", "model=gemma3_1b"]
     assert "task.repeats=" in completed("graphcore task=bench task.")
 
 

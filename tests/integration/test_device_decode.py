@@ -19,6 +19,7 @@ from graphcore.graph.step import BlocksStep, HeadStep
 
 CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
 PROMPT = 21  # longer than the window of 8, and no multiple of it
+WITHOUT_KERNELS = ("gemma4", "gemma4_moe")  # blocks that run compiled instead (graph/kernel_obstacles.py)
 KERNELS = Path(__file__).parents[1] / "golden" / "decode_kernels.json"
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
@@ -79,7 +80,7 @@ def test_greedy_tokens_are_the_eager_ones(name: str, count: int, load_tiny: Load
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WITHOUT_KERNELS])
 def test_a_layer_launches_the_kernels_that_are_written_down(
     name: str, load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

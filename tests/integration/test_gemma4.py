@@ -18,7 +18,7 @@ from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.weights.matching import FEATURES
 
-TOLERANCE = 6e-5
+TOLERANCE = 1e-4  # of logits up to 4; transformers' own float32 is as far from float64
 LENGTH, PROMPT = 45, 21
 SLIDING, FULL = "sliding_attention", "full_attention"
 CHANGES: Mapping[str, dict[str, object]] = {
