@@ -55,9 +55,8 @@ class Attention(nn.Module):
         """
         shared, spec = self.q_proj.prepare(x), self.spec
         query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
-        scoring = (span.starts, span.counts, spec.window or 0, spec.scale, self.sinks, self.library, spec.cap)
         if self.k_proj is None:
-            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, *scoring)
+            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, *self._scoring(span))
         else:
             key = self.k_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, K, E]
             value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, spec.head_dim))
@@ -66,13 +65,18 @@ class Attention(nn.Module):
             if self.v_norm is not None:
                 value = self.v_norm(value)
             query, key = self._turned(query, None, rope), self._turned(key, None, rope)
-            heads = attend(query, key, value, k_cache, v_cache, *scoring)
+            heads = attend(query, key, value, k_cache, v_cache, *self._scoring(span))
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)
         if self.gate_proj is not None and self.gate_activation is not None:
             joined = self.gate_activation(self.gate_proj(shared)) * joined
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__
+
+    def _scoring(self, span: Span) -> tuple[Tensor, Tensor, int, float, Tensor | None, str, float]:
+        """Return the arguments of `attend` from `starts` on."""
+        spec = self.spec
+        return span.starts, span.counts, spec.window or 0, spec.scale, self.sinks, self.library, spec.cap
 
     def _turned(self, heads: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
         """Return heads [B, T, H, E] normalised, where there is a norm, and rotated, where the spec rotates."""
