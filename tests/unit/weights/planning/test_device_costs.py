@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def test_graphs_cost_their_nodes_and_pools_for_each_width_and_way_to_choose() -> None:
-    nodes = 32 * 16 + 64
+    nodes = 32 * 20 + 64
     assert graphs_nbytes(32, 1) == 3 * nodes * NODE_NBYTES + 22 * MIB
     assert graphs_nbytes(32, 2) == 2 * 3 * nodes * NODE_NBYTES + 22 * MIB
     # "500 nodes 362 MB, 1000 nodes 395 MB, 2000 nodes 458 MB" (the source that the module names)
