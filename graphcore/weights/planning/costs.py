@@ -47,7 +47,8 @@ WORKSPACES = 3
 WORKSPACE_NBYTES = 32 << 20  # on Hopper, 8 MiB before it; aten/src/ATen/cuda/CublasHandlePool.cpp
 CODE_NBYTES = 64 << 20
 NODE_NBYTES = 64 << 10  # reported: 33 MB for 500 nodes; forums.developer.nvidia.com, topic 244901
-LAYER_NODES = 20  # kernels of a layer's decode step, and copies between separately captured layers
+LAYER_NODES = 16  # kernels of a layer's decode step, and copies between separately captured layers
+DELTA_NODES = 4  # more of a layer with a delta rule and a mixture
 STEP_NODES = 64  # embedding, head, sampling, feed
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
 DELTA_CHUNK = 64  # tokens of a chunk of the delta rule
@@ -68,13 +69,18 @@ def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: 
         is_captured: True if decode steps are CUDA graphs.
         dtype: compute dtype.
     """
-    graphs = graphs_nbytes(len(spec.blocks), 1 if batch == 1 else 2) if is_captured else 0
+    delta_layers = sum(isinstance(block.attention, DeltaSpec) for block in spec.blocks)
+    graphs = graphs_nbytes(len(spec.blocks), delta_layers, 1 if batch == 1 else 2) if is_captured else 0
     return LIBRARIES + graphs + split_sums_nbytes(spec, batch) + unpacked_nbytes(decoder, batch, dtype)
 
 
-def graphs_nbytes(num_layers: int, num_widths: int) -> int:
-    """Return the bytes of the captured programs of all widths, and of their shared pool of two segments."""
-    nodes = num_layers * LAYER_NODES + STEP_NODES
+def graphs_nbytes(num_layers: int, delta_layers: int, num_widths: int) -> int:
+    """Return the bytes of the captured programs of all widths, and of their shared pool of two segments.
+
+    Args:
+        num_layers: number of all layers.  delta_layers: number of those with a delta rule.
+    """
+    nodes = num_layers * LAYER_NODES + delta_layers * DELTA_NODES + STEP_NODES
     return num_widths * PROGRAMS * nodes * NODE_NBYTES + SMALL_SEGMENT + LARGE_SEGMENT
 
 
