@@ -79,15 +79,15 @@ def metadata_of(
     own |= {f"{name}.{key}": value for key, value in _model_values(architecture, model.config).items()}
     stored = {**own, "general.architecture": name}
     _check_says_the_same(architecture, model.config, stored, shapes, model.checkpoint.source)
-    own |= _tokenizer_values(model)
+    own |= _tokenizer_values(model, name)
     return Metadata(name, {key: typed_field(value) for key, value in own.items()})
 
 
-def _tokenizer_values(model: Model) -> Mapping[str, FieldValue]:
+def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValue]:
     folder = model.checkpoint.folder if isinstance(model.checkpoint, SafetensorsCheckpoint) else None
     if folder is None or not has_tokenizer(folder):
         return {"tokenizer.ggml.model": "none"}
-    return gguf_fields(read_folder(Path(folder)), model.config.vocab_size)
+    return gguf_fields(read_folder(Path(folder)), model.config.vocab_size, architecture)
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:

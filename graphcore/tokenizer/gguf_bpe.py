@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_vocab import GGUFVocab
+from graphcore.tokenizer.gguf_vocab import GGUFVocab, merge_pairs
 from graphcore.tokenizer.tokenizer_parts import bos_eos_processor
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -90,7 +90,7 @@ def build_bpe(vocab: GGUFVocab) -> tokenizers.Tokenizer:
         TokenizerError: the splitter is unknown, or a merge names a token that the vocabulary lacks.
     """
     splitter = find_splitter(vocab.pre, len(vocab.tokens), vocab.source)
-    model = models.BPE(dict(vocab.ids), _merges(vocab), ignore_merges=splitter.ignore_merges)
+    model = models.BPE(dict(vocab.ids), merge_pairs(vocab), ignore_merges=splitter.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     if splitter.composes:
         backend.normalizer = normalizers.NFC()
@@ -106,17 +106,3 @@ def build_bpe(vocab: GGUFVocab) -> tokenizers.Tokenizer:
 def _pre_tokenizer(splitter: Splitter) -> pre_tokenizers.PreTokenizer:
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in splitter.patterns]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    """Return the merges as pairs; byte-level spellings hold no spaces, so the first space separates."""
-    pairs = []
-    for rank, merge in enumerate(vocab.merges):
-        left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocab.ids.keys():
-            raise TokenizerError(
-                f"{vocab.source}: tokenizer.ggml.merges has '{merge}' at {rank}, whose parts are not in the "
-                "vocabulary; the file is damaged"
-            )
-        pairs.append((left, right))
-    return pairs

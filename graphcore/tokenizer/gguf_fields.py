@@ -2,6 +2,7 @@
 
     byte-level BPE   tokens, types, merges, and the name of the splitter (`pre`)
     SentencePiece    tokens, types, scores: minus the rank of the first merge that makes the token
+    Gemma 4          tokens, types, merges
 
 GGUF names a splitter and cannot describe a new one, so every tokenizer is tried before it is written: the tokenizer
 that a reader of the file would build must encode `PROBES` as the source does.
@@ -15,7 +16,7 @@ from graphcore.errors import TokenizerError
 from graphcore.tokenizer.gguf_bpe import GPT2_PATTERN, SPLITTERS, Splitter
 from graphcore.tokenizer.gguf_spm import SPACE
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
-from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, SENTENCEPIECE, TokenType
+from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, SENTENCEPIECE, TokenType
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 FieldValue: TypeAlias = bool | int | str | Sequence[str] | Sequence[int] | Sequence[float]
@@ -38,14 +39,19 @@ PROBES = (
 )  # fmt: skip
 SPECIAL_PROBES = 4  # number of special tokens that are tried inside a text
 PAD_SCORE = -1e6
+SHOWN_IN_GEMMA4 = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
+"""Control tokens that files of Gemma 4 have as user-defined ones, so that llama.cpp shows them in an answer."""
 
 
-def gguf_fields(parts: TokenizerParts, vocab_size: int) -> Fields:
+def gguf_fields(parts: TokenizerParts, vocab_size: int, architecture: str) -> Fields:
     """Return the `tokenizer.` metadata of a tokenizer.
 
     Args:
         parts: parts of a Hugging Face folder's tokenizer.
         vocab_size: rows of the model's embedding: ids beyond them are left out, rows without a token are padding.
+        architecture: GGUF's name of the model's architecture; llama.cpp has a kind of tokenizer for "gemma4".
 
     Raises:
         TokenizerError: GGUF cannot describe this tokenizer.
@@ -56,17 +62,21 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int) -> Fields:
         raise TokenizerError(f"{parts.source}: a tokenizer of type {model.get('type')} has no GGUF form here; only BPE")
     if not model["merges"]:
         raise TokenizerError(f"{parts.source}: the tokenizer has no merges, and GGUF no empty list of them")
-    is_spm = bool(model.get("byte_fallback"))
-    found = _vocabulary(parts, spec, vocab_size, is_spm) | _special_ids(parts, vocab_size)
+    kind = BYTE_LEVEL
+    if model.get("byte_fallback"):
+        kind = GEMMA4 if architecture == GEMMA4 else SENTENCEPIECE
+    found = _vocabulary(parts, spec, vocab_size, kind) | _special_ids(parts, vocab_size)
     if parts.chat_template:
         found["tokenizer.chat_template"] = parts.chat_template
-    if is_spm:
+    if kind == SENTENCEPIECE:
         found["tokenizer.ggml.scores"] = _scores(found["tokenizer.ggml.tokens"], model)
         found["tokenizer.ggml.pre"] = "default"
-        found["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(spec.get("normalizer"))
-        candidates = [found]
     else:
         found["tokenizer.ggml.merges"] = _merges(model, set(_texts(found["tokenizer.ggml.tokens"])))
+    if kind != BYTE_LEVEL:
+        found["tokenizer.ggml.add_space_prefix"] = "Prepend" in json.dumps(spec.get("normalizer"))
+    candidates = [found]
+    if kind == BYTE_LEVEL:
         candidates = [found | {"tokenizer.ggml.pre": splitter.names[0]} for splitter in _likeliest_first(spec)]
     for candidate in candidates:
         if _first_difference(parts, candidate) is None:
@@ -81,7 +91,7 @@ def _texts(values: FieldValue) -> list[str]:
     return values
 
 
-def _vocabulary(parts: TokenizerParts, spec: Mapping[str, Any], vocab_size: int, is_spm: bool) -> Fields:
+def _vocabulary(parts: TokenizerParts, spec: Mapping[str, Any], vocab_size: int, model: str) -> Fields:
     tokens = [f"[PAD{token_id}]" for token_id in range(vocab_size)]
     types = [int(TokenType.UNUSED)] * vocab_size
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
@@ -89,23 +99,24 @@ def _vocabulary(parts: TokenizerParts, spec: Mapping[str, Any], vocab_size: int,
     for text, token_id in parts.backend.get_vocab(with_added_tokens=True).items():
         if token_id >= vocab_size:
             continue
-        kind = _type_of(text, added.get(token_id), unknown, is_spm)
-        is_run_of_spaces = is_spm and kind == TokenType.USER_DEFINED  # written as plain spaces, as llama.cpp expects
+        kind = _type_of(text, added.get(token_id), unknown, model)
+        is_run_of_spaces = model == SENTENCEPIECE and kind == TokenType.USER_DEFINED  # llama.cpp expects plain spaces
         tokens[token_id] = text.replace(SPACE, " ") if is_run_of_spaces else text
         types[token_id] = int(kind)
     return {
-        "tokenizer.ggml.model": SENTENCEPIECE if is_spm else BYTE_LEVEL,
+        "tokenizer.ggml.model": model,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
     }
 
 
-def _type_of(text: str, added: Mapping[str, Any] | None, unknown: str | None, is_spm: bool) -> TokenType:
-    if is_spm and text == unknown:
+def _type_of(text: str, added: Mapping[str, Any] | None, unknown: str | None, model: str) -> TokenType:
+    if model == SENTENCEPIECE and text == unknown:
         return TokenType.UNKNOWN
     if added is not None:
-        return TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
-    is_byte = is_spm and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        is_shown = model == GEMMA4 and text in SHOWN_IN_GEMMA4
+        return TokenType.CONTROL if added["special"] and not is_shown else TokenType.USER_DEFINED
+    is_byte = model != BYTE_LEVEL and len(text) == 6 and text.startswith("<0x") and text.endswith(">")
     return TokenType.BYTE if is_byte else TokenType.NORMAL
 
 

@@ -5,12 +5,15 @@ the highest score. That is BPE whose merges are every way to split every token i
 among equal scores the longer left part goes first, as in the `tokenizer.json` that Google publishes for Gemma (whose
 514,906 merges this reproduces). A space is spelt U+2581; a character without a token becomes its UTF-8 bytes, tokens
 `<0x00>` to `<0xFF>`.
+
+Files of Gemma 4 list these merges (`tokenizer.ggml.model` is "gemma4"). llama.cpp adds BOS to their texts even where
+`add_bos_token` says no, because early converters wrote that by mistake; it is added here, too.
 """
 
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from graphcore.tokenizer.gguf_vocab import GGUFVocab, TokenType
+from graphcore.tokenizer.gguf_vocab import GEMMA4, GGUFVocab, TokenType, merge_pairs
 from graphcore.tokenizer.tokenizer_parts import bos_eos_processor
 
 SPACE = "\u2581"
@@ -22,7 +25,7 @@ def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     pieces = spm_pieces(vocab)
     model = models.BPE(
         {piece: token_id for token_id, piece in enumerate(pieces)},
-        spm_merges(vocab, pieces),
+        merge_pairs(vocab) if vocab.model == GEMMA4 else spm_merges(vocab, pieces),
         unk_token=None if vocab.unk_id is None else pieces[vocab.unk_id],
         fuse_unk=True,
         byte_fallback=True,
@@ -36,14 +39,17 @@ def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     else:
         backend.normalizer = spaces
     backend.decoder = decoders.Sequence(unspaced)
+    adds_bos = vocab.model == GEMMA4 or vocab.add_bos is not False
     backend.post_processor = bos_eos_processor(
-        None if vocab.add_bos is False else vocab.bos_id, vocab.eos_id if vocab.add_eos else None
+        vocab.bos_id if adds_bos else None, vocab.eos_id if vocab.add_eos else None
     )
     return backend
 
 
 def spm_pieces(vocab: GGUFVocab) -> tuple[str, ...]:
-    """Return the tokens as the model spells them: converters write user-defined runs of spaces as plain spaces."""
+    """Return the tokens as the model spells them: converters write Gemma 3's runs of spaces as plain spaces."""
+    if vocab.model == GEMMA4:
+        return vocab.tokens
     pieces = list(vocab.tokens)
     for token_id, kind in enumerate(vocab.types):
         spelt = pieces[token_id].replace(" ", SPACE)

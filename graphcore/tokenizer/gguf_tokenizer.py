@@ -14,7 +14,7 @@ import tokenizers
 from graphcore.checked_file import read_checked, write_checked
 from graphcore.tokenizer.gguf_bpe import SPLITTERS, build_bpe
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
-from graphcore.tokenizer.gguf_vocab import SENTENCEPIECE, GGUFVocab, TokenType, read_token_id, read_vocab
+from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
 from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
@@ -23,6 +23,8 @@ END_OF_TURN = (
     "<|eot_id|>",  # Llama 3
     "<|eom_id|>",  # Llama 3, before a tool call
     "<end_of_turn>",  # Gemma
+    "<turn|>",  # Gemma 4
+    "<|tool_response>",  # Gemma 4, after a tool call
     "<|return|>",  # gpt-oss
     "<|call|>",  # gpt-oss, before a tool call; <|end|> only ends one of its messages
     "<|end_of_text|>",
@@ -81,11 +83,14 @@ def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
 
 
 def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
-    spm = vocab.model == SENTENCEPIECE
-    backend = build_spm(vocab) if spm else build_bpe(vocab)
-    spelt = tuple(zip(spm_pieces(vocab) if spm else vocab.tokens, vocab.types, strict=True))
-    special = [text for text, kind in spelt if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
-    added = [text for text, kind in spelt if kind == TokenType.USER_DEFINED]
+    is_bytes = vocab.model == BYTE_LEVEL
+    backend = build_bpe(vocab) if is_bytes else build_spm(vocab)
+    spelt = tuple(zip(vocab.tokens if is_bytes else spm_pieces(vocab), vocab.types, strict=True))
+    kinds = {TokenType.CONTROL, TokenType.UNKNOWN}
+    if vocab.model == GEMMA4:  # its control tokens around tool calls and thoughts are stored as user-defined ones
+        kinds.add(TokenType.USER_DEFINED)
+    special = [text for text, kind in spelt if kind in kinds]
+    added = [text for text, kind in spelt if kind == TokenType.USER_DEFINED and kind not in kinds]
     # Each has an id in the vocabulary already: adding any other would give it an id beyond the model's embedding.
     backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])

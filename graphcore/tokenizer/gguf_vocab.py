@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 BYTE_LEVEL = "gpt2"
 SENTENCEPIECE = "llama"
+GEMMA4 = "gemma4"
 _PREFIX = "tokenizer.ggml."
 
 
@@ -40,12 +41,12 @@ class GGUFVocab:
 
     Attributes:
         source: the file, for messages.
-        model: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+        model: "gpt2" (byte-level BPE), "llama" (SentencePiece) or "gemma4" (SentencePiece's pieces with listed merges).
         pre: the splitter's name, None if the file has none.
         tokens: one distinct spelling per id.
         types: one `TokenType` per id.
         merges: merges as "left right", best first; empty for SentencePiece.
-        scores: one score per id, higher ones merge first; empty for byte-level BPE.
+        scores: one score per id, higher ones merge first; empty where merges are listed.
         bos_id, eos_id, unk_id: special ids; None if the vocabulary has none.
         add_bos, add_eos: True if `encode` adds the token; None if the file does not say.
         add_space_prefix: True if a space is put before text (SentencePiece only).
@@ -90,8 +91,8 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     """
     reader = _Reader(metadata, source)
     model = reader.required("model", str)
-    if model not in (BYTE_LEVEL, SENTENCEPIECE):
-        raise TokenizerError(f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama")
+    if model not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
+        raise TokenizerError(f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama, gemma4")
     spm = model == SENTENCEPIECE
     tokens = _distinct(reader.array("tokens", str), source)
     return GGUFVocab(
@@ -109,6 +110,24 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         add_eos=reader.optional("add_eos_token", bool),
         add_space_prefix=spm and reader.optional("add_space_prefix", bool) is not False,
     )
+
+
+def merge_pairs(vocab: GGUFVocab) -> list[tuple[str, str]]:
+    """Return the listed merges as pairs; tokens spell spaces otherwise, so the first space separates.
+
+    Raises:
+        TokenizerError: a merge names a token that the vocabulary lacks.
+    """
+    pairs = []
+    for rank, merge in enumerate(vocab.merges):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.ids.keys():
+            raise TokenizerError(
+                f"{vocab.source}: tokenizer.ggml.merges has '{merge}' at {rank}, whose parts are not in the "
+                "vocabulary; the file is damaged"
+            )
+        pairs.append((left, right))
+    return pairs
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:

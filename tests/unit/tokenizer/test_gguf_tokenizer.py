@@ -9,7 +9,7 @@ from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 
-ADDS_BOS = {"llama-bpe", "llama-spm", "gemma3"}
+ADDS_BOS = {"llama-bpe", "llama-spm", "gemma3", "gemma4"}
 
 
 def changed(name: str, **keys: object) -> dict[str, object]:
@@ -55,14 +55,14 @@ def test_words_of_qwen_3_5_are_those_of_transformers_own_class() -> None:
     assert found == [theirs.encode(text, add_special_tokens=False) for text in plain]
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "llama-bpe", "smollm", "starcoder", "gemma3"])
+@pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "llama-bpe", "smollm", "starcoder", "gemma3", "gemma4"])
 def test_decoding_gives_back_the_text(name: str) -> None:
     tokenizer = golden_tokenizer(name)
     for text, _ in golden_vocab(name).cases:
         if "\u2581" not in text:  # SentencePiece spells a space so: a literal one comes back as a space
             assert (
                 tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False).removeprefix(
-                    "<bos>" if name == "gemma3" else "<|begin_of_text|>" if name == "llama-bpe" else ""
+                    "<bos>" if name in ("gemma3", "gemma4") else "<|begin_of_text|>" if name == "llama-bpe" else ""
                 )
                 == text
             )
@@ -90,6 +90,19 @@ def test_the_files_flags_decide_over_the_splitters_habit() -> None:
     assert with_both.encode("a") == [with_both.bos_token_id, *plain, with_both.eos_token_id]
 
 
+def test_gemma_4_adds_bos_even_if_the_file_says_no() -> None:
+    """Early converters wrote no by mistake; llama.cpp adds it, too."""
+    tokenizer = Tokenizer.from_gguf(changed("gemma4", add_bos_token=False), "m")
+    assert tokenizer.encode("a")[0] == tokenizer.bos_token_id
+
+
+def test_gemma_4_has_control_tokens_that_its_file_stores_as_user_defined() -> None:
+    tokenizer = golden_tokenizer("gemma4")
+    ids = tokenizer.encode('<|tool_call>call:f{a:<|"|>x y<|"|>}<tool_call|>')
+    assert tokenizer.decode(ids) == "call:f{a:x y}"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == '<bos><|tool_call>call:f{a:<|"|>x y<|"|>}<tool_call|>'
+
+
 def test_llama3_vocabulary_without_pre_is_split_as_llama3() -> None:
     golden = golden_vocab("llama-bpe")
     tokens, types = (golden.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
@@ -109,6 +122,7 @@ def test_llama3_vocabulary_without_pre_is_split_as_llama3() -> None:
         ("qwen2", ["<|endoftext|>", "<|im_end|>"]),
         ("gpt-4o", ["<|endoftext|>", "<|return|>", "<|call|>"]),
         ("gemma3", ["<eos>", "<end_of_turn>"]),
+        ("gemma4", ["<eos>", "<turn|>", "<|tool_response>"]),
         ("llama-spm", ["</s>"]),
     ],
 )
@@ -172,7 +186,7 @@ def test_control_tokens_are_left_out_of_decoded_text_and_user_defined_ones_are_n
         ({"pre": "default"}, "pre is default"),
         ({"pre": 3}, "pre is 3, where str is expected"),
         ({"model": None}, "model is missing"),
-        ({"model": "t5"}, "model 't5' is not supported; known: gpt2, llama"),
+        ({"model": "t5"}, "model 't5' is not supported; known: gpt2, llama, gemma4"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": ()}, "tokens is not an array with elements"),
         ({"tokens": "abc"}, "tokens is not an array"),
