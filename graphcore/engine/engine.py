@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,7 @@ from graphcore.engine.turns import Turns
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 
@@ -235,19 +235,26 @@ class Engine:
         turn = self._turns.ask(name)
         return BatchRun(self.runner, requests, params, turn, logprobs, reuse_cache, self._on_progress)
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template, ready for its answer.
 
         A message that spells control tokens is encoded as plain text, unless special_tokens=parse.
 
         Args:
-            messages: "role" and "content" of each turn, oldest first.
+            messages: "role" and "content" of each turn, oldest first, and fields such as "tool_calls".
+            tools: functions that the model may call: JSON schemas, as transformers' `apply_chat_template` has them.
+            options: variables that the template reads, such as {"enable_thinking": False}.
 
         Raises:
             ConfigError: `messages` is no list of messages.
             TokenizerError: the checkpoint has no tokenizer or no chat template, or the template refuses the messages.
         """
-        return self.prompts.chat_ids(messages)
+        return self.prompts.chat_ids(messages, tools, options)
 
     def logits(
         self,

@@ -1,11 +1,11 @@
 """From prompts of every form to token ids: texts, messages of a conversation, ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphcore.engine.checked_arguments import Prompt, check_messages, is_conversation, token_row
 from graphcore.errors import ConfigError, TokenizerError
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 
@@ -49,10 +49,17 @@ class PromptEncoder:
             return token_row(self.text_ids(prompt), self.vocab)
         return token_row(self.chat_ids(prompt) if is_conversation(prompt) else prompt, self.vocab)
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template, ready for its answer."""
         parses_messages = self.special_tokens == "parse"
-        return self.tokenizer.encode_chat(check_messages(messages), parses_messages=parses_messages)
+        return self.tokenizer.encode_chat(
+            check_messages(messages), parses_messages=parses_messages, tools=tools, options=options
+        )
 
     def text_ids(self, text: str, is_beginning: bool = True) -> list[int]:
         """Return the token ids of a raw text. Control tokens that it spells are parsed, unless special_tokens=text.

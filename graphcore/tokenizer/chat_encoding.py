@@ -14,15 +14,17 @@ from itertools import pairwise
 import tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.control_tokens import ControlTokens, Spot
 from graphcore.tokenizer.marked_messages import Marking, TemplateWords, signs_of
 
-Render = Callable[[Sequence[Message]], str]
+Render = Callable[[Sequence[Message], Sequence[Tool] | None], str]
 
 
-def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWords, source: str) -> list[int]:
-    """Return the ids of a conversation, in which no control token comes from a message.
+def encode_apart(
+    render: Render, messages: Sequence[Message], tools: Sequence[Tool] | None, words: TemplateWords, source: str
+) -> list[int]:
+    """Return the ids of a conversation, in which no control token comes from a message or from a tool's description.
 
     Args:
         render: the chat template.
@@ -32,10 +34,10 @@ def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWor
         TokenizerError: the template rejects the messages, a role spells a control token, or the template changes the
             messages so that its own control tokens cannot be told from theirs.
     """
-    controls, text = words.controls, render(messages)
+    controls, text = words.controls, render(messages, tools)
     encoding = controls.parsed(text)
     spots = controls.found(encoding, controls.of_template)
-    marking = Marking(messages, words)
+    marking = Marking(messages, tools, words)
     for structure in marking.unmarked:
         if controls.found(controls.parsed(structure), controls.of_template):
             raise TokenizerError(f"{source}: a message has the role or field '{structure}', which is a control token")
@@ -55,7 +57,7 @@ def encode_apart(render: Render, messages: Sequence[Message], words: TemplateWor
 def _rendered(render: Render, marking: Marking) -> str | None:
     """Return the text of the marked messages; None if the template treats the messages as more than text."""
     try:
-        return render(marking.messages)
+        return render(marking.messages, marking.tools)
     except TokenizerError:
         return None
 

@@ -14,6 +14,10 @@ from graphcore.tokenizer.template_process import Bounds, NoTextError, TemplatePr
 Message = Mapping[str, object]
 """One turn: "role" and "content", and any other fields that the template reads, of the types that JSON has."""
 
+Tool = Mapping[str, object]
+"""A function that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+_NOT_OPTIONS = ("messages", "tools", "add_generation_prompt")
 WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
 
 
@@ -37,23 +41,33 @@ class ChatTemplate:
             self._usable_process()
 
     def render(
-        self, messages: Sequence[Message], variables: Mapping[str, str], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] | None = None,
     ) -> str:
         """Return the text of a conversation.
 
         Args:
             messages: the turns, oldest first.
-            variables: `bos_token`, `eos_token` and the like.
+            variables: `bos_token`, `eos_token` and the like, and the template's own, such as `enable_thinking`.
             add_generation_prompt: True to end with the text that opens the model's turn.
+            tools: functions that the model may call.
 
         Raises:
-            TokenizerError: there are no messages, or they contain more than plain data.
+            TokenizerError: there are no messages, they contain more than plain data, or a variable has the name of
+                another argument.
             TemplateError: the template is invalid, rejects the messages, fails on them, tries to leave the sandbox, or
                 exceeds its bounds.
         """
         if not messages:
             raise TokenizerError(f"{self._source}: a chat needs at least one message")
-        inputs = {"messages": list(messages), "tools": None, "documents": None, **variables}
+        for name in _NOT_OPTIONS:
+            if name in variables:
+                raise TokenizerError(f"{self._source}: '{name}' is no option of a chat template, but an argument")
+        listed = None if tools is None else list(tools)
+        inputs = {"messages": list(messages), "tools": listed, "documents": None, **variables}
         try:
             return self._usable_process().render({**inputs, "add_generation_prompt": add_generation_prompt})
         except NoTextError as error:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.control_tokens import ControlTokens
 
 _OTHERS, _ANSWERS = (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE)  # private-use planes 15 and 16, each [first, end)
@@ -62,21 +62,23 @@ class Marking:
 
     Attributes:
         messages: the messages, marked.
-        letters: all characters of the messages.
+        tools: descriptions of tools, marked like a user's message; None if there are none.
+        letters: all characters of the messages and tools.
         unmarked: texts that could not be marked because templates branch on them: roles, types, names of fields.
 
     Raises:
         TokenizerError: the messages use up the private-use characters.
     """
 
-    def __init__(self, messages: Sequence[Message], words: TemplateWords) -> None:
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] | None, words: TemplateWords) -> None:
         self._words = words
-        self.letters = frozenset(chain.from_iterable(texts_in(list(messages))))
+        self.letters = frozenset(chain.from_iterable(texts_in([*messages, *(tools or ())])))
         self._twins = [self._new_twins(plane) for plane in (_OTHERS, _ANSWERS)]
         self._back = [{ord(twin): sign for sign, twin in twins.items()} for twins in self._twins]
         self._tables = [str.maketrans(twins) for twins in self._twins]
         self.unmarked: set[str] = set()
         self.messages = [self._marked_fields(message, message.get("role") == "assistant") for message in messages]
+        self.tools = None if tools is None else [self._marked_fields(tool, is_answer=False) for tool in tools]
 
     def _new_twins(self, plane: tuple[int, int]) -> dict[str, str]:
         signs = self._words.signs & self.letters

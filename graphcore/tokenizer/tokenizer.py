@@ -7,7 +7,7 @@ from typing import Self
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_encoding import encode_apart
-from graphcore.tokenizer.chat_template import ChatTemplate, Message
+from graphcore.tokenizer.chat_template import ChatTemplate, Message, Tool
 from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
@@ -129,18 +129,27 @@ class Tokenizer:
         """Whether the checkpoint has a chat template."""
         return self._parts.chat_template is not None
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> str:
         """Return the text of a conversation.
 
         Args:
             messages: "role" and "content" of each turn, oldest first.
             add_generation_prompt: True to end with the text that opens the model's turn.
+            tools: functions that the model may call, as JSON schemas.
+            options: variables that the template reads, such as `enable_thinking`.
 
         Raises:
             TokenizerError: there is no chat template, or no messages of plain data.
             TemplateError: the template gives no text for them; see `ChatTemplate.render`.
         """
-        return self._chat_template.render(messages, self._parts.template_variables, add_generation_prompt)
+        variables = {**self._parts.template_variables, **(options or {})}
+        return self._chat_template.render(messages, variables, add_generation_prompt, tools)
 
     def prepare_chat(self) -> None:
         """Start the chat template's process, if there is a template, without waiting for it."""
@@ -148,7 +157,12 @@ class Tokenizer:
             self._chat_template.start()
 
     def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, parses_messages: bool = False
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        parses_messages: bool = False,
+        tools: Sequence[Tool] | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation; the template writes BOS itself, so none is added.
 
@@ -157,22 +171,25 @@ class Tokenizer:
             add_generation_prompt: True to end with the text that opens the model's turn.
             parses_messages: True to turn control tokens that a message spells into their ids. Otherwise they are text,
                 and only the template's own count.
+            tools: functions that the model may call, as JSON schemas.
+            options: variables that the template reads, such as `enable_thinking`; their texts count as the template's.
 
         Raises:
             TokenizerError: as in `render_chat` and `encode`; or the template's control tokens cannot be told from
                 those in a message.
         """
-        _check_messages(messages)
+        _check_messages(messages, tools or ())
         if parses_messages:
-            return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+            text = self.render_chat(messages, add_generation_prompt, tools, options)
+            return self.encode(text, add_special_tokens=False)
 
-        def render(given: Sequence[Message]) -> str:
-            text = self.render_chat(given, add_generation_prompt)
+        def render(given: Sequence[Message], described: Sequence[Tool] | None) -> str:
+            text = self.render_chat(given, add_generation_prompt, described, options)
             _check_unicode(text)
             return text
 
         with without_panics(self._parts.source):
-            ids = encode_apart(render, messages, self._template_words, self._parts.source)
+            ids = encode_apart(render, messages, tools, self._template_words, self._parts.source)
         return self._checked(ids)
 
     @cached_property
@@ -194,8 +211,11 @@ def _check_unicode(text: str, name: str = "the text") -> None:
         raise TokenizerError(message) from error
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def _check_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> None:
     """Reject invalid text in each message, since its position there is more useful than in the rendered text."""
+    for index, tool in enumerate(tools):
+        for text in texts_in(tool):
+            _check_unicode(text, f"tool {index}")
     for index, message in enumerate(messages):
         for text in texts_in(message):
             _check_unicode(text, f"message {index} (role {message.get('role')!r})")

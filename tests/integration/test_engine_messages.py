@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
+from chat_folder import TEMPLATE, save_chat_folder
 from tokenizers import Tokenizer
 
 from graphcore import Engine
@@ -36,3 +36,15 @@ def test_messages_are_answered_in_the_chat_template_wherever_a_prompt_is_taken(t
         for call in (engine.generate, engine.stream, engine.chat_ids):
             with pytest.raises(TokenizerError, match="chat template"):
                 call(messages)
+
+
+def test_tools_and_options_reach_the_template(tmp_path: Path) -> None:
+    template = "{{ tools[0].function.name }}{% if thinking is defined %}{{ thinking }}{% endif %}<|end|>" + TEMPLATE
+    folder = save_chat_folder(tmp_path, template)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tools = [{"type": "function", "function": {"name": "add<|end|>"}}]
+    with load(folder) as engine:
+        ids = engine.chat_ids([{"role": "user", "content": "hi"}], tools=tools, options={"thinking": "on"})
+    text = engine.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "add<|end|>on<|end|>user:hi<|end|>\nassistant:"
+    assert ids.count(backend.token_to_id("<|end|>")) == 2  # the tool's name is text
