@@ -153,6 +153,8 @@ def open_library(path: str) -> ctypes.CDLL:
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
+        "draw_nbytes": (size, [number]),
+        "draw": (None, [number, pointer, number, number, pointer]),
         "run": (None, [number, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "delta.h"
+#include "draw.h"
 
 using namespace graphcore;
 
@@ -237,6 +238,15 @@ void graphcore_delta_heads(int threads, const Delta* delta) {
     const size_t floats = delta_floats(a.key_dim, a.value_dim);
     const auto work = scratch(threads * floats * 4);
     DeltaJob job(a, (float*)work.get(), floats);
+    carry_out(threads, job);
+}
+
+// Returns the bytes of scratch that drawing takes for each thread.
+size_t graphcore_draw_nbytes(int vocab) { return draw_nbytes(vocab); }
+
+// Draws a token for each row. memory: graphcore_draw_nbytes(vocab) bytes for each thread, at a multiple of 64 bytes.
+void graphcore_draw(int threads, Draw* rows, int count, int vocab, uint8_t* memory) {
+    DrawJob job(rows, count, vocab, memory);
     carry_out(threads, job);
 }
 
