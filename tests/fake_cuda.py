@@ -1,7 +1,7 @@
 """CUDA graphs, streams and events that are not there: a graph is what torch was asked for, run again at each replay.
 
 As on a GPU, nothing takes place in a capture; what it makes lies at one address for the graph's whole life, and holds
-nonsense between replays; values cannot be read back in it, and a generator must have been registered. Everything is
+nonsense between replays; values cannot be read back in it, and nothing may draw from a generator. Everything is
 written down, in order, in `log`.
 """
 
@@ -62,8 +62,7 @@ class Capture(TorchDispatchMode):
         kwargs = kwargs or {}
         if function in READS:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        drawn_from = {leaf._cdata for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Generator)}
-        if not drawn_from <= {generator._cdata for generator in self.graph.generators}:
+        if any(isinstance(leaf, torch.Generator) for leaf in tree_flatten((args, kwargs))[0]):
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
         self.keep_written(function, args, kwargs)
         out = function(*args, **kwargs)
@@ -93,12 +92,8 @@ class Capture(TorchDispatchMode):
 class FakeGraph:
     cuda: "FakeCuda"
     calls: list[Call] = field(default_factory=list)
-    generators: list[torch.Generator] = field(default_factory=list)
     num_replays: int = 0
     is_reset: bool = False
-
-    def register_generator_state(self, generator: torch.Generator) -> None:
-        self.generators.append(generator)
 
     def replay(self) -> None:
         assert not self.is_reset, "a graph that was given back is replayed"
@@ -220,7 +215,6 @@ class FakeCuda:
     def graph(self, graph: FakeGraph, pool: object, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
         self.captures.append((pool, stream.name, capture_error_mode))
         self.log.append(f"capture {self.graphs.index(graph)}")
-        states = [generator.get_state() for generator in graph.generators]
         before, self.current = self.current, stream
         capture = Capture(graph)
         try:
@@ -230,8 +224,6 @@ class FakeCuda:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from error
         self.current = before
         capture.undo()
-        for generator, state in zip(graph.generators, states, strict=True):
-            generator.set_state(state)
         graph.spoil_pool()
         self.log.append(f"captured {self.graphs.index(graph)}")
 

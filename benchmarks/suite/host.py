@@ -49,7 +49,7 @@ def begin_steps(program: Program, steps: int) -> None:
     """Let one sequence have that many tokens to make: no token ends it, and no limit of an earlier run."""
     program.state.put_rows([[1]], [0])
     if program.choice is not None:
-        program.choice.choosing.begin([steps], ())
+        program.choice.choosing.begin([steps])
 
 
 def tokens_made(program: Program) -> int:

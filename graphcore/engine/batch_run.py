@@ -115,8 +115,7 @@ class BatchRun:
         if program is None:
             return HostDecoding(self._runner, self._requests, self._params, self._wants_logprobs)
         most = [self._most(request) for request in self._requests]
-        end_ids = frozenset[int]().union(*(request.end_ids for request in self._requests))
-        return DeviceDecoding(program, self._requests, self._params, most, end_ids, self._wants_logprobs)
+        return DeviceDecoding(program, self._requests, self._params, most, self._wants_logprobs)
 
     def _most(self, request: RunningRequest) -> int:
         """Return the largest number of new tokens of a request: its limit, or fewer if its cache is full earlier."""

@@ -12,7 +12,7 @@ Legend: B requests, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.running_request import RunningRequest
-from graphcore.engine.sampler import Sampler, SamplingParams
-from graphcore.errors import GraphError
+from graphcore.engine.sampler import RowSampling, Sampler, SamplingParams
 from graphcore.graph.program import Program
 from graphcore.graph.token_choice import Choosing
+from graphcore.kernels.draw import not_finite
 from graphcore.streaming.policy import Policy
 from graphcore.streaming.scheduler import run_program
 
@@ -86,18 +86,17 @@ class HostDecoding(Decoding):
         self.requests, self.wants_logprobs = requests, wants_logprobs
         self._runner, self._width = runner, runner.width(len(requests))
         self._is_greedy = params.is_greedy
-        histories = [request.prompt_ids for request in requests]
-        histories += [()] * (self._width - len(requests))
-        self._sampler = Sampler(params, histories, runner.sizes.vocab, runner.device)
+        self._sampler = Sampler(runner.library)
+        self._rows = [
+            RowSampling.after(request.prompt_ids, params, params.seed + row, runner.sizes.vocab, runner.device)
+            for row, request in enumerate(requests)
+        ]
         self._program: Program | None = None
         self._chosen = self._logits = torch.empty(0)
 
     def first(self, logits: Tensor) -> None:
         """Choose each request's first token."""
-        padded = logits.new_zeros(self._width, logits.shape[1])
-        padded[: len(logits)] = logits
-        check_finite(logits)
-        self._chosen, self._logits = self._sampler.choose(padded), padded
+        self._chosen, self._logits = self._sampled(logits, range(len(self._rows))), logits
         self.num_waiting += 1
 
     def launch(self, policy: Policy) -> None:
@@ -112,20 +111,29 @@ class HostDecoding(Decoding):
         if self._is_greedy:
             self._chosen = state.chosen
         else:
-            check_finite(state.logits)
-            self._chosen = self._sampler.choose(state.logits)
+            self._chosen = self._sampled(state.logits, [row for row, is_active in enumerate(active) if is_active])
             state.feed(self._chosen)
         self._logits = state.logits
         self.num_waiting += 1
 
+    def _sampled(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return the next tokens, [B] int64, chosen for some rows; 0 for the others."""
+        chosen = [0] * self._width
+        some = logits[: len(rows)] if len(rows) == len(self._rows) else logits[list(rows)]
+        for row, token_id in zip(rows, self._sampler.choose(some, [self._rows[row] for row in rows]), strict=True):
+            self._rows[row].append(token_id)
+            chosen[row] = token_id
+        return torch.tensor(chosen, device=logits.device)
+
     def take(self) -> Picked:
         """Return the tokens chosen last, waiting for the device."""
         self.num_waiting -= 1
-        token_ids = self._chosen.tolist()
+        token_ids = self._chosen.tolist()[: len(self.requests)]
         if not self.wants_logprobs:
             return Picked(token_ids, None)
         index = torch.tensor(token_ids, device=self._logits.device)[:, None]
-        return Picked(token_ids, self._logits.log_softmax(dim=-1).gather(1, index)[:, 0].tolist())
+        logits = self._logits[: len(token_ids)]
+        return Picked(token_ids, logits.log_softmax(dim=-1).gather(1, index)[:, 0].tolist())
 
 
 def begin(program: Program, requests: Sequence[RunningRequest], token_ids: Sequence[int]) -> None:
@@ -181,8 +189,8 @@ class DeviceDecoding(Decoding):
 
     Args:
         program: a decode program whose last step chooses tokens.
+        params: sampling parameters; request i draws with seed + i.
         most: limit of new tokens for each request.
-        end_ids: tokens that end a request.
     """
 
     lag = LAG
@@ -193,13 +201,12 @@ class DeviceDecoding(Decoding):
         requests: Sequence[RunningRequest],
         params: SamplingParams,
         most: Sequence[int],
-        end_ids: Collection[int],
         wants_logprobs: bool,
     ) -> None:
         assert program.choice is not None, "this program leaves choosing to the host"
         self.wants_logprobs = wants_logprobs
         self._program, self._choice, self._requests = program, program.choice, requests
-        self._params, self._most, self._end_ids = params, most, end_ids
+        self._params, self._most = params, most
         self._readback = Readback(self._choice.choosing.report, LAG + 1)
 
     @property
@@ -210,7 +217,7 @@ class DeviceDecoding(Decoding):
     def first(self, logits: Tensor) -> None:
         """Choose each request's first token on the device, as the input of the first step."""
         state, num_requests = self._program.state, len(self._requests)
-        begin_choosing(self._choice.choosing, self._params, self._most, self._end_ids, self._requests)
+        begin_choosing(self._choice.choosing, self._params, self._most, self._requests)
         state.logits[:num_requests] = logits
         # The position before the first token: choosing moves on by one.
         lasts = [len(request.prompt_ids) - 1 for request in self._requests]
@@ -232,33 +239,12 @@ class DeviceDecoding(Decoding):
 
 
 def begin_choosing(
-    choosing: Choosing,
-    params: SamplingParams,
-    most: Sequence[int],
-    end_ids: Collection[int],
-    requests: Sequence[RunningRequest],
+    choosing: Choosing, params: SamplingParams, most: Sequence[int], requests: Sequence[RunningRequest]
 ) -> None:
     """Set the sampling parameters, limits and end tokens of a run in the state of a program's choosing step."""
-    choosing.begin(most, end_ids)
+    choosing.begin(most, [request.end_ids for request in requests])
     if choosing.drawing is not None:
         numbers = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
         histories = [request.prompt_ids for request in requests] if params.repetition_penalty != 1.0 else []
-        choosing.drawing.begin(numbers, params.seed, histories)
-
-
-def check_finite(logits: Tensor) -> None:
-    """Check that no logit is NaN or infinite.
-
-    Raises:
-        GraphError: a logit is NaN or infinite.
-    """
-    if not bool(logits.isfinite().all()):
-        raise not_finite()
-
-
-def not_finite() -> GraphError:
-    """Return the error for logits that are NaN or infinite."""
-    return GraphError(
-        "the model's logits are not finite (NaN or infinity): its weights are damaged, or the dtype is too narrow "
-        "for it; try dtype=bf16 or dtype=fp32"
-    )
+        seeds = [params.seed + row for row in range(len(requests))]
+        choosing.drawing.begin([numbers] * len(requests), seeds, histories)

@@ -57,12 +57,14 @@ class ModelRunner(ABC):
     Attributes:
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
+        library: file of the C++ kernels, for choices on the host; None where there are none.
         held_ids: tokens whose keys and values row 0 of the cache holds; empty where that is not known.
     """
 
     policy: Policy
     sizes: RunnerSizes
     device: torch.device
+    library: str | None = None
     held_ids: Sequence[int] = ()
 
     def forget(self) -> None:

@@ -47,6 +47,7 @@ class ProgramRunner(ModelRunner):
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
+        self.library = None if builder.library is None else str(builder.library)
         self._programs: dict[tuple[str, int, bool], Program] = {}
 
     @property

@@ -1,10 +1,6 @@
-"""Choosing the next token from logits, on the device.
+"""The settings of sampling, and the choice of the next tokens by the host.
 
-Legend: B batch, V vocab.
-
-    penalty -> temperature -> top-k -> top-p -> min-p -> draw
-
-Each sequence has a random generator of its own, so that its draws do not depend on the rest of the batch.
+Legend: n rows, V vocab.
 """
 
 from collections.abc import Sequence
@@ -13,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-HIDDEN = float("-inf")
+from graphcore.kernels.draw import Draw, DrawKernel, choose_tokens
 
 
 @dataclass(frozen=True)
@@ -43,64 +39,68 @@ class SamplingParams:
         return self.temperature == 0.0 and self.repetition_penalty == 1.0
 
 
-class Sampler:
-    """Sampler of the sequences of one batch, with a record of the tokens that they have seen."""
+@dataclass
+class RowSampling:
+    """How the next token of one sequence is chosen.
 
-    def __init__(self, params: SamplingParams, histories: Sequence[Sequence[int]], vocab: int, device: torch.device):
-        self.params = params
-        self.generators = [
-            torch.Generator(device).manual_seed((params.seed + row) & ((1 << 63) - 1)) for row in range(len(histories))
-        ]
-        self.seen: Tensor | None = None
+    Attributes:
+        params: sampling parameters, but for the seed.
+        seed: int, seed of this sequence's draws.
+        position: int, position of the next token in its sequence: the number of tokens before it.
+        seen: [V] bool, tokens that the penalty applies to; None without a penalty.
+        mask: [V] bool, tokens that may come next; None for all. It is applied before everything else.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    seen: Tensor | None = None
+    mask: Tensor | None = None
+
+    @classmethod
+    def after(
+        cls, history: Sequence[int], params: SamplingParams, seed: int, vocab: int, device: torch.device
+    ) -> "RowSampling":
+        """Return the choice of the token that follows a history."""
+        seen: Tensor | None = None
         if params.repetition_penalty != 1.0:
-            self.seen = torch.zeros(len(histories), vocab, dtype=torch.bool, device=device)
-            for row, history in enumerate(histories):
-                self.seen[row, torch.tensor(list(history), dtype=torch.int64, device=device)] = True
+            seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+            seen[torch.tensor(list(history), dtype=torch.int64, device=device)] = True
+        return cls(params, seed, len(history), seen)
 
-    def choose(self, logits: Tensor) -> Tensor:
-        """Return the next token of each sequence.
+    def append(self, token_id: int) -> None:
+        """Make a token a part of the sequence; the next choice is that of the token after it."""
+        self.position += 1
+        if self.seen is not None:
+            self.seen[token_id] = True
+
+    @property
+    def draw(self) -> Draw:
+        """The choice in the words of the kernels."""
+        params = self.params
+        numbers = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
+        return Draw(self.seed, self.position, *numbers, self.seen, self.mask)
+
+
+class Sampler:
+    """Choice of next tokens on the host; rows may come and go from call to call.
+
+    Args:
+        library: file of the C++ kernels, for logits on the CPU; None chooses in plain torch.
+    """
+
+    def __init__(self, library: str | None) -> None:
+        self._kernel = None if library is None else DrawKernel(library, torch.get_num_threads())
+
+    def choose(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[int]:
+        """Return each row's next token; neither the logits nor the rows change.
 
         Args:
-            logits: [B, V] float32; not changed.
+            logits: [n, V] float32.
+            rows: settings of each row.
 
-        Returns:
-            [B] int64.
+        Raises:
+            GraphError: a logit is NaN or infinite, or a mask allows no token.
         """
-        params = self.params
-        if self.seen is not None:
-            logits = torch.where(self.seen, penalise(logits, params.repetition_penalty), logits)
-        if params.temperature == 0.0:
-            chosen = logits.argmax(dim=-1)
-        else:
-            probabilities = narrow(logits / params.temperature, params).softmax(dim=-1)
-            draws = [
-                torch.multinomial(row, 1, generator=generator)
-                for row, generator in zip(probabilities, self.generators, strict=True)
-            ]
-            chosen = torch.cat(draws)
-        if self.seen is not None:
-            self.seen.scatter_(1, chosen[:, None], True)
-        return chosen
-
-
-def penalise(logits: Tensor, penalty: float) -> Tensor:
-    """Return the logits of seen tokens, lowered by a penalty above 1. Source: Keskar et al. 2019, section 4.1."""
-    return torch.where(logits > 0, logits / penalty, logits * penalty)
-
-
-def narrow(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return [B, V] logits, minus infinity for tokens that top-k, top-p and min-p cut; one token always stays."""
-    if 0 < params.top_k < logits.shape[-1]:
-        least = logits.topk(params.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < least, HIDDEN)
-    if params.top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # of equal tokens the first
-        probabilities = ordered.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities  # mass of the likelier tokens
-        cut = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
-        logits = logits.masked_fill(cut, HIDDEN)
-    if params.min_p > 0.0:
-        probabilities = logits.softmax(dim=-1)
-        least = params.min_p * probabilities.amax(dim=-1, keepdim=True)
-        logits = logits.masked_fill(probabilities < least, HIDDEN)
-    return logits
+        draws = [row.draw for row in rows]
+        return choose_tokens(logits, draws) if self._kernel is None else self._kernel.choose(logits, draws)

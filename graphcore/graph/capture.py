@@ -57,18 +57,11 @@ class Captures:
             "capture_seconds": self.seconds,
         }
 
-    def capture(
-        self,
-        what: str,
-        warm_up: Callable[[], None],
-        run: Callable[[], None],
-        generators: Sequence[torch.Generator] = (),
-    ) -> torch.cuda.CUDAGraph:
+    def capture(self, what: str, warm_up: Callable[[], None], run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Return a graph of the work that `run` enqueues, which is recorded and not run; `warm_up` does run.
 
         Args:
             what: name of what is captured, for messages.
-            generators: random generators that `run` draws from; each replay continues from their states.
 
         Raises:
             GraphError: the capture failed, or the engine was closed.
@@ -79,7 +72,7 @@ class Captures:
         try:
             # A capture that fails would leave its own stream the current one.
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
-                graph = self._capture(warm_up, run, generators)
+                graph = self._capture(warm_up, run)
         except GraphcoreError:
             raise
         except RuntimeError as error:
@@ -89,23 +82,16 @@ class Captures:
         self.seconds += time.perf_counter() - began
         return graph
 
-    def _capture(
-        self, warm_up: Callable[[], None], run: Callable[[], None], generators: Sequence[torch.Generator]
-    ) -> torch.cuda.CUDAGraph:
+    def _capture(self, warm_up: Callable[[], None], run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         if self._place is None:
             self._place = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
         side, pool = self._place
         here = torch.cuda.current_stream(self.device)
-        states = [generator.get_state() for generator in generators]
         side.wait_stream(here)
         with torch.cuda.stream(side):  # the stream of the capture: cuBLAS has a workspace for each
             warm_up()
         here.wait_stream(side)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
         graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
         # Other threads may still call CUDA: those that fetch weights allocate locked memory. This thread may not.
         with no_collection(), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             run()
@@ -181,12 +167,10 @@ class CapturedStep:
             return
         state = self.state
         made = state.hidden, state.ropes, state.per_layer
-        draws = [step.choosing.drawing for step in self.steps if isinstance(step, ChooseStep)]
-        generators = [generator for drawing in draws if drawing is not None for generator in drawing.generators]
         groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
         what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
         with dependent_launches(self.captures.device):
-            self.graph = self.captures.capture(what, self._warm_up, self._run, generators)
+            self.graph = self.captures.capture(what, self._warm_up, self._run)
         state.hidden, state.ropes, state.per_layer = made
 
     def _warm_up(self) -> None:

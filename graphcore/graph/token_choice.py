@@ -4,8 +4,8 @@ Legend: B rows, V vocab, E end tokens.
 
     logits -> token, log probability -> next input; a row that has ended has no token in the next step
 
-Everything that differs between runs (end tokens, how many tokens a row may choose, temperature and cuts, seeds) lies in
-tensors at fixed addresses, so that one graph serves all runs.
+Everything that differs between rows and runs (end tokens, how many tokens a row may choose, temperature and cuts,
+seeds) lies in tensors at fixed addresses, so that one graph serves all of them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +18,8 @@ from graphcore.graph.state import StepState
 
 MOST_ENDS = 64
 UNLIMITED = 1 << 62
-MOST_SEED = (1 << 63) - 1
+SEEDS = 1 << 64
+NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0)  # temperature, top_k, top_p, min_p, repetition penalty
 
 
 @dataclass(frozen=True)
@@ -26,44 +27,39 @@ class Drawing:
     """The inputs of drawing a token, besides the logits.
 
     Attributes:
-        numbers: settings, [5] float32: temperature, top_k, top_p, min_p, repetition penalty.
-        noise: [B, V] float32, drawn anew for each token.
+        numbers: settings of each row, [B, 5] float32: temperature, top_k, top_p, min_p, repetition penalty.
+        seeds: [B] int64; what a row draws follows from its seed and the token's position.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to.
-        generators: generators of the rows' noise; they go on from replay to replay.
     """
 
     numbers: Tensor
-    noise: Tensor
+    seeds: Tensor
     seen: Tensor
-    generators: tuple[torch.Generator, ...]
 
     @classmethod
     def allocate(cls, batch: int, vocab: int, device: torch.device) -> "Drawing":
         """Return neutral settings for that many rows."""
-        numbers = torch.tensor([0.0, 0.0, 1.0, 0.0, 1.0], device=device)
-        noise = torch.ones(batch, vocab, device=device)
-        seen = torch.zeros(batch, vocab, dtype=torch.uint8, device=device)
-        return cls(numbers, noise, seen, tuple(torch.Generator(device) for _ in range(batch)))
+        numbers = torch.tensor([NEUTRAL] * batch, dtype=torch.float32, device=device)
+        seeds = torch.zeros(batch, dtype=torch.int64, device=device)
+        return cls(numbers, seeds, torch.zeros(batch, vocab, dtype=torch.uint8, device=device))
 
-    def begin(self, numbers: Sequence[float], seed: int, histories: Sequence[Sequence[int]]) -> None:
-        """Copy a run's settings to the device.
+    def begin(
+        self, numbers: Sequence[Sequence[float]], seeds: Sequence[int], histories: Sequence[Sequence[int]]
+    ) -> None:
+        """Copy a run's settings to the device; rows beyond the lists get neutral ones.
 
         Args:
-            numbers: temperature, top_k, top_p, min_p, repetition penalty.
-            seed: seed of the first row; each further row's is one higher.
-            histories: tokens that each row has seen; rows beyond the list have seen none.
+            numbers: temperature, top_k, top_p, min_p and repetition penalty of each row.
+            seeds: seed of each row; the lower 64 bits count.
+            histories: tokens that each row has seen.
         """
-        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32))
-        for row, generator in enumerate(self.generators):
-            generator.manual_seed((seed + row) & MOST_SEED)
+        idle = len(self.seeds) - len(seeds)
+        self.numbers.copy_(torch.tensor([*numbers, *[NEUTRAL] * idle], dtype=torch.float32))
+        signed = [(seed + SEEDS // 2) % SEEDS - SEEDS // 2 for seed in seeds]
+        self.seeds.copy_(torch.tensor([*signed, *[0] * idle], dtype=torch.int64))
         self.seen.zero_()
         for row, history in enumerate(histories):
             self.seen[row, torch.tensor(list(history), dtype=torch.int64, device=self.seen.device)] = 1
-
-    def draw_noise(self) -> None:
-        """Fill the noise, each row from its own generator."""
-        for row, generator in zip(self.noise.unbind(0), self.generators, strict=True):
-            row.exponential_(generator=generator)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Choosing:
 
     Attributes:
         left: [B] int64, tokens that a row may still choose.
-        ends: [E] int64, tokens that end a row; -1 for an unused entry.
+        ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
         report: [B, 3] float64 for the last step: token (-1 where the row had none), natural logarithm of its
             probability before sampling changed it, number of logits that were not finite.
         drawing: inputs of drawing; None where the likeliest token is taken.
@@ -91,18 +87,19 @@ class Choosing:
             return torch.full(shape, value, dtype=torch.int64, device=device)
 
         report = torch.zeros(batch, 3, dtype=torch.float64, device=device)
-        return cls(full(UNLIMITED, batch), full(-1, MOST_ENDS), report, drawing)
+        return cls(full(UNLIMITED, batch), full(-1, batch, MOST_ENDS), report, drawing)
 
-    def begin(self, left: Sequence[int], ends: Collection[int]) -> None:
+    def begin(self, left: Sequence[int], ends: Sequence[Collection[int]] = ()) -> None:
         """Copy a run's limits to the device.
 
         Args:
             left: number of tokens that each of the first rows may choose, the next one included.
-            ends: end tokens; the device knows the first MOST_ENDS, and the host sees others a few steps later.
+            ends: end tokens of each of the first rows, none for the others; the device knows MOST_ENDS of a row, and
+                the host sees others a few steps later.
         """
         self.left[: len(left)].copy_(torch.tensor(left, dtype=torch.int64))
-        known = sorted(ends)[:MOST_ENDS]
-        self.ends.copy_(torch.tensor([*known, *[-1] * (MOST_ENDS - len(known))], dtype=torch.int64))
+        known = [sorted(each)[:MOST_ENDS] for each in (*ends, *[()] * (len(self.ends) - len(ends)))]
+        self.ends.copy_(torch.tensor([[*each, *[-1] * (MOST_ENDS - len(each))] for each in known], dtype=torch.int64))
 
 
 @dataclass
@@ -127,8 +124,7 @@ class ChooseStep:
         if drawing is None:
             self.choose(state.logits, *flow, *outputs)
             return
-        drawing.draw_noise()
-        self.choose(state.logits, drawing.numbers, drawing.noise, drawing.seen, self.narrows, *flow, *outputs)
+        self.choose(state.logits, drawing.numbers, drawing.seeds, drawing.seen, self.narrows, *flow, *outputs)
 
 
 def choose_step(state: StepState, choosing: Choosing, narrows: bool) -> ChooseStep:

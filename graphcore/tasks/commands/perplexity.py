@@ -10,10 +10,10 @@ from torch import Tensor
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.choices import DEFAULT_CONTEXT
-from graphcore.engine.decode_steps import check_finite
 from graphcore.engine.engine import Engine
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
+from graphcore.kernels.draw import check_finite
 from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text

@@ -76,7 +76,7 @@ class RandomBatch:
                 run_program(program, self.runner.policy)
                 program.state.chosen.tolist()
             return
-        program.choice.choosing.begin([steps] * self.batch, ())
+        program.choice.choosing.begin([steps] * self.batch)
         readback = Readback(program.choice.choosing.report, LAG + 1)
         for step in range(steps + LAG):  # the host reads LAG steps late, as in generating
             if step < steps:

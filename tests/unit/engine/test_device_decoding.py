@@ -88,7 +88,6 @@ def test_where_weights_stream_each_group_is_a_graph_and_the_last_one_chooses(
         program = engine.runner.choosing_program(1, SamplingParams(**sampling))
         assert [graph.num_replays for graph in cuda.graphs] == [11] * len(cuda.graphs)
         assert program.choice in program.steps[-1].steps
-        assert [bool(graph.generators) for graph in cuda.graphs] == [*[False] * (len(cuda.graphs) - 1), bool(sampling)]
         assert len(cuda.graphs) > len(engine.runner.builder.layer_groups)
 
 

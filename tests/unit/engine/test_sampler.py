@@ -1,11 +1,13 @@
 """The sampler cuts and penalises as transformers' logits processors do, and draws what the probabilities say."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from packed_matrices import native_kernels
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -15,7 +17,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from graphcore.engine.sampler import Sampler, SamplingParams, narrow, penalise
+from graphcore.engine.sampler import RowSampling, Sampler, SamplingParams
+from graphcore.errors import GraphError
+from graphcore.kernels.draw import kept_weights, penalise
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -43,6 +47,22 @@ def random_logits(seed: int, rows: int = 40) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=generator) * spread
 
 
+def rows_of(
+    params: SamplingParams, count: int, position: int = 0, histories: Sequence[Sequence[int]] = ()
+) -> list[RowSampling]:
+    """Return rows that draw with seeds from params.seed on, each after its history."""
+    rows = [
+        RowSampling.after(history, params, params.seed + row, VOCAB, CPU)
+        for row, history in enumerate(histories or [()] * count)
+    ]
+    return [replace(row, position=row.position + position) for row in rows]
+
+
+@pytest.fixture(params=["torch", "kernel"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return Sampler(native_kernels() if request.param == "kernel" else None)
+
+
 def transformers_cut(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     warpers = LogitsProcessorList()
     if params.top_k:
@@ -55,102 +75,114 @@ def transformers_cut(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
 
 
 @pytest.mark.parametrize("params", CUTS, ids=str)
-def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams, temperature: float) -> None:
+    """Temperature comes before the cuts, as there."""
     logits = random_logits(seed=1)
-    expected = transformers_cut(logits, params)
-    found = narrow(logits, params)
-    assert torch.equal(found.isinf(), expected.isinf())
+    warm = TemperatureLogitsWarper(temperature)(torch.zeros(len(logits), 1, dtype=torch.int64), logits.clone())
+    expected = ~transformers_cut(warm, params).isinf()
+    (row,) = rows_of(replace(params, temperature=temperature), 1)
+    found = torch.stack([kept_weights(each, row.draw) > 0 for each in logits])
     assert torch.equal(found, expected)
-    assert (~found.isinf()).any(dim=-1).all()
+    assert found.any(dim=-1).all()
 
 
 @pytest.mark.parametrize("params", CUTS, ids=str)
-def test_temperature_comes_before_the_cuts(params: SamplingParams) -> None:
-    # The set that can be drawn at temperature 3 is that of transformers' processors in transformers' order.
+def test_only_tokens_that_stay_are_drawn_and_each_of_few(params: SamplingParams, sampler: Sampler) -> None:
     logits = random_logits(seed=2, rows=6)
-    warm = TemperatureLogitsWarper(3.0)(torch.zeros(6, 1, dtype=torch.int64), logits.clone())
-    allowed = ~transformers_cut(warm, params).isinf()
-    sampler = Sampler(replace(params, temperature=3.0), [()] * 6, VOCAB, CPU)
+    warm = replace(params, temperature=3.0)
+    allowed = torch.stack([kept_weights(each, rows_of(warm, 1)[0].draw) > 0 for each in logits])
     drawn = torch.zeros_like(allowed)
-    for _ in range(300):
-        drawn.scatter_(1, sampler.choose(logits)[:, None], True)
+    for position in range(300):
+        drawn.scatter_(1, torch.tensor(sampler.choose(logits, rows_of(warm, 6, position)))[:, None], True)
     assert not (drawn & ~allowed).any()
     few = allowed.sum(dim=-1) <= 3
     assert torch.equal(drawn[few], allowed[few])
 
 
-def test_the_penalty_is_that_of_transformers() -> None:
+def test_the_penalty_is_that_of_transformers(sampler: Sampler) -> None:
     logits = random_logits(seed=3)
     history = torch.randint(0, VOCAB, (len(logits), 15), generator=torch.Generator().manual_seed(3))
     expected = RepetitionPenaltyLogitsProcessor(1.3)(history, logits.clone())
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, history, True)
     assert torch.equal(torch.where(seen, penalise(logits, 1.3), logits), expected)
-    sampler = Sampler(SamplingParams(repetition_penalty=1.3), history.tolist(), VOCAB, CPU)
-    assert torch.equal(sampler.choose(logits), expected.argmax(dim=-1))
+    rows = rows_of(SamplingParams(repetition_penalty=1.3), len(logits), histories=history.tolist())
+    assert sampler.choose(logits, rows) == expected.argmax(dim=-1).tolist()
 
 
-def test_chosen_tokens_join_the_penalised_history() -> None:
-    logits = torch.tensor([[5.0, 4.0, 3.0, -1.0]])
-    sampler = Sampler(SamplingParams(repetition_penalty=2.0), [[]], 4, CPU)
-    assert [int(sampler.choose(logits)) for _ in range(4)] == [0, 1, 2, 0]  # 5, 4, 3, then 2.5 beats 2 and 1.5
+def test_chosen_tokens_join_the_penalised_history(sampler: Sampler) -> None:
+    logits = torch.tensor([[5.0, 4.0, 3.0, -1.0] + [-9.0] * 46])
+    (row,) = rows_of(SamplingParams(repetition_penalty=2.0), 1)
+    found = []
+    for _ in range(4):
+        found += sampler.choose(logits, [row])
+        row.append(found[-1])
+    assert found == [0, 1, 2, 0]  # 5, 4, 3, then 2.5 beats 2 and 1.5
+    assert row.position == 4
 
 
-def test_greedy_takes_the_likeliest_and_leaves_the_logits_alone() -> None:
+def test_greedy_takes_the_likeliest_and_leaves_the_logits_alone(sampler: Sampler) -> None:
     logits = random_logits(seed=4)
     before = logits.clone()
-    sampler = Sampler(SamplingParams(repetition_penalty=1.2), [()] * len(logits), VOCAB, CPU)
-    assert torch.equal(sampler.choose(logits), torch.from_numpy(before.numpy().argmax(axis=1)))
+    rows = rows_of(SamplingParams(repetition_penalty=1.2), len(logits))
+    assert sampler.choose(logits, rows) == before.numpy().argmax(axis=1).tolist()
     assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 3)])
-def test_draws_follow_the_probabilities(temperature: float, top_k: int) -> None:
+def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler: Sampler) -> None:
     row = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
     weights = np.exp(row / temperature)
     if top_k:
         weights[np.argsort(row)[:-top_k]] = 0.0
     expected = weights / weights.sum()
-    # One draw from each of many generators, and many draws from one: both must be fair.
-    rows = 20_000
-    logits = torch.from_numpy(row).float().expand(rows, -1)
+    # One draw of each of many seeds, and many draws of one: both must be fair.
+    count = 3_000
+    logits = torch.from_numpy(row).float().expand(count, -1)
     params = SamplingParams(temperature=temperature, top_k=top_k, seed=11)
-    once = Sampler(params, [()] * rows, len(row), CPU).choose(logits)
-    single = Sampler(params, [()], len(row), CPU)
-    often = torch.cat([single.choose(logits[:1]) for _ in range(5_000)])
-    for draws in (once, often):
-        shares = torch.bincount(draws, minlength=len(row)).double().numpy() / len(draws)
-        deviation = np.sqrt(expected * (1 - expected) / len(draws))
+    once = [RowSampling(params, 11 + at, 0) for at in range(count)]
+    often = [RowSampling(params, 11, at) for at in range(count)]
+    for rows in (once, often):
+        shares = np.bincount(sampler.choose(logits, rows), minlength=len(row)) / count
+        deviation = np.sqrt(expected * (1 - expected) / count)
         assert (np.abs(shares - expected) <= 4.5 * deviation + 1e-12).all()
 
 
-def test_a_sequence_draws_the_same_whatever_runs_beside_it() -> None:
-    logits = random_logits(seed=5, rows=4)
-    params = SamplingParams(temperature=1.0, seed=9)
-    together, alone = Sampler(params, [()] * 4, VOCAB, CPU), Sampler(params, [()], VOCAB, CPU)
-    later = Sampler(replace(params, seed=9 + 2), [()], VOCAB, CPU)
-    for _ in range(20):
-        drawn = together.choose(logits)
-        assert int(alone.choose(logits[:1])) == int(drawn[0])
-        assert int(later.choose(logits[2:3])) == int(drawn[2])
+def test_rows_of_different_settings_choose_as_if_they_were_alone(sampler: Sampler) -> None:
+    logits = random_logits(seed=5, rows=len(CUTS))
+    rows = [
+        RowSampling.after([3, at], replace(cut, temperature=at / 4, repetition_penalty=1 + at / 9), at, VOCAB, CPU)
+        for at, cut in enumerate(CUTS)
+    ]
+    rows[3].mask = torch.arange(VOCAB) % 7 == 2
+    together = sampler.choose(logits, rows)
+    assert together == [sampler.choose(logits[at : at + 1], [row])[0] for at, row in enumerate(rows)]
+    assert together[3] % 7 == 2
+    assert together != sampler.choose(logits, [replace(row, position=row.position + 1) for row in rows])
 
 
-def test_seeds_differ_and_the_largest_one_works() -> None:
-    logits = torch.zeros(1, VOCAB)
-    drawn = Counter(
-        int(Sampler(SamplingParams(temperature=1.0, seed=seed), [()], VOCAB, CPU).choose(logits)) for seed in range(400)
-    )
+def test_seeds_differ_and_the_largest_one_works(sampler: Sampler) -> None:
+    logits = torch.zeros(400, VOCAB)
+    drawn = Counter(sampler.choose(logits, rows_of(SamplingParams(temperature=1.0), 400)))
     assert len(drawn) > VOCAB * 0.9
     largest = SamplingParams(temperature=1.0, seed=(1 << 63) - 1)
-    assert Sampler(largest, [()] * 3, VOCAB, CPU).choose(torch.zeros(3, VOCAB)).shape == (3,)
+    assert len(sampler.choose(torch.zeros(3, VOCAB), rows_of(largest, 3))) == 3
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4)])
 def test_likelier_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
     """Four tokens of a fourth each: sums of them are exact."""
-    logits = narrow(torch.zeros(1, 4), SamplingParams(top_p=top_p))
-    assert logits.isfinite().tolist() == [[True] * kept + [False] * (4 - kept)]
+    (row,) = rows_of(SamplingParams(temperature=1.0, top_p=top_p), 1)
+    assert kept_weights(torch.zeros(4), row.draw).tolist() == [1.0] * kept + [0.0] * (4 - kept)
 
 
 def test_a_token_as_likely_as_min_p_asks_for_stays() -> None:
-    logits = narrow(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), SamplingParams(min_p=1.0))
-    assert logits.isfinite().tolist() == [[False, True, True, False]]
+    (row,) = rows_of(SamplingParams(temperature=1.0, min_p=1.0), 1)
+    assert kept_weights(torch.tensor([1.0, 3.0, 3.0, 2.0]), row.draw).tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_mask_that_allows_nothing_is_an_error_by_name(sampler: Sampler) -> None:
+    (row,) = rows_of(SamplingParams(), 1)
+    row.mask = torch.zeros(VOCAB, dtype=torch.bool)
+    with pytest.raises(GraphError, match="mask of a request allows no token"):
+        sampler.choose(torch.zeros(1, VOCAB), [row])

@@ -2,13 +2,10 @@
 
 Legend: B rows, V vocab, P parts of the vocabulary.
 
-    penalty, temperature -> top-k -> top-p -> min-p -> draw         keeps the same tokens as engine/sampler.py
+    penalty -> top-k -> temperature -> top-p -> min-p -> race         the rule of kernels/draw.py, to the bit
 
-A token is drawn by the exponential race: with e drawn from the exponential distribution for each token, the token with
-the largest p / e is chosen, which is each token with probability p (Yellott 1977; torch.multinomial does the same).
-
-All settings of sampling are read from the device, so that one captured graph serves all of them. kept_tokens.py finds
-the tokens that top-k and top-p keep.
+All settings of sampling are read from the device, for each row, so that one captured graph serves all of them.
+kept_tokens.py finds the tokens that top-k and top-p keep.
 """
 
 from typing import Any
@@ -20,81 +17,83 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.kept_tokens import (
     MIN_P,
-    PASSES,
+    NUMBERS,
     PENALTY,
     TEMPERATURE,
     TOP_P,
     Searched,
-    cuts_count,
     kept_by_top_p,
-    key_of,
-    largest_of,
     launch_search,
-    threshold_before,
+    weights_of,
 )
 from graphcore.kernels.gpu.sampling.likeliest import (
     FIELDS,
     FLOW,
+    HIGHEST,
     OUTPUTS,
     PART,
-    WARMEST,
     finish,
     num_parts_of,
     store_best,
     store_logit_sums,
 )
+from graphcore.kernels.gpu.sampling.weights_and_noise import MOST_FLOAT, mass_of, noise_of
 
 torch.library.define(
     "graphcore::choose_drawn",
-    f"(Tensor logits, Tensor numbers, Tensor noise, Tensor(z!) seen, bool narrows, {FLOW}, {OUTPUTS}) -> ()",
+    f"(Tensor logits, Tensor numbers, Tensor seeds, Tensor(z!) seen, bool narrows, {FLOW}, {OUTPUTS}) -> ()",
 )
 
 
-def choose_drawn(logits: Tensor, numbers: Tensor, noise: Tensor, seen: Tensor, narrows: bool, *flow: Tensor) -> None:
+def choose_drawn(logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, narrows: bool, *flow: Tensor) -> None:
     """Draw each row's token and make it the next input.
+
+    The position of a row's draw is starts + counts, where its token will be.
 
     Args:
         logits: [B, V] float32; V below 2 ** 24.
-        numbers: [5] float32: temperature (0 takes the likeliest), top_k (0 for off), top_p, min_p, repetition penalty.
-        noise: [B, V] float32, drawn from the exponential distribution.
+        numbers: [B, 5] float32: temperature (0 takes the likeliest), top_k (0 for off), top_p, min_p, repetition
+            penalty.
+        seeds: [B] int64.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
         narrows: True to apply top_k and top_p.
         *flow: token_ids, starts, counts, left, ends, chosen and report of `choose_likeliest`; the log probability is
             that of the logits, before sampling changed them.
     """
-    torch.ops.graphcore.choose_drawn.default(logits, numbers, noise, seen, narrows, *flow)
+    torch.ops.graphcore.choose_drawn.default(logits, numbers, seeds, seen, narrows, *flow)
 
 
 @torch.library.register_fake("graphcore::choose_drawn")
-def _fake(_logits: Tensor, _numbers: Tensor, _noise: Tensor, _seen: Tensor, _narrows: bool, *_flow: Tensor) -> None:
+def _fake(_logits: Tensor, _numbers: Tensor, _seeds: Tensor, _seen: Tensor, _narrows: bool, *_flow: Tensor) -> None:
     return None
 
 
 @triton.jit
-def _warm(logits, numbers, seen, warm, parts, vocab, num_parts, SIZE: tl.constexpr, NUM_FIELDS: tl.constexpr):
+def _penalise(logits, numbers, seen, changed, parts, vocab, num_parts, SIZE: tl.constexpr, NUM_FIELDS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * SIZE + tl.arange(0, SIZE)
     is_there = at < vocab
     values = tl.load(logits + row * vocab + at, mask=is_there, other=float("-inf"))
     parts += row * NUM_FIELDS * num_parts
     store_logit_sums(parts, part, num_parts, values, is_there)
-    penalty, temperature = tl.load(numbers + PENALTY), tl.load(numbers + TEMPERATURE)
+    penalty = tl.load(numbers + row * NUMBERS + PENALTY)
     is_seen = tl.load(seen + row * vocab + at, mask=is_there, other=0) != 0
-    penalised = tl.where(values > 0.0, tl.div_rn(values, penalty), values * penalty)
+    penalised = tl.where(values > 0.0, tl.minimum(tl.div_rn(values, penalty), MOST_FLOAT), values * penalty)
     values = tl.where(is_seen, penalised, values)
-    values = tl.div_rn(values, tl.where(temperature == 0.0, 1.0, temperature))
-    tl.store(warm + row * vocab + at, values, mask=is_there)
+    tl.store(changed + row * vocab + at, values, mask=is_there)
     tl.store(
-        parts + WARMEST * num_parts + part,
+        parts + HIGHEST * num_parts + part,
         tl.max(tl.where(is_there & (values == values), values, float("-inf")), axis=0),
     )
 
 
 @triton.jit
 def _draw(
-    warm,
+    changed,
     numbers,
-    noise,
+    seeds,
+    starts,
+    counts,
     parts,
     sums,
     found,
@@ -107,38 +106,38 @@ def _draw(
     NUM_FIELDS: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    numbers += row * NUMBERS
     at = part * SIZE + tl.arange(0, SIZE)
     is_there = at < vocab
-    values = tl.load(warm + row * vocab + at, mask=is_there, other=float("-inf"))
+    scores = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
     parts += row * NUM_FIELDS * PARTS
-    largest = largest_of(parts, WARMEST, PARTS)
-    likelihood = tl.exp(values - largest)
-    is_kept = is_there & (likelihood >= tl.load(numbers + MIN_P))
-    if NARROWS:
-        keys = key_of(values)
-        if tl.load(numbers + TOP_P) < 1.0:
-            is_kept &= kept_by_top_p(keys, is_there, numbers, sums, found, ties, largest, row, part, num_rows, PARTS)
-        if cuts_count(numbers, vocab):
-            is_kept &= keys >= threshold_before(numbers, sums, found, PASSES, row, num_rows, False, PARTS)
-    scores = values
     if tl.load(numbers + TEMPERATURE) > 0.0:
-        scores = tl.div_rn(likelihood, tl.load(noise + row * vocab + at, mask=is_there, other=1.0))
-    store_best(parts, part, PARTS, tl.where(is_kept, scores, float("-inf")), part * SIZE)
+        weights = weights_of(scores, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS, PARTS)
+        is_kept = weights >= tl.load(numbers + MIN_P)
+        if NARROWS:
+            if tl.load(numbers + TOP_P) < 1.0:
+                is_kept &= kept_by_top_p(mass_of(weights), numbers, sums, found, ties, row, part, num_rows, PARTS)
+        position = tl.load(starts + row) + tl.load(counts + row)
+        scores = tl.where(is_kept, tl.div_rn(weights, noise_of(tl.load(seeds + row), position, at)), float("-inf"))
+    store_best(parts, part, PARTS, tl.where(is_there, scores, float("-inf")), part * SIZE)
 
 
 def launch_choose_drawn(
-    logits: Tensor, numbers: Tensor, noise: Tensor, seen: Tensor, narrows: bool, *flow: Tensor
+    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, narrows: bool, *flow: Tensor
 ) -> None:
     """Implement `choose_drawn`."""
     rows, vocab = logits.shape
     num_parts = num_parts_of(vocab)
-    warm = torch.empty_like(logits)
+    changed = torch.empty_like(logits)
     parts = torch.empty(rows, FIELDS, num_parts, dtype=torch.float32, device=logits.device)
     grid = (rows, num_parts)
     sizes: dict[str, Any] = {"SIZE": PART, "NUM_FIELDS": FIELDS, "num_warps": 4, "enable_fp_fusion": False}
-    _warm[grid](logits, numbers, seen, warm, parts, vocab, num_parts, **sizes)
-    searched = launch_search(warm, numbers, parts) if narrows else Searched(parts, parts, parts)  # the latter is unread
-    _draw[grid](warm, numbers, noise, parts, *searched, vocab, rows, num_parts, NARROWS=narrows, **sizes)
+    _penalise[grid](logits, numbers, seen, changed, parts, vocab, num_parts, **sizes)
+    searched = launch_search(changed, numbers, parts) if narrows else Searched(seeds, seeds, seeds)  # these are unread
+    _, starts, counts, *_ = flow
+    _draw[grid](
+        changed, numbers, seeds, starts, counts, parts, *searched, vocab, rows, num_parts, NARROWS=narrows, **sizes
+    )
     finish(logits, parts, flow, seen)
 
 

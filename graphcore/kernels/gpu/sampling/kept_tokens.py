@@ -2,18 +2,19 @@
 
 Legend: B rows, V vocab, P parts of the vocabulary, DIGITS thresholds tried at once.
 
-A float's bits, read as an integer, are in the float's order (`key_of`). So the least value that top-k or top-p keeps is
-a number of 32 bits, which is found four bits at a time: a pass counts (top-k) or weighs (top-p) the tokens at or above
-sixteen thresholds, and the next one searches between two of them.
+A float's bits, read as an integer, are in the float's order (`key_of`), and top-p orders tokens by whole numbers
+(`mass_of`). So the least value that either keeps is a number of 32 bits, which is found four bits at a time: a pass
+counts (top-k) or weighs (top-p) the tokens at or above sixteen thresholds, and the next one searches between two of
+them.
 
     pass 0   0_______ 1_______ 2_______ ... F_______        sums at or above each, of every part
     pass 1            10______ 11______ ... 1F______        2_______ has too little: between 1_______ and 2_______
     ...
     pass 7                                                  the value itself
 
-Among tokens with exactly that value, top-k keeps all, top-p the first ones up to its mass (`_count_ties`). The targets
-are read from the device; programs of a search that is off exit at once. Sums are added in a fixed order, so the same
-logits always keep the same tokens.
+Among tokens with exactly that value, top-k keeps all, top-p the first ones up to its mass (`_count_ties`). Each row's
+targets are read from the device; programs of a search that is off exit at once. All sums are whole numbers, so no order
+of adding matters.
 """
 
 from typing import Any, NamedTuple
@@ -23,21 +24,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.sampling.likeliest import FIELDS, PART, WARMEST
+from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
+from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, mass_of, weight_of
 
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-NUMBERS = 5  # settings of sampling
-TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY = (tl.constexpr(index) for index in range(NUMBERS))
+NUMBERS = tl.constexpr(5)  # settings of sampling of a row
+TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY = (tl.constexpr(index) for index in range(5))
 
 
 class Searched(NamedTuple):
     """The results of the searches.
 
     Attributes:
-        sums: [2, PASSES, B, DIGITS, P] float32, from top-k's search, then from top-p's.
+        sums: [2, PASSES, B, DIGITS, P] int64, from top-k's search, then from top-p's.
         found: [2, PASSES, B] int64, the bits of the threshold known before each pass.
-        ties: [B, 2, P] float32, the number of a part's tokens at top-p's threshold, and the mass above it.
+        ties: [B, 2, P] int64, the number of a part's tokens at top-p's threshold, and the mass above it.
     """
 
     sums: Tensor
@@ -50,13 +52,6 @@ def key_of(value):
     """Return a 32-bit integer, as int64, in the order of the floats."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # both zeros have the same key
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
-
-
-@triton.jit
-def value_of(key):
-    """Return the float of a key."""
-    signed = (key - 2147483648).to(tl.int32)
-    return (signed ^ ((signed >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -74,12 +69,15 @@ def cuts_count(numbers, vocab):
 
 @triton.jit
 def wanted_of(numbers, sums, row, num_rows, IS_MASS: tl.constexpr, PARTS: tl.constexpr):
-    """Return the sum that the kept tokens must reach: top_k tokens, or top_p times the mass of all tokens."""
+    """Return the sum that the kept tokens must reach: top_k tokens, or top_p of the mass of all tokens, rounded up."""
     if IS_MASS:
         whole = sums_of(sums, 1, 0, row, num_rows, PARTS)
-        wanted = tl.load(numbers + TOP_P) * tl.sum(tl.load(whole + tl.arange(0, PARTS)), axis=0)
+        total = tl.sum(tl.load(whole + tl.arange(0, PARTS)), axis=0)
+        share = tl.load(numbers + TOP_P).to(tl.float64) * total.to(tl.float64)
+        below = share.to(tl.int64)
+        wanted = tl.maximum(below + (below.to(tl.float64) < share).to(tl.int64), 1)
     else:
-        wanted = tl.load(numbers + TOP_K)
+        wanted = tl.load(numbers + TOP_K).to(tl.int64)
     return wanted
 
 
@@ -101,9 +99,22 @@ def threshold_before(numbers, sums, found, number, row, num_rows, IS_MASS: tl.co
     return base + (tl.sum(enough.to(tl.int64), axis=0) << (32 - 4 * number))
 
 
+@triton.jit
+def weights_of(
+    values, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS: tl.constexpr, PARTS: tl.constexpr
+):
+    """Return the weights of a part's tokens, 0 for those that top-k cuts; `parts` are the row's."""
+    largest = largest_of(parts, HIGHEST, PARTS)
+    weights = weight_of((values - largest) * factor_of(tl.load(numbers + TEMPERATURE)))
+    if NARROWS:
+        if cuts_count(numbers, vocab):
+            is_there &= key_of(values) >= threshold_before(numbers, sums, found, PASSES, row, num_rows, False, PARTS)
+    return tl.where(is_there, weights, 0.0)
+
+
 @triton.jit(do_not_specialize=["number"])
 def _search(
-    warm,
+    changed,
     numbers,
     parts,
     sums,
@@ -117,6 +128,7 @@ def _search(
     NUM_FIELDS: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    numbers += row * NUMBERS
     if tl.load(numbers + TOP_P) < 1.0 if IS_MASS else cuts_count(numbers, vocab):
         search: tl.constexpr = 1 if IS_MASS else 0
         base = tl.zeros((), dtype=tl.int64)
@@ -126,25 +138,25 @@ def _search(
             tl.store(found + (search * PASSES + number) * num_rows + row, base)
         at = part * SIZE + tl.arange(0, SIZE)
         is_there = at < vocab
-        values = tl.load(warm + row * vocab + at, mask=is_there, other=float("-inf"))
-        keys = key_of(values)
+        values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
         if IS_MASS:
-            if cuts_count(numbers, vocab):
-                is_there &= keys >= threshold_before(numbers, sums, found, PASSES, row, num_rows, False, PARTS)
-            largest = largest_of(parts + row * NUM_FIELDS * PARTS, WARMEST, PARTS)
-            weights = tl.where(is_there, tl.exp(values - largest), 0.0)
+            parts += row * NUM_FIELDS * PARTS
+            weights = weights_of(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
+            keys = mass_of(weights)
+            amounts = keys
         else:
-            weights = is_there.to(tl.float32)
+            keys = key_of(values)
+            amounts = is_there.to(tl.int64)
         digit = tl.arange(0, DIGITS)
         threshold = base + (digit.to(tl.int64) << (28 - 4 * number))
-        reached = tl.where(keys[None, :] >= threshold[:, None], weights[None, :], 0.0)
+        reached = tl.where(keys[None, :] >= threshold[:, None], amounts[None, :], 0)
         here = sums_of(sums, search, number, row, num_rows, PARTS)
         tl.store(here + digit * PARTS + part, tl.sum(reached, axis=1))
 
 
 @triton.jit
 def _count_ties(
-    warm,
+    changed,
     numbers,
     parts,
     sums,
@@ -157,53 +169,54 @@ def _count_ties(
     NUM_FIELDS: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    numbers += row * NUMBERS
     if tl.load(numbers + TOP_P) < 1.0:
         least = threshold_before(numbers, sums, found, PASSES, row, num_rows, True, PARTS)
         at = part * SIZE + tl.arange(0, SIZE)
         is_there = at < vocab
-        values = tl.load(warm + row * vocab + at, mask=is_there, other=float("-inf"))
-        keys = key_of(values)
-        largest = largest_of(parts + row * NUM_FIELDS * PARTS, WARMEST, PARTS)
-        above = tl.where(is_there & (keys > least), tl.exp(values - largest), 0.0)
+        values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
+        parts += row * NUM_FIELDS * PARTS
+        masses = mass_of(weights_of(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS))
         ties += row * 2 * PARTS + part
-        tl.store(ties, tl.sum((is_there & (keys == least)).to(tl.float32), axis=0))
-        tl.store(ties + PARTS, tl.sum(above, axis=0))
+        tl.store(ties, tl.sum((masses == least).to(tl.int64), axis=0))
+        tl.store(ties + PARTS, tl.sum(tl.where(masses > least, masses, 0), axis=0))
 
 
 @triton.jit
-def kept_by_top_p(keys, is_there, numbers, sums, found, ties, largest, row, part, num_rows, PARTS: tl.constexpr):
+def kept_by_top_p(masses, numbers, sums, found, ties, row, part, num_rows, PARTS: tl.constexpr):
     """Return which tokens top-p keeps: all above the threshold, and the first of those at it."""
     least = threshold_before(numbers, sums, found, PASSES, row, num_rows, True, PARTS)
     each = tl.arange(0, PARTS)
     ties += row * 2 * PARTS
     counts, above = tl.load(ties + each), tl.sum(tl.load(ties + PARTS + each), axis=0)
-    lacking = wanted_of(numbers, sums, row, num_rows, True, PARTS) - above
-    places = tl.ceil(tl.div_rn(lacking, tl.exp(value_of(least) - largest)))
-    is_tie = (is_there & (keys == least)).to(tl.int32)
-    earlier = tl.sum(tl.where(each < part, counts, 0.0), axis=0) + (tl.cumsum(is_tie, axis=0) - is_tie).to(tl.float32)
-    return (keys > least) | ((is_tie != 0) & (earlier < places))
+    wanted = wanted_of(numbers, sums, row, num_rows, True, PARTS)
+    is_tie = (masses == least).to(tl.int32)
+    earlier = tl.sum(tl.where(each < part, counts, 0), axis=0) + (tl.cumsum(is_tie, axis=0) - is_tie).to(tl.int64)
+    return (masses > least) | ((is_tie != 0) & (above + earlier * least < wanted))
 
 
-def launch_search(warm: Tensor, numbers: Tensor, parts: Tensor) -> Searched:
+def launch_search(changed: Tensor, numbers: Tensor, parts: Tensor) -> Searched:
     """Search for both thresholds.
 
     Args:
-        warm: [B, V] float32, the logits over the temperature.
-        numbers: [NUMBERS] float32.
-        parts: [B, FIELDS, P] float32, with the field WARMEST filled.
+        changed: [B, V] float32, the logits with the penalty.
+        numbers: [B, NUMBERS] float32.
+        parts: [B, FIELDS, P] float32, with the field HIGHEST filled.
     """
-    (rows, vocab), num_parts = warm.shape, parts.shape[2]
+    (rows, vocab), num_parts = changed.shape, parts.shape[2]
 
-    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=warm.device)
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=changed.device)
 
     sums = room(2, PASSES.value, rows, DIGITS.value, num_parts)
-    found = room(2, PASSES.value, rows, dtype=torch.int64)
+    found = room(2, PASSES.value, rows)
     ties = room(rows, 2, num_parts)
     sizes: dict[str, Any] = {"SIZE": PART, "NUM_FIELDS": FIELDS, "num_warps": 4, "enable_fp_fusion": False}
     grid = (rows, num_parts)
     for is_mass in (False, True):
         for number in range(PASSES.value):  # readers of the last pass's sums find the threshold
-            _search[grid](warm, numbers, parts, sums, found, vocab, rows, number, num_parts, IS_MASS=is_mass, **sizes)
-    _count_ties[grid](warm, numbers, parts, sums, found, ties, vocab, rows, num_parts, **sizes)
+            _search[grid](
+                changed, numbers, parts, sums, found, vocab, rows, number, num_parts, IS_MASS=is_mass, **sizes
+            )
+    _count_ties[grid](changed, numbers, parts, sums, found, ties, vocab, rows, num_parts, **sizes)
     return Searched(sums, found, ties)

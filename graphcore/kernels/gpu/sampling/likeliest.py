@@ -16,9 +16,9 @@ from torch import Tensor
 PART = 1024  # columns
 MOST_VOCAB = 1 << 24  # indices are kept as float32
 # Fields of a part: its best score, the column of it, then the logits' maximum, the sum of their exponentials minus that
-# maximum, the number of logits that are not finite, and the maximum of the logits as sampling changed them (drawn.py).
+# maximum, the number of logits that are not finite, and the maximum of the logits with the penalty (drawn.py).
 FIELDS = 6
-BEST, COLUMN, LARGEST, TOTAL, BAD, WARMEST = (tl.constexpr(index) for index in range(FIELDS))
+BEST, COLUMN, LARGEST, TOTAL, BAD, HIGHEST = (tl.constexpr(index) for index in range(FIELDS))
 
 FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"
 OUTPUTS = "Tensor(e!) chosen, Tensor(f!) report"
@@ -43,8 +43,8 @@ def choose_likeliest(
         starts: [B] int64, increased by counts.
         counts: [B] int64, 1 for rows that have a token in this step; set to 0 for those that end with it.
         left: [B] int64, tokens that the row may still choose, this one included; decreased for rows that choose.
-        ends: [E] int64, tokens that end a row; -1 for an unused entry.
-        chosen: [B] int64, set to the token.
+        ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
+        chosen: [B] int64, set to the token of rows that have one in this step.
         report: [B, 3] float64, set to the token (-1 for rows that have none in this step), the natural logarithm of
             its probability, and the number of logits that are not finite (0 for rows without a token in this step).
     """
@@ -109,11 +109,14 @@ def _finish(
     has_token = count > 0
     remaining = tl.load(left + row) - tl.where(has_token, 1, 0)
     index = tl.arange(0, ENDS)
-    is_end = tl.sum((tl.load(ends + index, mask=index < num_ends, other=-1) == token).to(tl.int32), axis=0) > 0
+    is_end = (
+        tl.sum((tl.load(ends + row * num_ends + index, mask=index < num_ends, other=-1) == token).to(tl.int32), axis=0)
+        > 0
+    )
     tl.store(starts + row, tl.load(starts + row) + count)
     tl.store(left + row, remaining)
     tl.store(counts + row, tl.where(has_token & (remaining > 0) & (is_end == 0), 1, 0).to(tl.int64))
-    tl.store(chosen + row, token)
+    tl.store(chosen + row, token, mask=has_token)
     tl.store(token_ids + row, token, mask=has_token)
     if seen is not None:
         tl.store(seen + row * vocab + token, 1, mask=has_token)
@@ -141,9 +144,9 @@ def finish(
         *flow,
         seen,
         logits.shape[1],
-        flow[4].shape[0],
+        flow[4].shape[1],
         PARTS=parts.shape[2],
-        ENDS=triton.next_power_of_2(max(flow[4].shape[0], 1)),
+        ENDS=triton.next_power_of_2(max(flow[4].shape[1], 1)),
         NUM_FIELDS=FIELDS,
         num_warps=1,
         enable_fp_fusion=False,

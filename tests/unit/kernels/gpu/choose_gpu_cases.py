@@ -15,8 +15,8 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         logits = empty(1, vocab, dtype=torch.float32)
-        flow = (empty(1, 1), *(empty(1) for _ in range(3)), empty(16), empty(1), empty(1, 3, dtype=torch.float64))
-        numbers, seen = empty(5, dtype=torch.float32), empty(1, vocab, dtype=torch.uint8)
+        flow = (empty(1, 1), *(empty(1) for _ in range(3)), empty(1, 16), empty(1), empty(1, 3, dtype=torch.float64))
+        settings = empty(1, 5, dtype=torch.float32), empty(1), empty(1, vocab, dtype=torch.uint8)
 
         def likeliest(logits: torch.Tensor = logits, flow: tuple[torch.Tensor, ...] = flow) -> None:
             launch_choose_likeliest(logits, *flow)
@@ -25,10 +25,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             narrows: bool,
             logits: torch.Tensor = logits,
             flow: tuple[torch.Tensor, ...] = flow,
-            numbers: torch.Tensor = numbers,
-            seen: torch.Tensor = seen,
+            settings: tuple[torch.Tensor, ...] = settings,
         ) -> None:
-            launch_choose_drawn(logits, numbers, logits, seen, narrows, *flow)
+            launch_choose_drawn(logits, *settings, narrows, *flow)
 
         yield f"{name} likeliest", likeliest
         yield f"{name} drawn", lambda drawn=drawn: drawn(False)

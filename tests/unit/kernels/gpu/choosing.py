@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from graphcore.engine.sampler import SamplingParams
+from graphcore.kernels.draw import Draw
 from graphcore.kernels.gpu.sampling.drawn import choose_drawn
 from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
 
@@ -26,13 +26,21 @@ class Flow:
     report: Tensor
 
     @classmethod
-    def of(cls, rows: int, counts: Sequence[int] = (), left: Sequence[int] = (), ends: Sequence[int] = ()) -> "Flow":
+    def of(
+        cls,
+        rows: int,
+        counts: Sequence[int] = (),
+        left: Sequence[int] = (),
+        ends: Sequence[Sequence[int]] = (),
+        starts: Sequence[int] = (),
+    ) -> "Flow":
+        """Return inputs of that many rows; `ends` are two for each row."""
         return cls(
             torch.full((rows, 1), -7),
-            torch.full((rows,), STARTS),
+            torch.tensor(starts or [STARTS] * rows),
             torch.tensor(counts or [1] * rows),
             torch.tensor(left or [100] * rows),
-            torch.tensor([*ends, -1, -1]),
+            torch.tensor([[*each, -1, -1] for each in ends or [(-1, -1)] * rows]),
             torch.full((rows,), -9),
             torch.full((rows, 3), float("nan"), dtype=torch.float64),
         )
@@ -47,14 +55,12 @@ def likeliest(logits: Tensor) -> Flow:
     return flow
 
 
-def numbers_of(params: SamplingParams) -> Tensor:
-    values = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
-    return torch.tensor(values, dtype=torch.float32)
-
-
-def drawn(logits: Tensor, params: SamplingParams, noise: Tensor, seen: Tensor | None = None) -> Flow:
-    flow = Flow.of(len(logits))
-    seen = torch.zeros(logits.shape, dtype=torch.uint8) if seen is None else seen
-    narrows = params.top_k > 0 or params.top_p < 1.0
-    choose_drawn(logits, numbers_of(params), noise, seen, narrows, *flow.tensors())
+def drawn(logits: Tensor, draws: Sequence[Draw]) -> Flow:
+    """Draw a token for each row, which has its own settings, history and position."""
+    flow = Flow.of(len(logits), starts=[draw.position - 1 for draw in draws])
+    numbers = [(one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty) for one in draws]
+    seen = torch.stack([torch.zeros(logits.shape[1]) if one.seen is None else one.seen for one in draws])
+    seeds = torch.tensor([one.seed for one in draws])
+    narrows = any(one.top_k > 0 or one.top_p < 1.0 for one in draws)
+    choose_drawn(logits, torch.tensor(numbers), seeds, seen.to(torch.uint8), narrows, *flow.tensors())
     return flow

@@ -1,27 +1,35 @@
-"""Drawing on the device keeps the tokens that engine/sampler.py keeps, ties included, and draws fairly."""
+"""Drawing on the device chooses the tokens that kernels/draw.py chooses, ties included, row by row."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from choosing import drawn
 from torch import Tensor
 
-from graphcore.engine.sampler import Sampler, SamplingParams, narrow, penalise
+from graphcore.kernels import draw as rule
+from graphcore.kernels.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
 from graphcore.kernels.gpu.sampling.likeliest import PART
+from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, weight_of
 
-CPU = torch.device("cpu")
-WARM = SamplingParams(temperature=0.8)
+WARM = Draw(seed=5, temperature=0.8)
 CUTS = [
     {"top_k": 1},
     {"top_k": 7},
     {"top_k": 10_000_000},
+    {"top_p": 0.0},
     {"top_p": 0.01},
     {"top_p": 0.5},
     {"top_p": 0.999},
     {"min_p": 0.3},
     {"top_k": 20, "top_p": 0.8},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.1},
+    {"temperature": 1e-40},
+    {"temperature": 0.0, "top_p": 0.1},
+    {"temperature": 50.0, "seed": -(1 << 62) + 9},
+    {"temperature": 0.05},
     {},
 ]
 
@@ -34,29 +42,48 @@ def logits_of(rows: int, vocab: int, seed: int = 0) -> Tensor:
     return logits
 
 
-def last_kept(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return the least likely token that stays, the last of several, and noise with which a draw finds it."""
-    warm = logits / params.temperature
-    rank = torch.argsort(torch.argsort(warm, dim=-1, descending=True, stable=True), dim=-1)
-    kept = ~narrow(warm, params).isinf()
-    likelihood = (warm - warm.amax(-1, keepdim=True)).exp()
-    noise = torch.where(likelihood > 0, likelihood / (1 + rank), 1.0)
-    return torch.where(kept, rank, -1).argmax(-1), noise
+def many_draws(vocab: int, seed: int) -> list[Draw]:
+    """Return draws with all kinds of cuts at other positions, some with a penalty."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = [replace(WARM, **cuts, position=1 + at * (seed + 7)) for at, cuts in enumerate(CUTS)]
+    seen = torch.rand(len(draws), vocab, generator=generator) < 0.2
+    return [
+        replace(draw, repetition_penalty=1.4, seen=row) if at % 3 == 1 else draw
+        for at, (draw, row) in enumerate(zip(draws, seen, strict=True))
+    ]
 
 
-@pytest.mark.parametrize(
-    ("cuts", "vocab"),
-    [
-        *((cuts, 50) for cuts in CUTS),
-        *((cuts, 2 * PART - 100) for cuts in ({"top_p": 0.5}, {"top_k": 20, "top_p": 0.8})),
-    ],
-    ids=str,
-)
-def test_the_tokens_that_stay_are_those_of_the_sampler(cuts: dict[str, float], vocab: int) -> None:
-    params = replace(WARM, **cuts)
-    logits = logits_of(3, vocab)
-    expected, noise = last_kept(logits, params)
-    assert torch.equal(drawn(logits, params, noise).chosen, expected)
+@triton.jit
+def _store_noise(seed, position, out, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + at, noise_of(tl.load(seed), tl.load(position), at))
+
+
+@triton.jit
+def _store_weights(x, out, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + at, weight_of(tl.load(x + at)))
+
+
+@pytest.mark.parametrize(("seed", "position"), [(3, 9), (-(1 << 63) + 5, (7 << 32) + 11), ((1 << 63) - 1, 4095)])
+def test_the_noise_of_every_token_has_the_bits_of_the_statement(seed: int, position: int) -> None:
+    vocab = 8 * PART
+    found = torch.empty(vocab)
+    _store_noise[(8,)](torch.tensor([seed]), torch.tensor([position]), found, SIZE=PART, enable_fp_fusion=False)
+    assert torch.equal(found, rule.noise(seed, position, vocab))
+
+
+def test_every_weight_has_the_bits_of_the_statement() -> None:
+    x = torch.cat([-torch.linspace(0, 90, 8 * PART - 3), torch.tensor([-0.0, -1e38, float("-inf")])])
+    found = torch.empty(len(x))
+    _store_weights[(8,)](x, found, SIZE=PART, enable_fp_fusion=False)
+    assert torch.equal(found, rule.weight_of(x))
+
+
+@pytest.mark.parametrize(("vocab", "seed"), [(50, 1), (50, 2), (50, 3), (700, 4), (2 * PART - 100, 5)])
+def test_rows_of_different_settings_choose_the_tokens_of_the_statement(vocab: int, seed: int) -> None:
+    logits, draws = logits_of(len(CUTS), vocab, seed), many_draws(vocab, seed)
+    assert drawn(logits, draws).chosen.tolist() == choose_tokens(logits, draws)
 
 
 @pytest.mark.parametrize(
@@ -74,68 +101,68 @@ def test_the_tokens_that_stay_are_those_of_the_sampler(cuts: dict[str, float], v
     ],
 )
 def test_ties_and_extremes(values: list[float], cuts: dict[str, float], kept: list[int]) -> None:
-    params = replace(SamplingParams(temperature=1.0), **cuts)
-    logits = torch.tensor([values])
-    assert (~narrow(logits, params).isinf()).nonzero()[:, 1].tolist() == kept  # the sampler says the same
-    rows = logits.expand(len(values), -1).contiguous()
-    noise = torch.full(rows.shape, 1e30).fill_diagonal_(1e-30)  # each row asks for one token
-    likelihood = (rows - rows.amax(-1, keepdim=True)).exp()
-    found = [row for row, token in enumerate(drawn(rows, params, noise).chosen.tolist()) if token == row]
-    assert found == [token for token in kept if likelihood[0, token] > 0]
+    draw, logits = Draw(temperature=1.0, position=1, **cuts), torch.tensor([values])
+    assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == kept  # the statement says the same
+    draws = [replace(draw, seed=seed_of(token, len(values))) for token in range(len(values))]
+    rows = logits.expand(len(draws), -1).contiguous()
+    found = drawn(rows, draws).chosen.tolist()
+    assert [token for row, token in enumerate(found) if token == row] == kept
+    assert found == choose_tokens(rows, draws)
+
+
+def seed_of(token: int, vocab: int) -> int:
+    """Return a seed whose noise at position 1 lets a token win against all others that are about as likely."""
+    noise = torch.stack([rule.noise(seed, 1, vocab) for seed in range(300)])
+    others = noise.clone()
+    others[:, token] = float("inf")
+    return int((others.amin(1) / noise[:, token]).argmax())
 
 
 def test_a_share_that_is_one_in_float32_cuts_nothing() -> None:
-    logits = logits_of(1, 50)
-    noise = torch.ones(1, 50)
-    noise[0, int(logits.argmin())] = 1e-30
-    assert drawn(logits, replace(WARM, top_p=0.9999999999), noise).chosen == logits.argmin()
+    logits = torch.tensor([[0.0, 0.0, 0.0, -1.0]]).expand(40, -1).contiguous()
+    draws = [replace(WARM, top_p=0.9999999999, seed=seed, position=1) for seed in range(40)]
+    assert set(drawn(logits, draws).chosen.tolist()) == {0, 1, 2, 3}
 
 
 def test_a_tie_over_the_parts_of_the_vocabulary_ends_in_the_right_one() -> None:
-    logits = torch.zeros(1, 2 * PART + 9)
-    logits[0, 3] = -1.0
-    params = SamplingParams(temperature=1.0, top_p=0.7)
-    expected, noise = last_kept(logits, params)
-    assert PART < int(expected) < 2 * PART
-    assert torch.equal(drawn(logits, params, noise).chosen, expected)
-
-
-@pytest.mark.parametrize("params", [WARM, replace(WARM, top_k=40, top_p=0.9, repetition_penalty=1.4)], ids=str)
-def test_tokens_are_those_of_the_sampler_with_the_same_generators(params: SamplingParams) -> None:
-    logits, history = logits_of(3, 700, seed=1), [[1, 2, 3], [], [699, 4]]  # the sampler draws by torch.multinomial
-    sampler = Sampler(params, history, 700, CPU)
-    generators = [torch.Generator().manual_seed(params.seed + row) for row in range(3)]
-    seen = torch.zeros(3, 700, dtype=torch.uint8)
-    for row, ids in enumerate(history):
-        seen[row, ids] = 1
-    for _ in range(3):
-        noise = torch.stack([torch.empty(700).exponential_(generator=generator) for generator in generators])
-        flow = drawn(logits, params, noise, seen)
-        assert torch.equal(flow.chosen, sampler.choose(logits))
-        assert seen.gather(1, flow.chosen[:, None]).all()
+    logits = torch.full((1, 2 * PART + 9), -30.0)
+    likely = [*range(PART - 5, PART), *range(PART, PART + 9), 2 * PART + 3]
+    logits[0, likely] = 1.0
+    draw = Draw(temperature=1.0, top_p=0.7)
+    assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == likely[:11]
+    draws = [replace(draw, position=at) for at in range(1, 50)]
+    rows = logits.expand(len(draws), -1).contiguous()
+    found = drawn(rows, draws).chosen.tolist()
+    assert likely[10] in found
+    assert found == choose_tokens(rows, draws)
 
 
 def test_a_penalty_without_temperature_takes_the_likeliest_that_is_left() -> None:
-    logits, params = logits_of(3, 1500), SamplingParams(repetition_penalty=1.5)
-    seen = torch.zeros(logits.shape, dtype=torch.uint8)
+    logits = logits_of(3, 1500)
+    seen = torch.zeros(logits.shape, dtype=torch.bool)
     for _ in range(4):
-        expected = torch.where(seen.bool(), penalise(logits, 1.5), logits).argmax(-1)
-        flow = drawn(logits, params, torch.full(logits.shape, float("nan")), seen)
+        expected = torch.where(seen, penalise(logits, 1.5), logits).argmax(-1)
+        flow = drawn(logits, [Draw(position=1, repetition_penalty=1.5, seen=row) for row in seen])
         assert torch.equal(flow.chosen, expected)
         logprobs = logits.double().log_softmax(-1).gather(1, expected[:, None])[:, 0]
         torch.testing.assert_close(flow.report[:, 1], logprobs, rtol=1e-5, atol=1e-5)
+        seen.scatter_(1, expected[:, None], True)
 
 
 def test_draws_follow_the_probabilities() -> None:
     """Chi-square over 4 tokens that min-p keeps: 3 degrees of freedom, 16.27 is passed once in a thousand."""
     row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
-    params, rows, repeats = SamplingParams(temperature=1.5, min_p=0.2), 75, 2
-    expected = torch.softmax(row[:4].double() / 1.5, dim=-1)
-    generator = torch.Generator().manual_seed(5)
-    counts = torch.zeros(6)
-    for _ in range(repeats):
-        noise = torch.empty(rows, 6).exponential_(generator=generator)
-        counts += torch.bincount(drawn(row.expand(rows, -1).contiguous(), params, noise).chosen, minlength=6)
+    rows = 300
+    draws = [Draw(seed=at % 20, position=1 + at // 20, temperature=1.5, min_p=0.2) for at in range(rows)]
+    counts = torch.bincount(drawn(row.expand(rows, -1).contiguous(), draws).chosen, minlength=6)
     assert counts[4:].sum() == 0
-    wanted = expected * rows * repeats
+    wanted = torch.softmax(row[:4].double() / 1.5, dim=-1) * rows
     assert ((counts[:4] - wanted) ** 2 / wanted).sum() < 16.27
+
+
+def test_a_draw_is_the_same_alone_and_beside_others() -> None:
+    logits, draws = logits_of(len(CUTS), 200), many_draws(200, 8)
+    together = drawn(logits, draws).chosen.tolist()
+    for at in (0, 8, 14):
+        assert drawn(logits[at : at + 1], draws[at : at + 1]).chosen.tolist() == together[at : at + 1]
+        assert choose_token(logits[at], draws[at]) == together[at]

@@ -42,12 +42,13 @@ def test_a_row_goes_on_until_its_end_token_or_its_last_token() -> None:
     logits = torch.full((5, 40), -1.0)
     for row, token in enumerate((4, 7, 9, 4, 4)):
         logits[row, token] = 3.0
-    flow = Flow.of(5, counts=[1, 1, 1, 0, 1], left=[2, 9, 1, 9, 9], ends=(7, 38))
+    flow = Flow.of(5, counts=[1, 1, 1, 0, 1], left=[2, 9, 1, 9, 9], ends=[(7, 38), (7, 38), (4, 38), (4, 38), (7, 9)])
     choose_likeliest(logits, *flow.tensors())
     assert flow.counts.tolist() == [1, 0, 0, 0, 1]  # goes on, end token, last token, was not there, goes on
     assert flow.left.tolist() == [1, 8, 0, 9, 8]
     assert flow.starts.tolist() == [STARTS + 1, STARTS + 1, STARTS + 1, STARTS, STARTS + 1]
     assert flow.token_ids[:, 0].tolist() == [4, 7, 9, -7, 4]
+    assert flow.chosen.tolist() == [4, 7, 9, -9, 4]  # each row has its own end tokens; one without a token chooses none
     assert flow.report[:, 0].tolist() == [4, 7, 9, -1, 4]
 
 
