@@ -86,12 +86,14 @@ inline int32_t four_at(const int8_t* q) { return load<int32_t>(q); }
 
 template <int LARGEST, bool WIDE, class Values>
 __attribute__((always_inline)) inline IntPart dot_quads(const Values& values, int first, int end, const Activations& x, size_t at) {
-    IntPart total{};
-    for (int j = first; j < end; j++) total = dot4(total, values(j), four_at(x.q + at + 4 * j));
-    if constexpr (WIDE) {
-        total <<= 8;
-        for (int j = first; j < end; j++) total = dot4(total, values(j), four_at(x.low + at + 4 * j));
+    // Sums that do not wait for each other: a processor takes some of the next block's operations while it waits for one.
+    IntPart total{}, low{};
+    for (int j = first; j < end; j++) {
+        const BytePart codes = values(j);
+        total = dot4(total, codes, four_at(x.q + at + 4 * j));
+        if constexpr (WIDE) low = dot4(low, codes, four_at(x.low + at + 4 * j));
     }
+    if constexpr (WIDE) total = (total << 8) + low;
     return total;
 }
 

@@ -73,23 +73,34 @@ int groups_of(const Project& a) {
     return total;
 }
 
+// Stores f(y), or adds y to what is there. y: the products of the matrix's rows in groups begin .. end - 1.
+void put_products(const Project& a, int index, Range groups, Scratch& scratch) {
+    const Matrix& matrix = a.matrices[index];
+    for (int group = groups.begin; group < groups.end; group++) {
+        const int height = std::min(GROUP_ROWS, matrix.rows - group * GROUP_ROWS);
+        float* out = a.outs[index] + group * GROUP_ROWS;
+        const f32x16 y = product(matrix, group, a.biases[index], height, scratch);
+        store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+    }
+}
+
+// Multiplies what put_products stored by the products of the second matrix's rows. Each matrix is read in one run: reads
+// that go back and forth between two matrices reach less of the memory's speed.
+void gate_products(const Project& a, Range groups, Scratch& scratch) {
+    for (int group = groups.begin; group < groups.end; group++) {
+        const int height = std::min(GROUP_ROWS, a.matrices[1].rows - group * GROUP_ROWS);
+        float* out = a.outs[0] + group * GROUP_ROWS;
+        store_some(load_some(out, height) * product(a.matrices[1], group, a.biases[1], height, scratch), height, out);
+    }
+}
+
 void run_project(const Project& a, Range mine, Scratch& scratch) {
     for (int i = 0, before = 0; i < num_stacked(a); i++) {
         const int here = num_groups(a.matrices[i].rows);
-        const int begin = std::max(mine.begin - before, 0), end = std::min(mine.end - before, here);
+        const Range groups{std::max(mine.begin - before, 0), std::min(mine.end - before, here)};
         before += here;
-        for (int group = begin; group < end; group++) {
-            const int height = std::min(GROUP_ROWS, a.matrices[i].rows - group * GROUP_ROWS);
-            float* out = a.outs[i] + group * GROUP_ROWS;
-            f32x16 y = product(a.matrices[i], group, a.biases[i], height, scratch);
-            if (a.store == Store::ADD) {
-                y += load_some(out, height);
-            } else {
-                y = activate(a.activation, y);
-                if (a.store == Store::GATED) y *= product(a.matrices[1], group, a.biases[1], height, scratch);
-            }
-            store_some(y, height, out);
-        }
+        put_products(a, i, groups, scratch);
+        if (a.store == Store::GATED) gate_products(a, groups, scratch);
     }
 }
 
@@ -164,17 +175,40 @@ void enter_experts_up(const ExpertsUp& a, Scratch& scratch) {
     take_in(a.x, a.norm, a.gate.columns, 0, scratch);
 }
 
-void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
-    const int rows = a.gate.rows, groups = num_groups(rows);
-    for (int item = mine.begin; item < mine.end; item++) {
-        const int k = item / groups, group = item % groups, expert = a.chosen[k], place = a.places[k];
-        const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
-        const float* gate_bias = a.gate_bias ? a.gate_bias + size_t(expert) * rows : nullptr;
-        const float* up_bias = a.up_bias ? a.up_bias + size_t(expert) * rows : nullptr;
-        const f32x16 gate = product(matrix_at(a.gate, place), group, gate_bias, height, scratch);
-        const f32x16 up = product(matrix_at(a.up, place), group, up_bias, height, scratch);
-        store_some(gated_features(a, gate, up), height, a.hidden + size_t(k) * rows + group * GROUP_ROWS);
+// Returns the bias of an expert's group of rows, or null.
+inline const float* bias_at(const float* biases, int rows, int expert, int group) {
+    return biases ? biases + size_t(expert) * rows + group * GROUP_ROWS : nullptr;
+}
+
+// Carries out units begin .. end - 1, which are numbered expert by expert, as runs of groups of one expert. Each matrix is
+// then read in one run.
+template <class Body>
+void for_each_expert(Range units, int groups, const Body& body) {
+    for (int unit = units.begin, next; unit < units.end; unit = next) {
+        next = std::min(units.end, (unit / groups + 1) * groups);
+        body(unit / groups, Range{unit % groups, unit % groups + next - unit});
     }
+}
+
+void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
+    const int rows = a.gate.rows;
+    for_each_expert(mine, num_groups(rows), [&](int k, Range groups) {
+        float* hidden = a.hidden + size_t(k) * rows;
+        const auto for_each_group = [&](const Matrix& first, const float* biases, const auto& put) {
+            const Matrix matrix = matrix_at(first, a.places[k]);
+            for (int group = groups.begin; group < groups.end; group++) {
+                const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
+                f32x16 y;
+                multiply_group(matrix, group, scratch.activations, 0, 1, &y);
+                if (const float* bias = bias_at(biases, rows, a.chosen[k], group)) y += load_some(bias, height);
+                put(y, height, hidden + group * GROUP_ROWS);
+            }
+        };
+        for_each_group(a.gate, a.gate_bias, store_some);
+        for_each_group(a.up, a.up_bias, [&](f32x16 up, int height, float* to) {
+            store_some(gated_features(a, load_some(to, height), up), height, to);
+        });
+    });
 }
 
 void enter_experts_down(const ExpertsDown& a, Scratch& scratch) {
@@ -184,19 +218,28 @@ void enter_experts_down(const ExpertsDown& a, Scratch& scratch) {
     for (int k = 0; k < a.used; k++) take_in(a.hidden + size_t(k) * columns, none, columns, k, scratch);
 }
 
+// Adds up the experts' answers for some groups of rows at a time, so that the rows of an expert are read in one run.
 void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
+    constexpr int GROUPS = 32;
     const int rows = a.down.rows;
-    for (int group = mine.begin; group < mine.end; group++) {
-        const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
-        f32x16 total{};
+    for (int first = mine.begin; first < mine.end; first += GROUPS) {
+        const int end = std::min(first + GROUPS, mine.end);
+        const auto height_of = [&](int group) { return std::min(GROUP_ROWS, rows - group * GROUP_ROWS); };
+        f32x16 totals[GROUPS] = {};
         for (int k = 0; k < a.used; k++) {
-            f32x16 y;
-            multiply_group(matrix_at(a.down, a.places[k]), group, scratch.activations, k, 1, &y);
-            if (a.bias) y += load_some(a.bias + size_t(a.chosen[k]) * rows + group * GROUP_ROWS, height);
-            total += splat<f32x16>(a.weights[k]) * y;
+            const Matrix matrix = matrix_at(a.down, a.places[k]);
+            for (int group = first; group < end; group++) {
+                f32x16 y;
+                multiply_group(matrix, group, scratch.activations, k, 1, &y);
+                if (const float* bias = bias_at(a.bias, rows, a.chosen[k], group)) y += load_some(bias, height_of(group));
+                totals[group - first] += splat<f32x16>(a.weights[k]) * y;
+            }
         }
-        float* out = a.x + group * GROUP_ROWS;
-        store_some(a.puts ? total : load_some(out, height) + total, height, out);
+        for (int group = first; group < end; group++) {
+            float* out = a.x + group * GROUP_ROWS;
+            const f32x16 total = totals[group - first];
+            store_some(a.puts ? total : load_some(out, height_of(group)) + total, height_of(group), out);
+        }
     }
 }
 
