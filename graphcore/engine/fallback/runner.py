@@ -30,6 +30,7 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
+from graphcore.kernels.library import prebuilt_library
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident
 
@@ -143,6 +144,8 @@ class TransformersRunner(ModelRunner):
     def __init__(self, weights: SkeletonWeights, policy: Policy, choices: Choices, longest: int) -> None:
         self.policy = Resident()
         self.device = choices.device
+        library = prebuilt_library() if self.device.type == "cpu" else None  # nothing else here needs it: no build
+        self.library = None if library is None else str(library)
         self.skeleton = skeleton = weights.skeleton
         vocab = weights.weights[skeleton.head_weight].shape[0]
         self.sizes = RunnerSizes(choices.batch_size, choices.prefill_chunk, vocab, choices.context, longest)
