@@ -420,11 +420,10 @@ def randomise(model: nn.Module, seed: int) -> None:
     """Draw every parameter anew: matrices keep variance, norms and biases vary by 0.3 around what they were."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        noise = torch.empty_like(parameter).normal_(generator=generator)
         if parameter.ndim == 1:
-            parameter.add_(0.3 * noise)
+            parameter.add_(0.3 * torch.empty_like(parameter).normal_(generator=generator))
         else:
-            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+            parameter.normal_(generator=generator).div_(parameter.shape[-1] ** 0.5)
 
 
 def save_tiny(name: str, folder: Path) -> TinyModel:

@@ -1,0 +1,158 @@
+"""One layer of each kind at the true shapes of Qwen 3.5 and Gemma 4: transformers' logits and hidden states.
+
+    pytest -m slow -s tests/integration/test_true_layers.py
+
+Random float32 weights with a small vocabulary. One model at a time is in memory, so that 8 GB are enough. Measured
+errors stand in docs/numbers.md.
+"""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import BUILDERS, VOCAB, randomise
+from torch import Tensor
+
+from graphcore import Engine
+
+LENGTH, PROMPT, WINDOW = 45, 21, 16  # the window is shorter than published ones, which this length would not fill
+TOLERANCE = 1e-4
+SLIDING, FULL = "sliding_attention", "full_attention"
+DELTA_RULE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", FULL],
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+GEMMA4 = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL], "head_dim": 256, "global_head_dim": 512}
+GEMMA4 |= {"sliding_window": WINDOW, "final_logit_softcapping": 30.0}
+WITHOUT_FEATURES = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
+SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
+    "Qwen3.5-9B": (
+        "qwen3_5",
+        {
+            **DELTA_RULE,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_attention_heads": 16,
+            "linear_num_value_heads": 32,
+        },
+    ),
+    "Qwen3.5-27B": (
+        "qwen3_5",
+        {
+            **DELTA_RULE,
+            "hidden_size": 5120,
+            "intermediate_size": 17408,
+            "num_attention_heads": 24,
+            "linear_num_value_heads": 48,
+        },
+    ),
+    "Gemma-4-E2B": (  # the last two share keys and values, and have MLPs of twice the width
+        "gemma4",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL],
+            "num_kv_shared_layers": 2,
+            "hidden_size": 1536,
+            "intermediate_size": 6144,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "hidden_size_per_layer_input": 256,
+        },
+    ),
+    "Gemma-4-31B": (
+        "gemma4",
+        {
+            **GEMMA4,
+            **WITHOUT_FEATURES,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "num_global_key_value_heads": 4,
+        },
+    ),
+    "Gemma-4-26B-A4B": (
+        "gemma4",
+        {
+            **GEMMA4,
+            **WITHOUT_FEATURES,
+            "hidden_size": 2816,
+            "intermediate_size": 2112,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What transformers computes.
+
+    Attributes:
+        logits: [1, T, V] float32.
+        hidden: the stream after the embedding and after each layer but the last, [1, T, D] each.
+        normed: the last layer's stream after the final norm, [1, T, D].
+    """
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    normed: Tensor
+
+
+@torch.no_grad()
+def save_and_run(name: str, folder: Path, ids: Tensor) -> Expected:
+    """Save a random model, and return what transformers computes with it."""
+    builder, changes = SHAPES[name]
+    torch.manual_seed(0)
+    model = BUILDERS[builder](**changes)
+    randomise(model, 0)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder, max_shard_size="2GB")
+    output = model.eval()(input_ids=ids, use_cache=False, output_hidden_states=True)
+    return Expected(output.logits, tuple(output.hidden_states[:-1]), output.hidden_states[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_of_the_true_shape_give_transformers_logits_and_hidden_states(name: str, tmp_path: Path) -> None:
+    ids = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(100))
+    expected = save_and_run(name, tmp_path, ids)
+    gc.collect()
+    overrides = ["context_length=64", "prefill_chunk=16", "batch_size=1"]
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="captured", overrides=overrides) as engine:
+        logits, hidden = engine.logits(ids, output_hidden_states=True)
+        row = ids[0].tolist()
+        steps = [engine.runner.feed([row[:PROMPT]], [0])]
+        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+        with torch.inference_mode():
+            normed = engine.runner.builder.decoder.head.norm(hidden[-1])
+    found = {
+        "logits": (logits - expected.logits).abs().max().item(),
+        "token by token": (torch.cat(steps) - expected.logits[0, PROMPT - 1 :]).abs().max().item(),
+        "hidden states": max(_relative(*pair) for pair in zip(hidden, expected.hidden, strict=False)),
+        "final hidden states": _relative(normed, expected.normed),
+    }
+    print(f"\n{name}: largest errors {', '.join(f'{what} {error:.1e}' for what, error in found.items())};", end=" ")
+    print(f"logits up to {expected.logits.abs().max():.1f}, the stream up to {expected.hidden[-1].abs().max():.1f}")
+    assert max(found.values()) < TOLERANCE
+    for file in tmp_path.iterdir():
+        file.unlink()
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
