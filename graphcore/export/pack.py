@@ -28,7 +28,7 @@ from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
 from graphcore.nn.decoder import Decoder
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
-from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format
+from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format, packable_names
 from graphcore.quant.packing_error import SquaredError, packing_error
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
@@ -104,10 +104,16 @@ class Packer:
 
     def _entry(self, name: str, members: tuple[Member, ...]) -> TensorEntry:
         shape = self.model.checkpoint.tensors[name].shape if self.is_gguf else gguf_shape(members, self._shapes)
-        chosen = choose_format(members[0].name, shape, self.asked, self.is_tied)
         if self.asked == STORED and self._stays_packed(members):
             return TensorEntry(name, shape, self._encoding_of(members[0].name))
+        chosen = choose_format(members[0].name, shape, self._wanted(members[0].name), self.is_tied)
         return TensorEntry(name, shape, chosen or self._unpacked_encoding(members[0].name, shape))
+
+    def _wanted(self, name: str) -> str:
+        """Return the format that is asked for; for a packed tensor whose numbers change places, that of the tensor."""
+        stored = self._encoding_of(name)
+        is_repacked = self.asked == STORED and not self.is_gguf and stored in packable_names()
+        return stored if is_repacked and not FORMATS[stored].is_dense else self.asked
 
     def _encoding_of(self, name: str) -> str:
         return self.model.checkpoint.tensors[self._sources[name].name].encoding

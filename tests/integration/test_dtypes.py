@@ -20,7 +20,7 @@ from tiny_models import BUILDERS, MIXTURES, TinyModel
 from graphcore import Engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MEAN_FACTOR, MOST_FACTOR = 1.2, 2.0
+MEAN_FACTOR, MOST_FACTOR = 1.1, 2.0
 Tiny = Callable[[str], TinyModel]
 CASES = [(name, dtype, "eager") for name in BUILDERS for dtype in DTYPES]
 COMPILED = [

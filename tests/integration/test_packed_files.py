@@ -189,6 +189,33 @@ def test_random_weights_can_be_packed(tmp_path: Path) -> None:
     logits_of(tmp_path / "random.gguf", [1, 2, 3])
 
 
+SMALL_DELTA = {  # value heads are twice the key heads, so that a GGUF file has rows and columns in another order
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+
+
+def test_random_packed_weights_whose_numbers_change_places_stay_packed(tmp_path: Path) -> None:
+    overrides = [f"model.random_config.{key}={value}" for key, value in SMALL_DELTA.items()]
+    asked = ["model=qwen3_5", "model.checkpoint=random:q4_k", "model.num_hidden_layers=4", *overrides]
+    model = open_model(compose_settings(asked).model, 0, tmp_path, lambda *_: None)
+    packed = list(Packer(model, "stored").pack(tmp_path / "random.gguf", lambda *_: None))
+    matrices = {one.entry.name: one.entry.encoding for one in packed if len(one.entry.shape) > 1}
+    small = {name: matrices.pop(name) for name in list(matrices) if "ssm_alpha" in name or "ssm_beta" in name}
+    assert {encoding for name, encoding in matrices.items() if "ssm_conv1d" not in name} <= {"q4_k", "q6_k"}
+    assert {"blk.0.ssm_out.weight", "blk.0.attn_qkv.weight", "blk.3.attn_q.weight"} <= matrices.keys()
+    assert len(small) == 6
+    logits_of(tmp_path / "random.gguf", [1, 2, 3])
+
+
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_text_becomes_the_same_tokens(tmp_path: Path, adds_bos: bool) -> None:
     folder = save_chat_folder(tmp_path / "hf")  # whose model has 96 rows

@@ -44,6 +44,7 @@ class ClassDefaults:
         own_names: names of a field in this type's files, tried before the usual name.
         own_neutral: values that change nothing for this type, by field of config.json, for fields that mean something
             else in other types or that only this type has; None for a field that is computed.
+        own_neutral_gguf: values that change nothing for this type, by key of a GGUF file.
         computed_gguf: keys of a GGUF file that this type computes and others refuse.
         sizes_by_layer: keys of a GGUF file that may have a value for each layer.
         required: fields that a flat config.json must have.
@@ -82,6 +83,7 @@ class ClassDefaults:
     quant_methods: tuple[str, ...] = ()
     own_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_neutral: Mapping[str, tuple[object, ...] | None] = field(default_factory=dict)
+    own_neutral_gguf: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     computed_gguf: tuple[str, ...] = ()
     sizes_by_layer: tuple[str, ...] = ()
     required: tuple[str, ...] = SIZES

@@ -100,7 +100,7 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
         *(["expert_shared_count", "expert_shared_feed_forward_length"] if has_shared else []),
         *(["nextn_predict_layers"] if defaults.delta is not None else []),
     }
-    for key, neutral in NEUTRAL_GGUF_VALUES.items():
+    for key, neutral in {**NEUTRAL_GGUF_VALUES, **defaults.own_neutral_gguf}.items():
         value = keys.fields.raw.get(keys.name(key))
         is_computed = key in computed
         if value is not None and value not in neutral and not is_computed:

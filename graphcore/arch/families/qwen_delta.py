@@ -29,7 +29,7 @@ from graphcore.arch.config.class_defaults import SIZES, ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.layer_types import layer_types_of_pattern
 from graphcore.arch.config.model_config import DeltaConfig, ExpertsConfig, ModelConfig
-from graphcore.arch.families.qwen_moe import EXPERTS, QwenMoe, mixture_spec
+from graphcore.arch.families.qwen_moe import EXPERTS, NEUTRAL_GGUF, QwenMoe, mixture_spec
 from graphcore.arch.folds import AddOne, AsOneRow, Fold, GroupHeads, NegatedExp, PickParts, WithoutChannelAxis
 from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
 from graphcore.checkpoint.gguf_reader import MetadataScalar
@@ -282,6 +282,7 @@ MIXTURE = replace(
         "mlp_only_layers": ([],),
         "decoder_sparse_step": (1,),
     },
+    own_neutral_gguf=NEUTRAL_GGUF,
 )
 NEXT = replace(
     MIXTURE,

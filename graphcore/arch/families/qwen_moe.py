@@ -105,6 +105,9 @@ def _half(leaf: str, config: ModelConfig) -> PickRows:
     return PickRows(begin, begin + width, axis=-2)
 
 
+NEUTRAL_GGUF = {"expert_gating_func": (0, 1, 3)}
+"""Softmax over all scores (1) and over the chosen ones (3) are the same where shares are made to sum to one."""
+
 QWEN3_MOE = QwenMoe(
     ClassDefaults(
         model_type="qwen3_moe",
@@ -121,6 +124,7 @@ QWEN3_MOE = QwenMoe(
         experts=ExpertsConfig(
             num_local_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=False
         ),
+        own_neutral_gguf=NEUTRAL_GGUF,
     ),
     gguf_names=("qwen3moe",),
     has_qk_norm=True,

@@ -87,6 +87,7 @@ def test_yarn_needs_its_factor_and_context(key):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("expert_gating_func", 1),
         ("expert_gating_func", 2),
         ("expert_shared_count", 1),
         ("expert_weights_scale", 2.5),

@@ -40,6 +40,8 @@ def test_experts_are_those_of_the_file_and_their_shares_sum_to_one() -> None:
     )
     assert (config.intermediate_size, config.hidden_act, config.tie_word_embeddings) == (6144, "silu", False)
     assert parse(expert_weights_norm=True) == config
+    for softmax in (1, 3):  # over all scores, or over the chosen ones
+        assert parse(expert_gating_func=softmax) == config
 
 
 @pytest.mark.parametrize(
