@@ -1,8 +1,9 @@
 """Every family in every dtype errs no more than transformers does in that dtype.
 
 Both are compared with transformers in float32 on the same float32 checkpoint, so that both pay for rounding weights.
-The two round at different places (norms, rotations, softmax), so one may be a little the worse: 1.2 times the mean
-error is allowed, and twice the largest, which is one number out of 9600. In a mixture of experts rounding may change
+The two round at different places (norms, rotations, softmax), so one may be a little the worse: 1.1 times the mean
+error is allowed, and twice the largest, which is one number out of 9600. Over several seeds the median of the largest
+errors' ratio is within 1.1, too. In a mixture of experts rounding may change
 which experts a token chooses, which is no error of the products: float32's choice is imposed on both.
 """
 
@@ -10,17 +11,19 @@ from collections.abc import Callable
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from streamed_engine import SIZES
-from tiny_models import BUILDERS, MIXTURES, TinyModel
+from tiny_models import BUILDERS, MIXTURES, TinyModel, build_reference
 
 from graphcore import Engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MEAN_FACTOR, MOST_FACTOR = 1.1, 2.0
+NUM_SEEDS = 6
 Tiny = Callable[[str], TinyModel]
 CASES = [(name, dtype, "eager") for name in BUILDERS for dtype in DTYPES]
 COMPILED = [
@@ -96,6 +99,30 @@ def test_half_precision_errs_no_more_than_transformers(
     )
     assert 0 < mean <= MEAN_FACTOR * their_mean
     assert most <= MOST_FACTOR * their_most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe"])
+def test_the_largest_error_is_transformers_in_the_median_of_seeds(name: str, tmp_path: Path) -> None:
+    found: list[tuple[float, float]] = []
+    for seed in range(NUM_SEEDS):
+        folder = tmp_path / str(seed)
+        reference = build_reference(name, seed)
+        reference.save_pretrained(folder)
+        tiny = TinyModel(name, folder, reference)
+        expected, choices = tiny.logits, choices_of(tiny)
+        with pytest.MonkeyPatch.context() as patch, load(tiny, "bf16", "eager") as engine:
+            impose(choices, patch)
+            ours = errors(engine.logits(tiny.ids), expected)
+        with pytest.MonkeyPatch.context() as patch:
+            impose(choices, patch)
+            theirs = errors(transformers_logits(tiny, torch.bfloat16), expected)
+        found.append((ours[0] / theirs[0], ours[1] / theirs[1]))
+    means, most = zip(*found, strict=True)
+    print(f"\n{name}: mean {min(means):.2f} to {max(means):.2f}, largest {min(most):.2f} to {max(most):.2f}", end=" ")
+    print(f"(median {median(most):.2f}) times transformers' own")
+    assert max(means) <= MEAN_FACTOR
+    assert median(most) <= MEAN_FACTOR
 
 
 @pytest.mark.thorough
