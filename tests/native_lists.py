@@ -44,7 +44,7 @@ def _named(builder: GraphBuilder, program: Program) -> Iterator[tuple[int, str]]
             yield tensor.data_ptr(), f"{name} {layer}"
     state = program.state
     inputs: dict[str, Tensor] = {"token_ids": state.token_ids, "starts": state.span.starts, "logits": state.logits}
-    for name, tensor in (inputs | {"chosen": state.chosen}).items():
+    for name, tensor in (inputs | {"chosen": state.chosen, "sequences": state.sequences}).items():
         yield tensor.data_ptr(), name
     for index, table in enumerate(builder.tables):
         yield table.data_ptr(), f"rope {index}"
@@ -56,6 +56,8 @@ def _fields(item: ctypes.Structure, names: dict[int, str]) -> str:
 
 
 def _text(value: object, kind: object, names: dict[int, str]) -> str:
+    if isinstance(value, instructions.PerRow):
+        return _text(value.first, ctypes.c_void_p, names)
     if isinstance(value, ctypes.Structure):
         return f"({_fields(value, names)})" if any(bytes(value)) else "-"
     if isinstance(value, ctypes.Array):

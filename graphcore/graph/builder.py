@@ -28,6 +28,7 @@ from graphcore.graph.step import (
     Step,
 )
 from graphcore.graph.token_choice import Choosing, Drawing, choose_step
+from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.layer_cache import LayerCache
 
@@ -96,8 +97,8 @@ class GraphBuilder:
         Args:
             is_greedy: True to also choose the likeliest next token and make it the next input.
         """
-        if self.kind == "captured" and self.library is not None and batch == 1:
-            return self._recorded(self.library, is_greedy)
+        if self.kind == "captured" and self.library is not None and batch <= MOST_ROWS:
+            return self._recorded(self.library, batch, is_greedy)
         if self.captures_graphs:
             return self._captured(batch, Choosing.allocate(batch, self.device) if is_greedy else None)
         program = self._program(batch, "decode")
@@ -117,12 +118,11 @@ class GraphBuilder:
         handover = Handover.allocate(batch, self.decoder.spec, self.tables, self.device)
         return Program(state, captured(state, steps, self.streamed, handover, self.captures), choice)
 
-    def _recorded(self, library: Path, is_greedy: bool) -> Program:
-        """Return one sequence's decode step as a native program."""
-        state = StepState.empty(1, 1, self.device)
-        caches = [cache.rows(1) for cache in self.caches]
+    def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:
+        """Return the decode step as a native program, which runs the rows that have a token."""
+        state = StepState.empty(batch, 1, self.device)
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
-        groups, where = self.layer_groups, (caches, self.tables, str(library))
+        groups, where = self.layer_groups, (self.caches, self.tables, str(library))
         fetched = self.functions.fetched
         fetcher = None if fetched is None else fetched.fetcher
         recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher)

@@ -7,6 +7,7 @@ from graphcore.graph.native_operands import Choice
 from graphcore.kernels import instructions
 from graphcore.kernels.kernel_packing import ROUNDINGS
 from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import Experts
 
 
@@ -22,19 +23,23 @@ def append_choice(
     """Append the choice of a layer's experts, and return it.
 
     Args:
-        scores: [X] float32.
-        shares: [C] float32, filled with the chosen experts' shares.
+        scores: [B, X] float32.
+        shares: [B, C] float32, filled with the chosen experts' shares.
         over_all: True if the softmax is over all scores.
         scales: [X] float32, factors of the experts' shares, or None.
         fetches: True if experts are fetched, so that their places are known only after the choice.
     """
-    used = shares.numel()
-    chosen = torch.zeros(used, dtype=torch.int32)
-    choice = Choice(layer, chosen, torch.zeros_like(chosen) if fetches else chosen, len(program.arguments) + 1)
-    program.needs(row_floats=scores.numel() + 32)
-    given, picks, weights = program.address(scores), program.address(chosen, torch.int32), program.address(shares)
+    rows, used = shares.shape
+    chosen = torch.zeros(rows, used, dtype=torch.int32)
+    lists = [torch.zeros(size, dtype=torch.int32) for size in (1, rows * used + 1, rows * used)]
+    sharing = instructions.Sharing(*(program.address(one, torch.int32) for one in lists))
+    is_last = torch.ones(1, dtype=torch.int32) if fetches else None
+    places = torch.zeros_like(chosen) if fetches else chosen
+    choice = Choice(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
+    program.needs(row_floats=scores.shape[1] + 32)
+    given, picks, weights = program.per_row(scores), program.address(chosen, torch.int32), program.address(shares)
     how = over_all, program.address(scales)
-    program.add(instructions.Route(given, scores.numel(), used, picks, weights, *how))
+    program.add(instructions.Route(given, scores.shape[1], used, picks, weights, *how, sharing))
     return choice
 
 
@@ -52,20 +57,25 @@ def append_experts(
 
     Args:
         norm: normalisation of `x`.
-        x: [D] float32, the experts' input.
-        shares: [C] float32, the chosen experts' shares.
-        out: [D] float32, the sum that the answers are added to, or replace if `puts`.
+        x: [B, D] float32, the experts' input.
+        shares: [B, C] float32, the chosen experts' shares.
+        out: [B, D] float32, the sum that the answers are added to, or replace if `puts`.
     """
     assert choice.begin == len(program.arguments), "experts come right behind their choice"
     parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
     gate, up, down = (program.matrix(part.weight[0], part.packing) for part in parts)  # the other experts follow
     biases = [program.address(None if part.bias is None else part.bias.float()) for part in parts]
-    rounding, used = ROUNDINGS[experts.gate_proj.rounding], shares.numel()
-    where = [program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)]
-    hidden = program.address(program.buffer(used * gate.rows))
-    program.needs(columns=gate.columns)
-    program.needs(rows=used, columns=down.columns)
-    given, gating = (program.address(x), norm, rounding), (experts.gating.number, *experts.gating[1:])
+    rounding, (rows, used) = ROUNDINGS[experts.gate_proj.rounding], shares.shape
+    where = [*(program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)), choice.sharing]
+    hidden = program.per_row(program.buffer(used * gate.rows))
+    program.needs(rows=rows, columns=gate.columns)
+    kept_floats = rows * used * instructions.DOWN_GROUPS * GROUP_ROWS
+    program.needs(row_floats=kept_floats, rows=rows * used, columns=down.columns)
+    given, gating = (program.per_row(x), norm, rounding), (experts.gating.number, *experts.gating[1:])
     program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *gating))
-    answer = (program.address(shares), program.address(out), used, puts)
+    answers = None
+    if choice.is_last is not None:  # they may come in several waves
+        answers = program.buffer(used * -(-down.rows // GROUP_ROWS) * GROUP_ROWS)
+    waves = (program.address(answers), program.address(choice.is_last, torch.int32))
+    answer = (program.address(shares), program.per_row(out), *waves, used, puts)
     program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *answer))

@@ -65,7 +65,7 @@ class ModuleRecorder:
 
         Args:
             traced: `lower_to_instructions` of this module, or of one of the same spec.
-            inputs: inputs of the module's forward, by name; the stream, [D] float32, may be changed in place.
+            inputs: inputs of the module's forward, by name; the stream, [B, D] float32, may be changed in place.
             place: tensor for the answer, where the answer is a product.
         """
         answer = traced.nodes()[-1].args[0]
@@ -125,17 +125,17 @@ class ModuleRecorder:
 
     def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Append stream += norm(x)."""
-        program, dim = self.program, stream.numel()
+        program, dim = self.program, stream.shape[-1]
         program.needs(row_floats=dim)
-        program.add(instructions.AddNorm(program.address(x), self._norm(norm), program.address(stream), dim))
+        program.add(instructions.AddNorm(program.per_row(x), self._norm(norm), program.per_row(stream), dim))
         return stream
 
     def normed(self, node: Call, x: Tensor, _dtype: torch.dtype | None = None) -> Tensor:
         """Append norm(x)."""
-        program, out = self.program, self.program.buffer(x.numel())
-        program.needs(row_floats=out.numel())
+        program, out = self.program, self.program.buffer(x.shape[-1])
+        program.needs(row_floats=x.shape[-1])
         norm = norm_of(program, self.modules[node.target])
-        program.add(instructions.AddNorm(program.address(x), norm, program.address(out), out.numel(), True))
+        program.add(instructions.AddNorm(program.per_row(x), norm, program.per_row(out), x.shape[-1], True))
         return out
 
     def add_scaled(self, _node: Call, stream: Tensor, x: Tensor, factor: float) -> Tensor:
@@ -144,16 +144,16 @@ class ModuleRecorder:
 
     def scaled_sum(self, _node: Call, x: Tensor, y: Tensor, factor: float) -> Tensor:
         """Append x + factor * y."""
-        return self.elementwise("add", x, y, self.program.buffer(x.numel()), factor=factor)
+        return self.elementwise("add", x, y, self.program.buffer(x.shape[-1]), factor=factor)
 
     def gate(self, _node: Call, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
         """Append activation(x) * y."""
         kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
-        return self.elementwise("gate", x, y, self.program.buffer(y.numel()), kind)
+        return self.elementwise("gate", x, y, self.program.buffer(y.shape[-1]), kind)
 
     def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
         """Append cap * tanh(x / cap)."""
-        return self.elementwise("cap", x, None, self.out(node, x.numel()), factor=cap)
+        return self.elementwise("cap", x, None, self.out(node, x.shape[-1]), factor=cap)
 
     def scaled(self, _node: Call, stream: Tensor, factor: Tensor) -> Tensor:
         """Append stream *= factor, a number in memory."""
@@ -161,7 +161,7 @@ class ModuleRecorder:
 
     def parts(self, _node: Call, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
         """Return views of a buffer's parts; nothing is copied."""
-        return x.chunk(sizes) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes)
+        return x.chunk(sizes, -1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, -1)
 
     def elementwise(
         self,
@@ -173,8 +173,8 @@ class ModuleRecorder:
         factor: float = 0.0,
     ) -> Tensor:
         """Append an elementwise instruction (instructions.Elementwise); return `out`."""
-        number, pointers = instructions.ELEMENTS[elements], (self.program.address(one) for one in (x, y, out))
-        self.program.add(instructions.Elementwise(number, kind, *pointers, out.numel(), factor))
+        number, arrays = instructions.ELEMENTS[elements], (self.program.per_row(one) for one in (x, y, out))
+        self.program.add(instructions.Elementwise(number, kind, *arrays, out.shape[-1], factor))
         return out
 
     def attend_heads(
@@ -199,15 +199,16 @@ class ModuleRecorder:
             how: fields of `Scoring`.
         """
         program, scoring, (_, kv_heads, slots, width) = self.program, Scoring(*how), k_cache.shape
-        out = program.buffer(q.numel())
+        out = program.buffer(q.shape[-1])
         arguments = instructions.Attend()
-        arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in (q, k, v, out))
+        arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))
         arguments.q_norm, arguments.k_norm, arguments.v_norm = map(self._norm, (q_norm, k_norm, v_norm))
         arguments.rope, arguments.sinks = program.address(rope), program.address(scoring.sinks)
-        arguments.position = program.address(self.state.span.starts, torch.int64)
+        arguments.starts = program.address(self.state.span.starts, torch.int64)
+        arguments.sequences = program.address(self.state.sequences, torch.int64)
         arguments.k_cache = program.address(k_cache, k_cache.dtype)
         arguments.v_cache = program.address(v_cache, v_cache.dtype)
-        arguments.heads, arguments.kv_heads, arguments.head_dim = q.numel() // width, kv_heads, width
+        arguments.heads, arguments.kv_heads, arguments.head_dim = q.shape[-1] // width, kv_heads, width
         arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
         arguments.slots, arguments.cache_format = slots, DTYPE_NUMBERS[k_cache.dtype]
         arguments.window, arguments.scale, arguments.cap = scoring.window, scoring.scale, scoring.cap
@@ -217,14 +218,15 @@ class ModuleRecorder:
 
     def delta_heads(self, _node: Call, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Append the short convolution and the delta rule. Args: rest: fields of `DeltaParts` after `b`."""
-        rows = [one.view(1, 1, -1) for one in (mixed, z, a, b)]
+        rows = [one[:, None] for one in (mixed, z, a, b)]  # [B, 1, ...]
         parts = DeltaParts(rows[0], rows[1], rows[2], rows[3], *rest)
         span = self.state.span
-        return native.append_delta_heads(self.program, parts._replace(starts=span.starts, counts=span.counts))
+        parts = parts._replace(starts=span.starts, counts=span.counts)
+        return native.append_delta_heads(self.program, parts, self.state.sequences)
 
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
         """Append sigmoid(gate) * x for one number `gate`."""
-        return self.elementwise("scale", gate, x, self.program.buffer(x.numel()), Activation.SIGMOID)
+        return self.elementwise("scale", gate, x, self.program.buffer(x.shape[-1]), Activation.SIGMOID)
 
     def choose(
         self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
@@ -247,7 +249,7 @@ class ModuleRecorder:
         self, _node: Call, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
         """Append the weighted sum of what the chosen experts make of norm(x)."""
-        experts, out = self._module(name, Experts), self.program.buffer(x.numel())
+        experts, out = self._module(name, Experts), self.program.buffer(x.shape[-1])
         append_experts(self.program, experts, self._norm(norm), choice, x, shares, out, puts=True)
         return out
 
@@ -283,7 +285,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     delta_heads: ModuleRecorder.delta_heads,
     scaled_by_gate: ModuleRecorder.scaled_by_gate,
     choose_experts: ModuleRecorder.choose,
-    without_padding: lambda _recorder, _node, choice, _span: choice,  # its one token is real
+    without_padding: lambda _recorder, _node, choice, _span: choice,  # rows without a token do not run
     getattr: lambda _recorder, _node, owner, name: getattr(owner, name),
     operator.getitem: lambda _recorder, _node, values, index: values[index],
 }

@@ -4,7 +4,8 @@
 
 The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
 It computes in float32 what the blocks compute in the compute dtype. A module that is not known here is refused, so that
-nothing is left out silently. It runs one sequence; wider batches run compiled.
+nothing is left out silently. A program has a row for each sequence of the batch, up to 16, and a run takes those that
+have a token; wider batches run compiled.
 """
 
 from collections.abc import Collection, Sequence
@@ -59,13 +60,18 @@ class NativeStep:
         self.program.run(done, self.begin + self.count - done)
 
     def _run_experts(self, choice: Choice) -> None:
-        """Run the chosen experts from the places that they are fetched to."""
-        chosen = choice.chosen.tolist()
+        """Run the experts that the rows chose from the places that they are fetched to, wave by wave."""
         assert self.fetcher is not None, "choices come with who fetches them"
-        with closing(self.fetcher.waves(choice.layer, chosen)) as waves:
-            places = next(waves)  # all experts of a token come in one wave
-            choice.places.copy_(torch.tensor([places[expert] for expert in chosen]))
-            self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
+        assert choice.is_last is not None, "experts that are fetched may come in waves"
+        chosen: list[int] = choice.chosen.flatten().tolist()
+        asked = choice.chosen[self.program.counts > 0].flatten().tolist()
+        missing = set(asked)
+        with closing(self.fetcher.waves(choice.layer, list(dict.fromkeys(asked)))) as waves:
+            for places in waves:
+                missing.difference_update(expert for expert in asked if places[expert] >= 0)
+                choice.places.view(-1).copy_(torch.tensor([places[expert] for expert in chosen]))
+                choice.is_last.fill_(not missing)
+                self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
 
 
 def native_obstacle(decoder: Decoder) -> str | None:
@@ -88,10 +94,11 @@ def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
 
 @dataclass
 class GatherStep:
-    """Puts the token's embedding row into a native program's residual stream, from wherever the embedding gets it.
+    """Puts tokens' embedding rows into a native program's residual stream, from wherever the embedding gets them.
 
     Attributes:
-        features: [L, P] float32, the token's features of each layer; None where layers have none.
+        x: [B, D] float32.
+        features: [L, B, P] float32, the tokens' features of each layer; None where layers have none.
     """
 
     group: int
@@ -104,9 +111,13 @@ class GatherStep:
         """Fill `x` and `features`."""
         token_ids = self.state.token_ids
         hidden = self.embedding(token_ids, self.state.span)
-        self.x.copy_(hidden.view(-1))
-        if self.features is not None and self.embedding.per_layer is not None:
-            self.features.copy_(self.embedding.per_layer(token_ids, hidden).view(self.features.shape))
+        self.x.copy_(hidden.view(self.x.shape))
+        if self.features is None or self.embedding.per_layer is None:
+            return
+        # Row by row: in a product of a library, a row's last bits depend on the number of rows.
+        for row in self.state.span.counts.nonzero().flatten().tolist():
+            features = self.embedding.per_layer(token_ids[row : row + 1], hidden[row : row + 1])  # [L, 1, 1, P]
+            self.features[:, row].copy_(features[:, 0, 0])
 
 
 @dataclass
@@ -116,7 +127,7 @@ class Recorder:
     Attributes:
         groups: layers of each layer group; group 0 is the embedding, those after the last one are parts of the head.
         heads: parts of the head, each with its rows of the vocabulary.
-        caches: one cache per layer, for one sequence.
+        caches: one cache per layer, of which a row may have any sequence.
         tables: rope tables, [P, 2, E/2].
         streamed: groups whose weights move. The other groups between two of them become one step.
         fetcher: source of the experts that are not resident; None where all are.
@@ -131,12 +142,12 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
-    _features: Tensor | None = None  # [L, P], of the token
+    _features: Tensor | None = None  # [L, B, P], of the tokens
     _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step on the state; they fill `logits`, and if greedy also `chosen`."""
-        program = native.NativeProgram(self.library, torch.get_num_threads())
+        program = native.NativeProgram(self.library, torch.get_num_threads(), state.span.counts)
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
         choices: list[Choice] = []
@@ -144,7 +155,7 @@ class Recorder:
         gathers = embedding.is_gathered or per_layer is not None
         if per_layer is not None:
             num_layers = len(self.decoder.layers)
-            self._features = program.buffer(num_layers * per_layer.width).view(num_layers, -1)
+            self._features = program.buffer(num_layers * per_layer.width).view(num_layers, program.rows, -1)
         if not gathers:
             self._embed(program, state, x)
             ends.append((0, len(program.arguments)))
@@ -152,10 +163,10 @@ class Recorder:
             for index in layers:
                 choices += self._block(program, state, x, index)
             ends.append((group, len(program.arguments)))
-        state.logits = program.buffer(self.decoder.spec.vocab).view(1, -1)
+        state.logits = program.buffer(self.decoder.spec.vocab)
         for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
             recorder = ModuleRecorder(program, state, dict(head.named_modules()))
-            recorder.record(self._lowered(None, head), {"x": x}, state.logits[0, rows.start : rows.stop])
+            recorder.record(self._lowered(None, head), {"x": x}, state.logits[:, rows.start : rows.stop])
             ends.append((group, len(program.arguments)))
         if is_greedy:
             self._choose(program, state)
@@ -209,17 +220,17 @@ class Recorder:
         arguments.table = program.matrix(embedding.weight, embedding.packing)
         if embedding.positions is not None:
             arguments.positions = program.matrix(embedding.positions, None)
-        arguments.token_id = program.address(state.token_ids, torch.int64)
-        arguments.position = program.address(state.span.starts, torch.int64)
-        arguments.x, arguments.scale = program.address(x), embedding.scale
+        arguments.token_ids = program.address(state.token_ids, torch.int64)
+        arguments.starts = program.address(state.span.starts, torch.int64)
+        arguments.x, arguments.scale = program.per_row(x), embedding.scale
         program.needs(row_floats=self.decoder.spec.dim + 32)
         program.add(arguments)
 
     def _choose(self, program: native.NativeProgram, state: StepState) -> None:
-        """Append the choice of the likeliest token, which becomes the next input."""
+        """Append the choice of each row's likeliest token, which becomes its next input."""
         best = program.buffer(instructions.CHOICE_PARTS)
-        best_index = torch.zeros(instructions.CHOICE_PARTS, dtype=torch.int64)
+        best_index = torch.zeros(best.shape, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)
-        program.add(instructions.Choose(program.address(state.logits), self.decoder.spec.vocab, *pointers))
+        program.add(instructions.Choose(program.per_row(state.logits), self.decoder.spec.vocab, *pointers))
         inputs = (state.chosen, state.token_ids, state.span.starts)
         program.add(instructions.Advance(*pointers, *(program.address(tensor, torch.int64) for tensor in inputs)))

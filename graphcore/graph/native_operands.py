@@ -18,14 +18,18 @@ class Choice:
 
     Attributes:
         layer: index of the block's layer.
-        chosen: experts, [C] int32, written by the instructions before `begin`.
-        places: places of these experts, [C] int32, read from `begin` on; `chosen` itself where experts are resident.
+        chosen: experts, [B, C] int32, written by the instructions before `begin`.
+        places: places of these experts, [B, C] int32, read from `begin` on; `chosen` itself where experts are resident.
+        sharing: the choices of all rows by expert, as the instructions read them.
+        is_last: [1] int32, 0 while more of the experts are to come; None where experts are resident.
         begin: index of the first instruction that runs experts.
     """
 
     layer: int
     chosen: Tensor
     places: Tensor
+    sharing: instructions.Sharing
+    is_last: Tensor | None
     begin: int
 
 

@@ -24,6 +24,8 @@ class StepState:
         span: positions of the tokens in their sequences.
         ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
+        sequences: [B] int64, each sequence's row of the caches; only native programs read it, others take the rows in
+            order. No two sequences of a step may have the same row.
         per_layer: [L, B, T, P] float32, the tokens' features of each layer; None where layers have none.
         logits: [B, V] float32, after each sequence's last real token.
         chosen: [B] int64, the tokens that a greedy program chose.
@@ -35,6 +37,7 @@ class StepState:
     hidden: Tensor
     logits: Tensor
     chosen: Tensor
+    sequences: Tensor
     per_layer: Tensor | None = None
 
     @classmethod
@@ -45,7 +48,8 @@ class StepState:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         nothing = torch.empty(0, device=device)
-        return cls(zeros(batch, tokens), Span(zeros(batch), zeros(batch)), (), nothing, nothing, zeros(batch))
+        span, in_order = Span(zeros(batch), zeros(batch)), torch.arange(batch, device=device)
+        return cls(zeros(batch, tokens), span, (), nothing, nothing, zeros(batch), in_order)
 
     def put_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
         """Make rows of token ids the inputs, padded to the longest and to the state's batch.

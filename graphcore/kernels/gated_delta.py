@@ -155,6 +155,7 @@ def delta_arguments(
     joined: Tensor | None,
     out: Tensor,
     address: Callable[[Tensor | None], int | None],
+    caches: Tensor | None = None,
 ) -> Delta:
     """Return the layer as an instruction of the C++ kernels.
 
@@ -163,8 +164,10 @@ def delta_arguments(
         joined: room for the convolution's answers; None if the kernels bring their own.
         out: tensor that the answer is written to.
         address: function that returns a tensor's address, None for None.
+        caches: [B] int64, row of the states that each sequence has; None if they are in order.
     """
-    arguments = kind(*map(address, parts.tensors), address(joined), address(out))
+    arguments = kind(*map(address, parts.tensors), address(joined), address(out), address(caches))
+    arguments.strides[:] = [part.stride(1) for part in (parts.mixed, parts.z, parts.a, parts.b)]
     arguments.sequences, arguments.tokens, _ = parts.mixed.shape
     arguments.width, arguments.key_heads = parts.conv_weight.shape[1], parts.key_heads
     _, arguments.heads, arguments.key_dim, arguments.value_dim = parts.recurrent.shape

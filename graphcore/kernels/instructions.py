@@ -10,6 +10,20 @@ ELEMENTS = {"gate": 0, "add": 1, "cap": 2, "scale": 3}
 NORM_KINDS = {"rms": 1, "layer": 2}
 MOST_TAPS = 8  # largest width of a short convolution
 CHOICE_PARTS = 64  # parts that the vocabulary is divided into
+MOST_ROWS = 16  # largest number of a program's rows
+DOWN_GROUPS = 32  # groups of rows whose experts' answers are kept before they are added up
+
+
+class PerRow(ctypes.Structure):
+    """An array for each row of a program: the first row's, and the elements from one row's to the next one's."""
+
+    _fields_ = (("first", POINTER), ("stride", ctypes.c_int64))
+
+
+class Sharing(ctypes.Structure):
+    """The choices of all rows, sorted by expert."""
+
+    _fields_ = (("count", POINTER), ("begins", POINTER), ("choices", POINTER))
 
 
 class Norm(ctypes.Structure):
@@ -25,47 +39,48 @@ class Embed(ctypes.Structure):
     _fields_ = (
         ("table", Matrix),
         ("positions", Matrix),
-        ("token_id", POINTER),
-        ("position", POINTER),
-        ("x", POINTER),
+        ("token_ids", POINTER),
+        ("starts", POINTER),
+        ("x", PerRow),
         ("scale", FLOAT),
     )
 
 
 class Project(ctypes.Structure):
-    """Up to four matrices times one normalised vector."""
+    """Up to four matrices times each row's normalised vector."""
 
     KIND = 1
     _fields_ = (
-        ("x", POINTER),
+        ("x", PerRow),
         ("norm", Norm),
         ("rounding", INT),
         ("num_matrices", INT),
         ("matrices", Matrix * 4),
         ("biases", POINTER * 4),
-        ("outs", POINTER * 4),
+        ("outs", PerRow * 4),
         ("store", INT),
         ("activation", INT),
     )
 
 
 class Attend(ctypes.Structure):
-    """Norms, rotation, cache write and softmax of one token."""
+    """Norms, rotation, cache write and softmax of one token of each row."""
 
     KIND = 2
     _fields_ = (
-        ("q", POINTER),
-        ("k", POINTER),
-        ("v", POINTER),
+        ("q", PerRow),
+        ("k", PerRow),
+        ("v", PerRow),
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("v_norm", Norm),
         ("rope", POINTER),
         ("sinks", POINTER),
-        ("position", POINTER),
+        ("starts", POINTER),
+        ("sequences", POINTER),
         ("k_cache", POINTER),
         ("v_cache", POINTER),
-        ("out", POINTER),
+        ("out", PerRow),
         ("heads", INT),
         ("kv_heads", INT),
         ("head_dim", INT),
@@ -82,41 +97,42 @@ class AddNorm(ctypes.Structure):
     """x += norm(y), or x = norm(y)."""
 
     KIND = 3
-    _fields_ = (("y", POINTER), ("norm", Norm), ("x", POINTER), ("dim", INT), ("puts", INT))
+    _fields_ = (("y", PerRow), ("norm", Norm), ("x", PerRow), ("dim", INT), ("puts", INT))
 
 
 class Choose(ctypes.Structure):
-    """Finds the largest logit of each part of the vocabulary."""
+    """Finds the largest logit of each row and part of the vocabulary."""
 
     KIND = 4
-    _fields_ = (("logits", POINTER), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
+    _fields_ = (("logits", PerRow), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
 
 
 class Advance(ctypes.Structure):
-    """Makes the token with the largest of all logits the next input."""
+    """Makes the token with the largest of a row's logits its next input."""
 
     KIND = 5
     _fields_ = (
         ("best", POINTER),
         ("best_index", POINTER),
         ("chosen", POINTER),
-        ("token_id", POINTER),
-        ("position", POINTER),
+        ("token_ids", POINTER),
+        ("starts", POINTER),
     )
 
 
 class Route(ctypes.Structure):
-    """Chooses the experts of one token and their shares."""
+    """Chooses the experts of each row and their shares."""
 
     KIND = 6
     _fields_ = (
-        ("logits", POINTER),
+        ("logits", PerRow),
         ("experts", INT),
         ("used", INT),
         ("chosen", POINTER),
         ("weights", POINTER),
         ("over_all", INT),
         ("scales", POINTER),
+        ("sharing", Sharing),
     )
 
 
@@ -125,7 +141,7 @@ class ExpertsUp(ctypes.Structure):
 
     KIND = 7
     _fields_ = (
-        ("x", POINTER),
+        ("x", PerRow),
         ("norm", Norm),
         ("rounding", INT),
         ("gate", Matrix),
@@ -134,7 +150,8 @@ class ExpertsUp(ctypes.Structure):
         ("up_bias", POINTER),
         ("chosen", POINTER),
         ("places", POINTER),
-        ("hidden", POINTER),
+        ("sharing", Sharing),
+        ("hidden", PerRow),
         ("used", INT),
         ("activation", INT),
         ("limit", FLOAT),
@@ -147,14 +164,17 @@ class ExpertsDown(ctypes.Structure):
 
     KIND = 8
     _fields_ = (
-        ("hidden", POINTER),
+        ("hidden", PerRow),
         ("rounding", INT),
         ("down", Matrix),
         ("bias", POINTER),
         ("chosen", POINTER),
         ("places", POINTER),
+        ("sharing", Sharing),
         ("weights", POINTER),
-        ("x", POINTER),
+        ("x", PerRow),
+        ("answers", POINTER),
+        ("is_last", POINTER),
         ("used", INT),
         ("puts", INT),
     )
@@ -171,9 +191,9 @@ class Elementwise(ctypes.Structure):
     _fields_ = (
         ("elements", INT),
         ("activation", INT),
-        ("a", POINTER),
-        ("b", POINTER),
-        ("out", POINTER),
+        ("a", PerRow),
+        ("b", PerRow),
+        ("out", PerRow),
         ("size", INT),
         ("factor", FLOAT),
     )
@@ -198,6 +218,8 @@ class Delta(ctypes.Structure):
         ("counts", POINTER),
         ("joined", POINTER),
         ("out", POINTER),
+        ("caches", POINTER),
+        ("strides", ctypes.c_int64 * 4),
         ("sequences", INT),
         ("tokens", INT),
         ("width", INT),

@@ -155,7 +155,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
         "draw_nbytes": (size, [number]),
         "draw": (None, [number, pointer, number, number, pointer]),
-        "run": (None, [number, pointer, number, pointer, size, size]),
+        "run": (None, [number, pointer, number, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),

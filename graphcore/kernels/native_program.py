@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphcore.activations import Activation
 from graphcore.kernels.gated_delta import DeltaParts, delta_arguments
-from graphcore.kernels.instructions import NORM_KINDS, STORES, Convolve, DeltaRule, Instruction, Norm, Project
+from graphcore.kernels.instructions import NORM_KINDS, STORES, Convolve, DeltaRule, Instruction, Norm, PerRow, Project
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, KernelPacking
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packing import Packing
@@ -24,7 +24,11 @@ ALIGNMENT = 64
 class NativeProgram:
     """Native instructions in order, with the memory that they use.
 
+    A program has a fixed number of rows, each for one token of a sequence of its own. A run takes the rows that have a
+    token, and a row's numbers do not depend on the others.
+
     Attributes:
+        counts: [B] int64, 1 for a row that has a token in the next run, else 0.
         kept: objects that the instructions point to.
         row_floats: length in float32 of the longest row that an instruction needs besides its activations.
         activations: rows and columns of the largest activations.
@@ -32,6 +36,7 @@ class NativeProgram:
 
     library: str
     threads: int
+    counts: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64))
     kept: list[object] = field(default_factory=list)
     arguments: list[ctypes.Structure] = field(default_factory=list)
     row_floats: int = 0
@@ -39,6 +44,11 @@ class NativeProgram:
     _table: ctypes.Array[Instruction] | None = None
     _scratch: Tensor | None = None
     _sizes: tuple[int, int] = (0, 0)
+
+    @property
+    def rows(self) -> int:
+        """Number of the program's rows."""
+        return len(self.counts)
 
     def add(self, arguments: ctypes.Structure, *kept: object) -> None:
         """Append an instruction, and keep alive the objects it points to."""
@@ -55,6 +65,16 @@ class NativeProgram:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
+    def per_row(self, tensor: Tensor | None) -> PerRow:
+        """Return a float32 array for each row: [B, N], or [N] if all rows share it; null for None."""
+        if tensor is None:
+            return PerRow()
+        assert tensor.dtype is torch.float32, f"{tensor.dtype}, asked for float32"
+        assert tensor.dim() < 2 or len(tensor) == self.rows, f"{len(tensor)} rows, the program has {self.rows}"
+        assert tensor.shape[-1:].numel() == 1 or tensor.stride(-1) == 1, "a row's numbers lie one after another"
+        self.kept.append(tensor)
+        return PerRow(tensor.data_ptr(), tensor.stride(0) if tensor.dim() == 2 else 0)
+
     def matrix(self, weight: Tensor, packing: Packing | None) -> Matrix:
         """Return a weight as a matrix: dense [O, I] without a packing, else the packed bytes."""
         self.kept.append(weight)
@@ -65,8 +85,8 @@ class NativeProgram:
         return packing.matrix(weight)
 
     def buffer(self, size: int) -> Tensor:
-        """Return a new float32 buffer that lives as long as the program."""
-        buffer = torch.zeros(size, dtype=torch.float32)
+        """Return a new buffer, [B, size] float32, that lives as long as the program."""
+        buffer = torch.zeros(self.rows, size, dtype=torch.float32)
         self.kept.append(buffer)
         return buffer
 
@@ -100,7 +120,9 @@ class NativeProgram:
         self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
 
     def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
-        open_library(self.library).graphcore_run(self.threads, first, count, scratch.data_ptr(), *self._sizes)
+        open_library(self.library).graphcore_run(
+            self.threads, self.counts.data_ptr(), self.rows, first, count, scratch.data_ptr(), *self._sizes
+        )
 
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(
@@ -132,41 +154,47 @@ def append_project(
     """Append a Project instruction.
 
     Args:
-        x: [I] float32, the input before the norm.
-        matrices: matrix, float32 bias or None, and float32 output of each; the second of a gated pair has no output.
+        x: [B, I] float32, the inputs before the norm.
+        matrices: matrix, float32 bias or None, and output [B, O] float32 of each; the second of a gated pair has none.
         rounding: number of the rounding of x.
         normalise: normalisation of x.
         store: "put", "add" or "gated".
         activation: activation of the output, or of the gate.
     """
     arguments = Project()
-    arguments.x = program.address(x)
+    arguments.x = program.per_row(x)
     arguments.norm = normalise
     arguments.rounding, arguments.num_matrices = rounding, len(matrices)
     arguments.store, arguments.activation = STORES[store], activation
     for index, (matrix, bias, out) in enumerate(matrices):
         arguments.matrices[index] = matrix
         arguments.biases[index] = program.address(bias)
-        arguments.outs[index] = program.address(out)
-    program.needs(columns=matrices[0][0].columns)
-    program.add(arguments, x)
+        arguments.outs[index] = program.per_row(out)
+    program.needs(rows=program.rows, columns=matrices[0][0].columns)
+    program.add(arguments)
 
 
-def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
-    """Append a Gated DeltaNet layer's heads for one token; return their answer [H M].
+def append_delta_heads(program: NativeProgram, parts: DeltaParts, sequences: Tensor | None = None) -> Tensor:
+    """Append a Gated DeltaNet layer's heads for one token of each row; return their answers [B, H M].
 
     Args:
-        parts: the layer's projections [1, 1, ...] float32, weights and states, and the token's position and count.
+        parts: the layer's projections [B, 1, ...] float32, weights and states, and the tokens' positions and counts.
+        sequences: [B] int64, each row's number in the states; None if they are in order.
     """
-    joined, out = program.buffer(parts.mixed.numel()), program.buffer(parts.z.numel())
+    joined, out = program.buffer(parts.mixed.shape[-1]), program.buffer(parts.z.shape[-1])
+    program.kept += [parts.mixed, parts.z, parts.a, parts.b]
 
     def address(tensor: Tensor | None) -> int | None:
-        return None if tensor is None else program.address(tensor, tensor.dtype)
+        if tensor is None:
+            return None
+        if any(tensor is one for one in parts[:4]):
+            return tensor.data_ptr()  # its rows may lie apart
+        return program.address(tensor, tensor.dtype)
 
     _, _, key_dim, value_dim = parts.recurrent.shape
     program.needs(row_floats=open_library(program.library).graphcore_delta_floats(key_dim, value_dim))
-    program.add(delta_arguments(Convolve, parts, joined, out, address))
-    program.add(delta_arguments(DeltaRule, parts, joined, out, address))
+    for kind in (Convolve, DeltaRule):
+        program.add(delta_arguments(kind, parts, joined, out, address, sequences))
     return out
 
 

@@ -26,7 +26,9 @@ WRAPPER = '''def softsign_elements(a: Tensor) -> Tensor:
     return out
 '''
 SIGN = "case Elements::SOFTSIGN: return x / (splat(1.0f) + (x < splat(0.0f) ? -x : x));"
-ENTRY = 'softsign: lambda recorder, node, x: recorder.elementwise("softsign", x, None, recorder.out(node, x.numel())),'
+ENTRY = (
+    'softsign: lambda recorder, node, x: recorder.elementwise("softsign", x, None, recorder.out(node, x.shape[-1])),'
+)
 Edits = dict[str, tuple[tuple[str, str], ...]]  # by file: what is there, and what is put before it
 
 STATEMENT: Edits = {

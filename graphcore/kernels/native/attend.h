@@ -170,28 +170,28 @@ void attend_some(int heads, const float* q, const Run<T> runs[3], const float* s
 
 // Makes the new token's key and value in the cache's format. entry: [2, head_dim].
 template <class T>
-void make_entry(const Attend& a, int kv_head, const float* rope, float* work, T* entry) {
+void make_entry(const Attend& a, int row, int kv_head, const float* rope, float* work, T* entry) {
     const int head_dim = a.head_dim;
-    normalise(a.k_norm, a.k + size_t(kv_head) * head_dim, head_dim, work);
+    normalise(a.k_norm, a.k.at(row) + size_t(kv_head) * head_dim, head_dim, work);
     if (rope) rotate(work, rope, head_dim - a.unrotated);
     for (int e = 0; e < head_dim; e++) narrow(work[e], entry + e);
-    normalise(a.v_norm, a.v + size_t(kv_head) * head_dim, head_dim, work);
+    normalise(a.v_norm, a.v.at(row) + size_t(kv_head) * head_dim, head_dim, work);
     for (int e = 0; e < head_dim; e++) narrow(work[e], entry + head_dim + e);
 }
 
-// Attends with heads first .. last - 1 of one token, which belong to one kv head. Every thread makes the new token's entry
+// Attends with heads first .. last - 1 of one row's token, which belong to one kv head. Every thread makes the new token's entry
 // for itself. The thread that has the kv head's first query head also writes it to the cache; nobody reads that slot before
 // the next phase.
 template <class T>
-void attend_heads(const Attend& a, int first, int last, float* scratch) {
+void attend_heads(const Attend& a, int row, int first, int last, float* scratch) {
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
-    const int64_t position = *a.position;
+    const int64_t position = a.starts[row];
     const float* rope = a.rope ? a.rope + position * (head_dim - a.unrotated) : nullptr;
-    T* keys = (T*)a.k_cache + size_t(kv_head) * a.slots * head_dim;
-    T* values = (T*)a.v_cache + size_t(kv_head) * a.slots * head_dim;
+    const size_t cached = (size_t(a.sequences[row]) * a.kv_heads + kv_head) * a.slots * head_dim;
+    T *keys = (T*)a.k_cache + cached, *values = (T*)a.v_cache + cached;
     T* entry = (T*)scratch;
     float *q = scratch + 2 * head_dim, *scores = q + MOST_HEADS * head_dim;
-    if (a.k) make_entry(a, kv_head, rope, q, entry);
+    if (a.k) make_entry(a, row, kv_head, rope, q, entry);
     const int64_t reach = a.window && a.window < a.slots ? a.window : a.slots;
     Run<T> runs[3];
     const int64_t end = a.k ? position : position + 1;  // positions in the cache that are attended
@@ -202,12 +202,12 @@ void attend_heads(const Attend& a, int first, int last, float* scratch) {
         together = std::min(last - first, MOST_HEADS);
         for (int h = 0; h < together; h++) {
             float* head = q + h * head_dim;
-            normalise(a.q_norm, a.q + size_t(first + h) * head_dim, head_dim, head);
+            normalise(a.q_norm, a.q.at(row) + size_t(first + h) * head_dim, head_dim, head);
             if (rope) rotate(head, rope, head_dim - a.unrotated);
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
-        attend_some<T>(together, q, runs, sinks, a.cap, head_dim, scores, a.out + size_t(first) * head_dim);
+        attend_some<T>(together, q, runs, sinks, a.cap, head_dim, scores, a.out.at(row) + size_t(first) * head_dim);
     }
     if (!writes) return;
     const size_t slot = size_t(position % a.slots) * head_dim;

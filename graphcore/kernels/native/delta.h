@@ -26,6 +26,8 @@ constexpr int TILE_ROWS = 4, STATE_ROWS = 2, WIDE_PARTS = 4;
 #endif
 
 inline int delta_channels(const Delta& a) { return 2 * a.key_heads * a.key_dim + a.heads * a.value_dim; }
+inline size_t token_row(const Delta& a, int sequence, int token) { return size_t(sequence) * a.tokens + token; }
+inline size_t cache_of(const Delta& a, int sequence) { return a.caches ? size_t(a.caches[sequence]) : size_t(sequence); }
 inline int slab_tokens(const Delta& a) { return std::min(a.tokens, SLAB); }
 inline int channel_blocks(const Delta& a) { return (delta_channels(a) + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK; }
 
@@ -47,12 +49,12 @@ inline void read_window(const Delta& a, int sequence, int first, int channel, in
     for (int tap = 0; tap < kept; tap++) {
         const int token = first - kept + tap;
         if (token >= 0) {
-            widen_row(a.mixed + ((size_t(sequence) * a.tokens + token) * channels + channel) * nbytes, count, a.format, window[tap]);
+            widen_row(a.mixed + (token_row(a, sequence, token) * a.strides[0] + channel) * nbytes, count, a.format, window[tap]);
         } else if (a.starts[sequence] == 0) {
             std::fill(window[tap], window[tap] + count, 0.0f);
         } else {
             for (int c = 0; c < count; c++) {
-                const size_t at = (size_t(sequence) * channels + channel + c) * kept + size_t(kept + token);
+                const size_t at = (cache_of(a, sequence) * channels + channel + c) * kept + size_t(kept + token);
                 widen_row(a.convolution + at * state_nbytes, 1, a.state_format, window[tap] + c);
             }
         }
@@ -64,7 +66,7 @@ inline void write_window(const Delta& a, int sequence, int channel, int count, c
     const size_t nbytes = format_nbytes(a.state_format);
     for (int tap = 0; tap < kept; tap++)
         for (int c = 0; c < count; c++) {
-            const size_t at = (size_t(sequence) * delta_channels(a) + channel + c) * kept + tap;
+            const size_t at = (cache_of(a, sequence) * delta_channels(a) + channel + c) * kept + tap;
             narrow_row(&window[(oldest + tap) % a.width][c], 1, a.state_format, a.convolution + at * nbytes);
         }
 }
@@ -83,7 +85,7 @@ inline void convolve_block(const Delta& a, int unit, int slab) {
     read_window(a, sequence, first, channel, count, window);
     int newest = a.width - 1;
     for (int token = first; token < end; token++, newest = (newest + 1) % a.width) {
-        const size_t from = (size_t(sequence) * a.tokens + token) * channels + channel;
+        const size_t from = token_row(a, sequence, token) * a.strides[0] + channel;
         widen_row(a.mixed + from * format_nbytes(a.format), count, a.format, window[newest]);
         const float* inputs[MOST_TAPS];
         for (int tap = 0; tap < a.width; tap++) inputs[tap] = window[(newest + 1 + tap) % a.width];
@@ -212,32 +214,32 @@ struct DeltaTokens {
     const float* joined;               // the first token's row of convolved channels
     int stride;                        // floats from one row to the next
 
-    size_t row(const Delta& a, int i) const { return size_t(sequence) * a.tokens + first + i; }
+    size_t row(const Delta& a, int i) const { return token_row(a, sequence, first + i); }
 };
 
 // Sums the decays of the tokens, and computes their betas.
 inline void read_gates(const Delta& a, const DeltaTokens& tokens, float* sums, float* betas) {
     float total = 0;
     for (int i = 0; i < tokens.count; i++) {
-        const size_t at = tokens.row(a, i) * a.heads + tokens.head;
-        const float x = read_one(a.a, at, a.format) + a.dt_bias[tokens.head];
+        const size_t row = tokens.row(a, i);
+        const float x = read_one(a.a, row * a.strides[2] + tokens.head, a.format) + a.dt_bias[tokens.head];
         total += a.rate[tokens.head] * (x > 20.0f ? x : std::log1p(std::exp(x)));
         sums[i] = total;
-        betas[i] = 1.0f / (1.0f + std::exp(-read_one(a.b, at, a.format)));
+        betas[i] = 1.0f / (1.0f + std::exp(-read_one(a.b, row * a.strides[3] + tokens.head, a.format)));
     }
     for (int i = tokens.count; i < TOGETHER; i++) sums[i] = total;
 }
 
 // Writes the gated norm of one token's answer.
 inline void put_answer(const Delta& a, const DeltaTokens& tokens, int i, float* answer, float* gate) {
-    const size_t at = (tokens.row(a, i) * a.heads + tokens.head) * a.value_dim * format_nbytes(a.format);
-    widen_row(a.z + at, a.value_dim, a.format, gate);
+    const size_t row = tokens.row(a, i), nbytes = format_nbytes(a.format), head = size_t(tokens.head) * a.value_dim;
+    widen_row(a.z + (row * a.strides[1] + head) * nbytes, a.value_dim, a.format, gate);
     normalise({NormKind::RMS, a.eps, a.norm_weight, nullptr}, answer, a.value_dim, answer);
     int e = 0;
     for (; e + PART_LANES <= a.value_dim; e += PART_LANES)
         store(answer + e, load<FloatPart>(answer + e) * activate_part(Activation::SILU, load<FloatPart>(gate + e)));
     for (; e < a.value_dim; e++) answer[e] *= gate[e] / (1.0f + std::exp(-gate[e]));
-    narrow_row(answer, a.value_dim, a.format, a.out + at);
+    narrow_row(answer, a.value_dim, a.format, a.out + (row * a.heads * a.value_dim + head) * nbytes);
 }
 
 // Applies the rule to at most TOGETHER tokens of one head.
@@ -283,7 +285,7 @@ inline void apply_rule(const Delta& a, const DeltaTokens& tokens, float* state, 
 inline void run_head(const Delta& a, int unit, int slab, float* scratch) {
     const int sequence = unit / a.heads, head = unit % a.heads, channels = delta_channels(a);
     const int begin = slab * SLAB, end = std::min(begin + SLAB, a.tokens), real = std::min<int>(end, int(a.counts[sequence]));
-    float* state = a.recurrent + size_t(unit) * a.key_dim * a.value_dim;
+    float* state = a.recurrent + (cache_of(a, sequence) * a.heads + head) * a.key_dim * a.value_dim;
     if (begin == 0 && real > 0 && a.starts[sequence] == 0) std::memset(state, 0, size_t(a.key_dim) * a.value_dim * 4);
     for (int first = begin; first < real; first += TOGETHER) {
         const float* joined = a.joined + (size_t(sequence) * slab_tokens(a) + first - begin) * channels;

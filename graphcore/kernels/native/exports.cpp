@@ -112,8 +112,10 @@ class Product final : public Job {
         const int height = std::min(GROUP_ROWS, matrix_.rows - group * GROUP_ROWS);
         for (int first = 0; first < tokens_; first += TOKEN_TILE) {
             f32x16 totals[TOKEN_TILE];
+            int tokens[TOKEN_TILE];
             const int count = std::min(TOKEN_TILE, tokens_ - first);
-            multiply_group(matrix_, group, activations_, first, count, totals);
+            for (int t = 0; t < count; t++) tokens[t] = first + t;
+            multiply_group(matrix_, group, activations_, tokens, count, totals);
             for (int t = 0; t < count; t++) put(totals[t], group, height, first + t);
         }
     }
@@ -137,8 +139,8 @@ class Product final : public Job {
 class Step final : public Job {
   public:
     // memory: thread_nbytes bytes for each thread, which begin with the row_nbytes bytes of its row.
-    Step(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes)
-        : instructions_(instructions), count_(count), memory_(scratch(size_t(threads) * sizeof(Scratch))), scratch_((Scratch*)memory_.get()) {
+    Step(int threads, const Rows& rows, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes)
+        : rows_(rows), instructions_(instructions), count_(count), memory_(scratch(size_t(threads) * sizeof(Scratch))), scratch_((Scratch*)memory_.get()) {
         for (int thread = 0; thread < threads; thread++) {
             new (scratch_ + thread) Scratch;
             scratch_[thread].row = (float*)(memory + thread * thread_nbytes);
@@ -147,11 +149,12 @@ class Step final : public Job {
     }
 
     int phases() const override { return count_; }
-    Deal deal(int phase, int threads) const override { return deal_of(instructions_[phase], threads); }
-    void enter(int phase, int thread) override { enter_instruction(instructions_[phase], scratch_[thread]); }
-    void carry_out(int phase, Range units, int thread) override { run_units(instructions_[phase], units, scratch_[thread]); }
+    Deal deal(int phase, int threads) const override { return deal_of(instructions_[phase], rows_, threads); }
+    void enter(int phase, int thread) override { enter_instruction(instructions_[phase], rows_, scratch_[thread]); }
+    void carry_out(int phase, Range units, int thread) override { run_units(instructions_[phase], rows_, units, scratch_[thread]); }
 
   private:
+    const Rows& rows_;
     const Instruction* instructions_;
     int count_;
     std::unique_ptr<void, FreeDeleter> memory_;
@@ -250,9 +253,13 @@ void graphcore_draw(int threads, Draw* rows, int count, int vocab, uint8_t* memo
     carry_out(threads, job);
 }
 
-// Runs a list of instructions once.
-void graphcore_run(int threads, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
-    Step job(threads, instructions, count, memory, thread_nbytes, row_nbytes);
+// Runs a list of instructions once, for the rows of a program that have a token. counts: [rows], 0 or 1.
+void graphcore_run(int threads, const int64_t* counts, int num_rows, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
+    Rows rows;
+    for (int row = 0; row < num_rows; row++)
+        if (counts[row]) rows.index[rows.count++] = row;
+    if (!rows.count) return;
+    Step job(threads, rows, instructions, count, memory, thread_nbytes, row_nbytes);
     carry_out(threads, job, BETWEEN_STEPS);
 }
 

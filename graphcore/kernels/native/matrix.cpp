@@ -162,7 +162,7 @@ constexpr FormatOps operations(Multiply multiply) {
 
 // One function for each format, defined in products_*.cpp, which are compiled with contraction.
 #define GRAPHCORE_DECLARE(F) \
-    void multiply_##F(const uint8_t*, int, const Activations&, int, int, f32x16*);
+    void multiply_##F(const uint8_t*, int, const Activations&, const int*, int, f32x16*);
 GRAPHCORE_FORMATS(GRAPHCORE_DECLARE)
 
 #define GRAPHCORE_CHECK(F) static_assert(F::NUMBER == FORMAT_##F, "a format has the number of its name");

@@ -13,17 +13,16 @@ struct Matrix {
     float scale;  // scale of the whole tensor if it has one, else 1
 };
 
-// Number of tokens that are multiplied with a block once it is widened. Narrow registers hold fewer sums, and for more
-// tokens the compiler would need a minute.
+// Most tokens that are multiplied with a block once it is widened, a power of two. Narrow registers hold fewer sums, and for
+// more tokens the compiler would need a minute.
 #if defined(__AVX512F__)
-constexpr int TOKEN_TILE = 8;
+constexpr int TOKEN_TILE = 8, DENSE_TILE = 4;
 #else
-constexpr int TOKEN_TILE = 2;
+constexpr int TOKEN_TILE = 2, DENSE_TILE = 1;
 #endif
 
-// A function that multiplies the sixteen rows of one group with tokens first .. first + tokens - 1. tokens: at most
-// TOKEN_TILE.
-using Multiply = void (*)(const uint8_t* group, int columns, const Activations& x, int first, int tokens, f32x16* totals);
+// A function that multiplies the sixteen rows of one group with rows rows[0] .. rows[tokens - 1] of x.
+using Multiply = void (*)(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals);
 
 struct FormatOps {
     size_t (*group_nbytes)(int columns);
@@ -46,25 +45,34 @@ inline size_t matrix_nbytes(int format, int rows, int columns) {
 
 inline int num_groups(int rows) { return (rows + GROUP_ROWS - 1) / GROUP_ROWS; }
 
-inline f32x16 multiply_dense_group(const Matrix& matrix, int group, const float* x) {
+template <int TOKENS>
+inline void multiply_dense_tile(const Matrix& matrix, int group, const Activations& x, const int* rows, f32x16* totals) {
     const int first = group * GROUP_ROWS;
     const int height = matrix.rows - first < GROUP_ROWS ? matrix.rows - first : GROUP_ROWS;
     const size_t offset = size_t(first) * matrix.columns;
+    const float* values[TOKENS];
+    for (int t = 0; t < TOKENS; t++) values[t] = x.x_row(rows[t]);
     switch (matrix.format) {
-        case F32: return multiply_dense((const float*)matrix.bytes + offset, height, matrix.columns, x);
-        case F16: return multiply_dense((const Fp16*)matrix.bytes + offset, height, matrix.columns, x);
-        default: return multiply_dense((const Bf16*)matrix.bytes + offset, height, matrix.columns, x);
+        case F32: return multiply_dense<TOKENS>((const float*)matrix.bytes + offset, height, matrix.columns, values, totals);
+        case F16: return multiply_dense<TOKENS>((const Fp16*)matrix.bytes + offset, height, matrix.columns, values, totals);
+        default: return multiply_dense<TOKENS>((const Bf16*)matrix.bytes + offset, height, matrix.columns, values, totals);
     }
 }
 
-// Multiplies the rows of one group of the matrix with each token.
-inline void multiply_group(const Matrix& matrix, int group, const Activations& x, int first, int tokens, f32x16* totals) {
-    if (matrix.format < DENSE_FORMATS) {
-        for (int t = 0; t < tokens; t++) totals[t] = multiply_dense_group(matrix, group, x.x_row(first + t));
-        return;
-    }
+template <int TOKENS = DENSE_TILE>
+inline void multiply_dense_group(const Matrix& matrix, int group, const Activations& x, const int* rows, int tokens, f32x16* totals) {
+    int t = 0;
+    for (; t + TOKENS <= tokens; t += TOKENS) multiply_dense_tile<TOKENS>(matrix, group, x, rows + t, totals + t);
+    if constexpr (TOKENS > 1)
+        if (t < tokens) multiply_dense_group<TOKENS / 2>(matrix, group, x, rows + t, tokens - t, totals + t);
+}
+
+// Multiplies the rows of one group of the matrix with rows rows[0] .. rows[tokens - 1] of x. A token's numbers do not depend
+// on the other tokens.
+inline void multiply_group(const Matrix& matrix, int group, const Activations& x, const int* rows, int tokens, f32x16* totals) {
+    if (matrix.format < DENSE_FORMATS) return multiply_dense_group(matrix, group, x, rows, tokens, totals);
     const FormatOps& ops = format_ops(matrix.format);
-    ops.multiply(matrix.bytes + size_t(group) * ops.group_nbytes(matrix.columns), matrix.columns, x, first, tokens, totals);
+    ops.multiply(matrix.bytes + size_t(group) * ops.group_nbytes(matrix.columns), matrix.columns, x, rows, tokens, totals);
     if (has_tensor_scale(matrix.format))
         for (int t = 0; t < tokens; t++) totals[t] *= splat<f32x16>(matrix.scale);
 }

@@ -5,30 +5,37 @@
 
 namespace graphcore {
 
+// Multiplies TOKENS rows of x together for as long as there are so many, and the others in smaller tiles. A row's sums are
+// the same in every tile.
+template <class F, int TOKENS = TOKEN_TILE>
+void multiply_tiles(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) {
+    int t = 0;
+    for (; t + TOKENS <= tokens; t += TOKENS) {
+        if (x.rounding == Rounding::WIDE)
+            multiply_rounded<F, TOKENS, true>(group, columns, x, rows + t, totals + t);
+        else if (x.rounding == Rounding::NONE)
+            multiply_float<F, TOKENS>(group, columns, x, rows + t, totals + t);
+        else
+            multiply_rounded<F, TOKENS, false>(group, columns, x, rows + t, totals + t);
+    }
+    if constexpr (TOKENS > 1)
+        if (t < tokens) multiply_tiles<F, TOKENS / 2>(group, columns, x, rows + t, tokens - t, totals + t);
+}
+
 template <class F>
-void multiply(const uint8_t* group, int columns, const Activations& x, int first, int tokens, f32x16* totals) {
-    const bool is_float = x.rounding == Rounding::NONE;
+void multiply(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) {
     if constexpr (F::ONE_SCALE) {
         if (x.rounding == Rounding::PER_TOKEN) {
-            for (int t = 0; t < tokens; t++) totals[t] = multiply_ternary<F>(group, columns, x, first + t);
+            for (int t = 0; t < tokens; t++) totals[t] = multiply_ternary<F>(group, columns, x, rows[t]);
             return;
         }
     }
-    if (x.rounding == Rounding::WIDE) {
-        for (int t = 0; t < tokens; t++) multiply_rounded<F, 1, true>(group, columns, x, first + t, totals + t);
-        return;
-    }
-    if (tokens == TOKEN_TILE)
-        return is_float ? multiply_float<F, TOKEN_TILE>(group, columns, x, first, totals)
-                        : multiply_rounded<F, TOKEN_TILE, false>(group, columns, x, first, totals);
-    for (int t = 0; t < tokens; t++)
-        is_float ? multiply_float<F, 1>(group, columns, x, first + t, totals + t)
-                 : multiply_rounded<F, 1, false>(group, columns, x, first + t, totals + t);
+    multiply_tiles<F>(group, columns, x, rows, tokens, totals);
 }
 
-#define GRAPHCORE_MULTIPLY(F)                                                                                        \
-    void multiply_##F(const uint8_t* group, int columns, const Activations& x, int first, int tokens, f32x16* totals) { \
-        multiply<F>(group, columns, x, first, tokens, totals);                                                       \
+#define GRAPHCORE_MULTIPLY(F)                                                                                             \
+    void multiply_##F(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) { \
+        multiply<F>(group, columns, x, rows, tokens, totals);                                                             \
     }
 
 }  // namespace graphcore

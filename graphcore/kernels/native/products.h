@@ -98,7 +98,7 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
 // Multiplies one block of 32 columns with several tokens, for the rows of one register, which begin at `lane`. Codes are
 // widened once for all tokens.
 template <class F, int TOKENS, bool WIDE>
-__attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int lane, int block, const Activations& x, int first, FloatPart (*sums)[PARTS]) {
+__attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int lane, int block, const Activations& x, const size_t (&firsts)[TOKENS], FloatPart (*sums)[PARTS]) {
 #if GRAPHCORE_AVX2
     asm volatile("" ::: "memory");  // without it GCC saves what it read of x for the next part, in memory
 #endif
@@ -115,10 +115,9 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
         scales[half] = F::scale(meta, part + half, lane);
         corrections[half] = correction<F>(meta, part + half, lane, scales[half]);
     }
-    const size_t blocks = x.columns / BLOCK_COLUMNS;
 #pragma GCC unroll 16
     for (int t = 0; t < TOKENS; t++) {
-        const size_t index = (first + t) * blocks + block, at = index * BLOCK_COLUMNS;
+        const size_t index = firsts[t] + block, at = index * BLOCK_COLUMNS;
         FloatPart& sum = sums[t][lane / PART_LANES];
         FloatPart product = to_float(dot_quads<F::LARGEST, WIDE>(values, 0, F::HALVES ? QUADS / 2 : QUADS, x, at)) * scales[0];
         if constexpr (F::HALVES) {
@@ -133,20 +132,29 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
 }
 
 template <class F, int TOKENS, bool WIDE>
-inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
+inline void multiply_rounded(const uint8_t* group, int columns, const Activations& x, const int* rows, f32x16* totals) {
     FloatPart sums[TOKENS][PARTS] = {};
+    size_t firsts[TOKENS];  // index of each row's first block
+    for (int t = 0; t < TOKENS; t++) firsts[t] = size_t(rows[t]) * (x.columns / BLOCK_COLUMNS);
     for (int chunk = 0; chunk < num_chunks(columns); chunk++) {
         const Stretch<F> here(group, columns, chunk);
-#if defined(__AVX512F__)  // with other instruction sets the compiler would need a minute
-#pragma GCC unroll 8
-#endif
-        for (int within = 0; within < CHUNK_BLOCKS; within++) {
-            if (within >= here.blocks) break;
-            if (TOKENS == 1) prefetch_block<F>(here.meta, within);
+        const auto add_block = [&](int within) __attribute__((always_inline)) {
+            prefetch_block<F>(here.meta, within);
 #pragma GCC unroll 2
             for (int lane = 0; lane < LANES; lane += PART_LANES)
                 multiply_block<F, TOKENS, WIDE>(
-                    here.codes_of(within), here.meta_of(within), here.part_of(within), lane, here.first + within, x, first, sums);
+                    here.codes_of(within), here.meta_of(within), here.part_of(within), lane, here.first + within, x, firsts, sums);
+        };
+        if constexpr (TOKENS == 1) {
+#if defined(__AVX512F__)  // with other instruction sets the compiler would need a minute
+#pragma GCC unroll 8
+#endif
+            for (int within = 0; within < CHUNK_BLOCKS; within++) {
+                if (within >= here.blocks) break;
+                add_block(within);
+            }
+        } else {
+            for (int within = 0; within < here.blocks; within++) add_block(within);
         }
     }
     for (int t = 0; t < TOKENS; t++) std::memcpy(totals + t, sums[t], sizeof(f32x16));
@@ -194,7 +202,7 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
 #endif
 
 template <class F, int TOKENS>
-inline void multiply_float(const uint8_t* group, int columns, const Activations& x, int first, f32x16* totals) {
+inline void multiply_float(const uint8_t* group, int columns, const Activations& x, const int* rows, f32x16* totals) {
     // Codes with a minimum are centred, so that scale * code and the minimum do not cancel each other.
     constexpr int CENTRE = F::HAS_MINIMUM ? 1 << (F::BITS - 1) : F::OFFSET;
     FloatPart all[TOKENS][PARTS] = {};
@@ -210,7 +218,7 @@ inline void multiply_float(const uint8_t* group, int columns, const Activations&
                 for (int j = 4 * half; j < 4 * half + 4; j++)
                     for (int c = 0; c < 4; c++) {
                         const FloatPart weight = to_float((((IntPart)quads[j] >> (8 * c)) & 255) - CENTRE);
-                        for (int t = 0; t < TOKENS; t++) sums[t] += weight * splat(x.x_row(first + t)[32 * block + 4 * j + c]);
+                        for (int t = 0; t < TOKENS; t++) sums[t] += weight * splat(x.x_row(rows[t])[32 * block + 4 * j + c]);
                     }
                 const FloatPart scale = F::scale(meta, part + (F::HALVES ? half : 0), lane);
                 FloatPart minimum = F::minimum(meta, part + (F::HALVES ? half : 0), lane);
@@ -219,7 +227,7 @@ inline void multiply_float(const uint8_t* group, int columns, const Activations&
                     FloatPart& total = all[t][lane / PART_LANES];
                     total += scale * sums[t];
                     if constexpr (F::HAS_MINIMUM)
-                        total += minimum * splat(x.half_sums[size_t(first + t) * columns / 16 + 2 * block + half]);
+                        total += minimum * splat(x.half_sums[size_t(rows[t]) * columns / 16 + 2 * block + half]);
                 }
             }
         }
@@ -244,15 +252,35 @@ inline float widen_one(const Bf16* from) {
 }
 inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
 
+// Multiplies the columns that are left over. It is one function, so that compilers add in the same way for every caller.
 template <class T>
-inline f32x16 multiply_dense(const T* rows, int num_rows, int columns, const float* x) {
+__attribute__((noinline)) float rest_of_row(const T* row, const float* x, int count) {
+    float total = 0;
+    for (int c = 0; c < count; c++) {
+#if defined(__FMA__)
+        if constexpr (sizeof(T) == 2) {
+            total = __builtin_fmaf(widen_one(row + c), x[c], total);
+            continue;
+        }
+#endif
+        total += widen_one(row + c) * x[c];
+    }
+    return total;
+}
+
+// Multiplies rows of a dense matrix with several rows of x; values are widened once for all of them.
+template <int TOKENS, class T>
+inline void multiply_dense(const T* rows, int num_rows, int columns, const float* const (&x)[TOKENS], f32x16* totals) {
     constexpr int WIDTH = 4;  // independent sums, so that an addition need not wait for the one before it
-    float result[LANES] = {};
+    float results[TOKENS][LANES] = {};
     for (int row = 0; row < num_rows; row++) {
         const T* from = rows + size_t(row) * columns;
-        FloatPart sums[WIDTH][PARTS] = {};
+        FloatPart sums[TOKENS][WIDTH][PARTS] = {};
         const auto add_sixteen = [&](int i, int c) {
-            for (int part = 0; part < PARTS; part++, c += PART_LANES) sums[i][part] += widen(from + c) * load<FloatPart>(x + c);
+            for (int part = 0; part < PARTS; part++, c += PART_LANES) {
+                const FloatPart values = widen(from + c);
+                for (int t = 0; t < TOKENS; t++) sums[t][i][part] += values * load<FloatPart>(x[t] + c);
+            }
         };
         int c = 0;
         for (; c + WIDTH * LANES <= columns; c += WIDTH * LANES) {
@@ -261,13 +289,15 @@ inline f32x16 multiply_dense(const T* rows, int num_rows, int columns, const flo
             for (int i = 0; i < WIDTH; i++) add_sixteen(i, c + i * LANES);
         }
         for (; c + LANES <= columns; c += LANES) add_sixteen(0, c);
-        float rest = 0;
-        for (; c < columns; c++) rest += widen_one(from + c) * x[c];
-        FloatPart all[PARTS];
-        for (int part = 0; part < PARTS; part++) all[part] = (sums[0][part] + sums[1][part]) + (sums[2][part] + sums[3][part]);
-        result[row] = sum(all) + rest;
+        for (int t = 0; t < TOKENS; t++) {
+            const float rest = rest_of_row(from + c, x[t] + c, columns - c);
+            FloatPart all[PARTS];
+            for (int part = 0; part < PARTS; part++)
+                all[part] = (sums[t][0][part] + sums[t][1][part]) + (sums[t][2][part] + sums[t][3][part]);
+            results[t][row] = sum(all) + rest;
+        }
     }
-    return load<f32x16>(result);
+    for (int t = 0; t < TOKENS; t++) totals[t] = load<f32x16>(results[t]);
 }
 
 }  // namespace graphcore

@@ -20,12 +20,13 @@ void read_row(const Matrix& table, int64_t row, float* to) {
                                        : widen_one((const Fp16*)table.bytes + offset + c);
 }
 
-void run_embed(const Embed& a, Scratch& scratch) {
-    read_row(a.table, *a.token_id, a.x);
-    for (int c = 0; c < a.table.columns; c++) a.x[c] *= a.scale;
+void run_embed(const Embed& a, int row, Scratch& scratch) {
+    float* x = a.x.at(row);
+    read_row(a.table, a.token_ids[row], x);
+    for (int c = 0; c < a.table.columns; c++) x[c] *= a.scale;
     if (!a.positions.bytes) return;
-    read_row(a.positions, *a.position, scratch.row);
-    for (int c = 0; c < a.table.columns; c++) a.x[c] += scratch.row[c];
+    read_row(a.positions, a.starts[row], scratch.row);
+    for (int c = 0; c < a.table.columns; c++) x[c] += scratch.row[c];
 }
 
 // Normalises and rounds x into row `row` of the thread's own activations.
@@ -53,15 +54,21 @@ inline void store_some(f32x16 value, int count, float* to) {
     for (int lane = 0; lane < count; lane++) to[lane] = value[lane];
 }
 
-inline f32x16 product(const Matrix& matrix, int group, const float* bias, int height, const Scratch& scratch) {
-    f32x16 total;
-    multiply_group(matrix, group, scratch.activations, 0, 1, &total);
-    return bias ? total + load_some(bias + group * GROUP_ROWS, height) : total;
+// Numbers of the thread's activations, in order.
+constexpr int IN_ORDER[MOST_ROWS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Multiplies one group of the matrix with some of the thread's activations. results: one for each.
+inline void products(const Matrix& matrix, int group, const float* bias, int height, const Scratch& scratch, const int* which, int count, f32x16* results) {
+    multiply_group(matrix, group, scratch.activations, which, count, results);
+    if (!bias) return;
+    const f32x16 added = load_some(bias + group * GROUP_ROWS, height);
+    for (int i = 0; i < count; i++) results[i] += added;
 }
 
-void enter_project(const Project& a, Scratch& scratch) {
-    prepare(scratch, a.rounding, 1, a.matrices[0].columns);
-    take_in(a.x, a.norm, a.matrices[0].columns, 0, scratch);
+void enter_project(const Project& a, const Rows& rows, Scratch& scratch) {
+    const int columns = a.matrices[0].columns;
+    prepare(scratch, a.rounding, rows.count, columns);
+    for (int i = 0; i < rows.count; i++) take_in(a.x.at(rows.index[i]), a.norm, columns, i, scratch);
 }
 
 // Returns how many matrices are multiplied one after another. The second of a gated pair is multiplied with the first.
@@ -73,89 +80,118 @@ int groups_of(const Project& a) {
     return total;
 }
 
-// Stores f(y), or adds y to what is there. y: the products of the matrix's rows in groups begin .. end - 1.
-void put_products(const Project& a, int index, Range groups, Scratch& scratch) {
+// Calls put(product, height, out) for each row that runs and each of the matrix's groups begin .. end - 1. out: place of the
+// group in the row's part of `outs`.
+template <class Put>
+inline void for_products(const Project& a, const Rows& rows, int index, Range groups, const Scratch& scratch, PerRow<float> outs, const Put& put) {
     const Matrix& matrix = a.matrices[index];
+    f32x16 results[MOST_ROWS];
     for (int group = groups.begin; group < groups.end; group++) {
         const int height = std::min(GROUP_ROWS, matrix.rows - group * GROUP_ROWS);
-        float* out = a.outs[index] + group * GROUP_ROWS;
-        const f32x16 y = product(matrix, group, a.biases[index], height, scratch);
-        store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+        products(matrix, group, a.biases[index], height, scratch, IN_ORDER, rows.count, results);
+        for (int r = 0; r < rows.count; r++) put(results[r], height, outs.at(rows.index[r]) + group * GROUP_ROWS);
     }
 }
 
-// Multiplies what put_products stored by the products of the second matrix's rows. Each matrix is read in one run: reads
-// that go back and forth between two matrices reach less of the memory's speed.
-void gate_products(const Project& a, Range groups, Scratch& scratch) {
-    for (int group = groups.begin; group < groups.end; group++) {
-        const int height = std::min(GROUP_ROWS, a.matrices[1].rows - group * GROUP_ROWS);
-        float* out = a.outs[0] + group * GROUP_ROWS;
-        store_some(load_some(out, height) * product(a.matrices[1], group, a.biases[1], height, scratch), height, out);
-    }
-}
-
-void run_project(const Project& a, Range mine, Scratch& scratch) {
+// Each matrix of a gated pair is read in one run: reads that go back and forth between two matrices reach less of the
+// memory's speed.
+void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratch) {
     for (int i = 0, before = 0; i < num_stacked(a); i++) {
         const int here = num_groups(a.matrices[i].rows);
         const Range groups{std::max(mine.begin - before, 0), std::min(mine.end - before, here)};
         before += here;
-        put_products(a, i, groups, scratch);
-        if (a.store == Store::GATED) gate_products(a, groups, scratch);
+        for_products(a, rows, i, groups, scratch, a.outs[i], [&](f32x16 y, int height, float* out) {
+            store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+        });
+        if (a.store != Store::GATED) continue;
+        for_products(a, rows, 1, groups, scratch, a.outs[0], [&](f32x16 y, int height, float* out) {
+            store_some(load_some(out, height) * y, height, out);
+        });
     }
 }
 
-// Attends with heads of one kv head, which share its keys.
-void run_attend(const Attend& a, Range heads, Scratch& scratch) {
+// Attends with heads of one row and one kv head, which share its keys.
+void run_attend(const Attend& a, const Rows& rows, Range units, Scratch& scratch) {
+    const int nth = units.begin / a.heads, row = rows.index[nth];
+    const int first = units.begin - nth * a.heads, last = units.end - nth * a.heads;
     switch (a.cache_format) {
-        case F32: return attend_heads<float>(a, heads.begin, heads.end, scratch.row);
-        case F16: return attend_heads<Fp16>(a, heads.begin, heads.end, scratch.row);
-        default: return attend_heads<Bf16>(a, heads.begin, heads.end, scratch.row);
+        case F32: return attend_heads<float>(a, row, first, last, scratch.row);
+        case F16: return attend_heads<Fp16>(a, row, first, last, scratch.row);
+        default: return attend_heads<Bf16>(a, row, first, last, scratch.row);
     }
 }
 
-void run_add_norm(const AddNorm& a, Scratch& scratch) {
-    normalise(a.norm, a.y, a.dim, scratch.row);
-    for (int i = 0; i < a.dim; i++) a.x[i] = (a.puts ? 0.0f : a.x[i]) + scratch.row[i];
+void run_add_norm(const AddNorm& a, int row, Scratch& scratch) {
+    float* x = a.x.at(row);
+    normalise(a.norm, a.y.at(row), a.dim, scratch.row);
+    for (int i = 0; i < a.dim; i++) x[i] = (a.puts ? 0.0f : x[i]) + scratch.row[i];
 }
 
-void choose_part(const Choose& a, int part) {
+void choose_part(const Choose& a, int row, int part) {
     const Range mine = share(a.vocab, part, CHOICE_PARTS);
+    const float* logits = a.logits.at(row);
     float best = -INFINITY;
     int64_t index = mine.begin;
     int i = mine.begin;
     for (; i + PART_LANES <= mine.end; i += PART_LANES) {
-        const float most = largest(load<FloatPart>(a.logits + i));
+        const float most = largest(load<FloatPart>(logits + i));
         if (!(most > best)) continue;
         best = most;
-        for (index = i; a.logits[index] != most;) index++;
+        for (index = i; logits[index] != most;) index++;
     }
     for (; i < mine.end; i++)
-        if (a.logits[i] > best) best = a.logits[i], index = i;
-    a.best[part] = best;
-    a.best_index[part] = index;
+        if (logits[i] > best) best = logits[i], index = i;
+    a.best[row * CHOICE_PARTS + part] = best;
+    a.best_index[row * CHOICE_PARTS + part] = index;
 }
 
-void run_advance(const Advance& a) {
+void run_advance(const Advance& a, int row) {
+    const float* best = a.best + row * CHOICE_PARTS;
     int winner = 0;
     for (int other = 1; other < CHOICE_PARTS; other++)
-        if (a.best[other] > a.best[winner]) winner = other;
-    *a.chosen = *a.token_id = a.best_index[winner];
-    ++*a.position;
+        if (best[other] > best[winner]) winner = other;
+    a.chosen[row] = a.token_ids[row] = a.best_index[row * CHOICE_PARTS + winner];
+    ++a.starts[row];
 }
 
-void run_route(const Route& a, Scratch& scratch) {
-    float* left = scratch.row;
-    std::memcpy(left, a.logits, size_t(a.experts) * 4);
+void choose_experts(const Route& a, int row, Scratch& scratch) {
+    float *left = scratch.row, *weights = a.weights + size_t(row) * a.used;
+    int32_t* chosen = a.chosen + size_t(row) * a.used;
+    std::memcpy(left, a.logits.at(row), size_t(a.experts) * 4);
     if (a.over_all) softmax(left, a.experts, nullptr);
     for (int k = 0; k < a.used; k++) {
         const int best = int(std::max_element(left, left + a.experts) - left);
-        a.chosen[k] = best;
-        a.weights[k] = left[best];
+        chosen[k] = best;
+        weights[k] = left[best];
         left[best] = -INFINITY;
     }
-    if (!a.over_all) softmax(a.weights, a.used, nullptr);
+    if (!a.over_all) softmax(weights, a.used, nullptr);
     if (a.scales)
-        for (int k = 0; k < a.used; k++) a.weights[k] *= a.scales[a.chosen[k]];
+        for (int k = 0; k < a.used; k++) weights[k] *= a.scales[chosen[k]];
+}
+
+int32_t expert_of(const int32_t* chosen, int used, const Rows& rows, int choice) {
+    return chosen[size_t(rows.index[choice / used]) * used + choice % used];
+}
+
+// Sorts the choices of all rows by expert.
+void share_experts(const Route& a, const Rows& rows) {
+    const int total = rows.count * a.used;
+    const auto expert = [&](int choice) { return expert_of(a.chosen, a.used, rows, choice); };
+    for (int i = 0; i < total; i++) a.sharing.choices[i] = i;
+    std::sort(a.sharing.choices, a.sharing.choices + total, [&](int32_t one, int32_t other) {
+        return expert(one) != expert(other) ? expert(one) < expert(other) : one < other;
+    });
+    int count = 0;
+    for (int i = 0; i < total; i++)
+        if (i == 0 || expert(a.sharing.choices[i]) != expert(a.sharing.choices[i - 1])) a.sharing.begins[count++] = i;
+    a.sharing.begins[count] = total;
+    *a.sharing.count = count;
+}
+
+void run_route(const Route& a, const Rows& rows, Scratch& scratch) {
+    for (int i = 0; i < rows.count; i++) choose_experts(a, rows.index[i], scratch);
+    share_experts(a, rows);
 }
 
 Matrix matrix_at(const Matrix& first, int place) {
@@ -170,76 +206,96 @@ inline f32x16 gated_features(const ExpertsUp& a, f32x16 gate, f32x16 up) {
     return a.activation == Activation::CLAMPED_SWIGLU ? clamped_swiglu(gate, up, a.limit, a.alpha) : activate(a.activation, gate) * up;
 }
 
-void enter_experts_up(const ExpertsUp& a, Scratch& scratch) {
-    prepare(scratch, a.rounding, 1, a.gate.columns);
-    take_in(a.x, a.norm, a.gate.columns, 0, scratch);
+void enter_experts_up(const ExpertsUp& a, const Rows& rows, Scratch& scratch) {
+    prepare(scratch, a.rounding, rows.count, a.gate.columns);
+    for (int i = 0; i < rows.count; i++) take_in(a.x.at(rows.index[i]), a.norm, a.gate.columns, i, scratch);
 }
 
-// Returns the bias of an expert's group of rows, or null.
-inline const float* bias_at(const float* biases, int rows, int expert, int group) {
-    return biases ? biases + size_t(expert) * rows + group * GROUP_ROWS : nullptr;
+// The rows that chose one expert, where its matrices are, and their biases.
+struct Chosen {
+    int expert, place, count;
+    const int32_t* choices;  // [count]
+};
+
+template <class Experts>
+Chosen chosen_at(const Experts& a, const Rows& rows, int nth) {
+    const int begin = a.sharing.begins[nth];
+    const int32_t* choices = a.sharing.choices + begin;
+    const int expert = expert_of(a.chosen, a.used, rows, choices[0]), place = expert_of(a.places, a.used, rows, choices[0]);
+    return {expert, place, a.sharing.begins[nth + 1] - begin, choices};
 }
 
-// Carries out units begin .. end - 1, which are numbered expert by expert, as runs of groups of one expert. Each matrix is
-// then read in one run.
-template <class Body>
-void for_each_expert(Range units, int groups, const Body& body) {
-    for (int unit = units.begin, next; unit < units.end; unit = next) {
-        next = std::min(units.end, (unit / groups + 1) * groups);
-        body(unit / groups, Range{unit % groups, unit % groups + next - unit});
+// Multiplies groups begin .. end - 1 of an expert's matrix with some of the thread's activations, and calls
+// put(i, product, height, group) for the i-th of them.
+template <class Put>
+inline void for_expert(const Matrix& first, const float* biases, const Chosen& one, Range groups, const Scratch& scratch, const int* which, const Put& put) {
+    const Matrix matrix = matrix_at(first, one.place);
+    const float* bias = biases ? biases + size_t(one.expert) * matrix.rows : nullptr;
+    f32x16 results[MOST_ROWS];
+    for (int group = groups.begin; group < groups.end; group++) {
+        const int height = std::min(GROUP_ROWS, matrix.rows - group * GROUP_ROWS);
+        products(matrix, group, bias, height, scratch, which, one.count, results);
+        for (int i = 0; i < one.count; i++) put(i, results[i], height, group);
     }
 }
 
-void run_experts_up(const ExpertsUp& a, Range mine, Scratch& scratch) {
-    const int rows = a.gate.rows;
-    for_each_expert(mine, num_groups(rows), [&](int k, Range groups) {
-        float* hidden = a.hidden + size_t(k) * rows;
-        const auto for_each_group = [&](const Matrix& first, const float* biases, const auto& put) {
-            const Matrix matrix = matrix_at(first, a.places[k]);
-            for (int group = groups.begin; group < groups.end; group++) {
-                const int height = std::min(GROUP_ROWS, rows - group * GROUP_ROWS);
-                f32x16 y;
-                multiply_group(matrix, group, scratch.activations, 0, 1, &y);
-                if (const float* bias = bias_at(biases, rows, a.chosen[k], group)) y += load_some(bias, height);
-                put(y, height, hidden + group * GROUP_ROWS);
-            }
-        };
-        for_each_group(a.gate, a.gate_bias, store_some);
-        for_each_group(a.up, a.up_bias, [&](f32x16 up, int height, float* to) {
+// Units are numbered expert by expert, and carried out as runs of groups of one expert. Each matrix is then read in one run.
+void run_experts_up(const ExpertsUp& a, const Rows& rows, Range mine, Scratch& scratch) {
+    const int groups = num_groups(a.gate.rows);
+    for (int unit = mine.begin, next; unit < mine.end; unit = next) {
+        next = std::min(mine.end, (unit / groups + 1) * groups);
+        const Range here{unit % groups, unit % groups + next - unit};
+        const Chosen one = chosen_at(a, rows, unit / groups);
+        if (one.place < 0) continue;
+        int which[MOST_ROWS];
+        float* hidden[MOST_ROWS];
+        for (int i = 0; i < one.count; i++) {
+            which[i] = one.choices[i] / a.used;
+            hidden[i] = a.hidden.at(rows.index[which[i]]) + size_t(one.choices[i] % a.used) * a.gate.rows;
+        }
+        for_expert(a.gate, a.gate_bias, one, here, scratch, which, [&](int i, f32x16 gate, int height, int group) {
+            store_some(gate, height, hidden[i] + group * GROUP_ROWS);
+        });
+        for_expert(a.up, a.up_bias, one, here, scratch, which, [&](int i, f32x16 up, int height, int group) {
+            float* to = hidden[i] + group * GROUP_ROWS;
             store_some(gated_features(a, load_some(to, height), up), height, to);
         });
-    });
+    }
 }
 
-void enter_experts_down(const ExpertsDown& a, Scratch& scratch) {
+void enter_experts_down(const ExpertsDown& a, const Rows& rows, Scratch& scratch) {
     const int columns = a.down.columns;
-    prepare(scratch, a.rounding, a.used, columns);
+    prepare(scratch, a.rounding, rows.count * a.used, columns);
     const Norm none{NormKind::NONE, 0, nullptr, nullptr};
-    for (int k = 0; k < a.used; k++) take_in(a.hidden + size_t(k) * columns, none, columns, k, scratch);
+    for (int choice = 0; choice < rows.count * a.used; choice++)
+        if (expert_of(a.places, a.used, rows, choice) >= 0)
+            take_in(a.hidden.at(rows.index[choice / a.used]) + size_t(choice % a.used) * columns, none, columns, choice, scratch);
 }
 
 // Adds up the experts' answers for some groups of rows at a time, so that the rows of an expert are read in one run.
-void run_experts_down(const ExpertsDown& a, Range mine, Scratch& scratch) {
-    constexpr int GROUPS = 32;
-    const int rows = a.down.rows;
-    for (int first = mine.begin; first < mine.end; first += GROUPS) {
-        const int end = std::min(first + GROUPS, mine.end);
-        const auto height_of = [&](int group) { return std::min(GROUP_ROWS, rows - group * GROUP_ROWS); };
-        f32x16 totals[GROUPS] = {};
-        for (int k = 0; k < a.used; k++) {
-            const Matrix matrix = matrix_at(a.down, a.places[k]);
-            for (int group = first; group < end; group++) {
-                f32x16 y;
-                multiply_group(matrix, group, scratch.activations, k, 1, &y);
-                if (const float* bias = bias_at(a.bias, rows, a.chosen[k], group)) y += load_some(bias, height_of(group));
-                totals[group - first] += splat<f32x16>(a.weights[k]) * y;
+void run_experts_down(const ExpertsDown& a, const Rows& rows, Range mine, Scratch& scratch) {
+    const size_t stride = size_t(GROUP_ROWS) * (a.answers ? num_groups(a.down.rows) : DOWN_GROUPS);
+    for (int first = mine.begin; first < mine.end; first += DOWN_GROUPS) {
+        const Range here{first, std::min(first + DOWN_GROUPS, mine.end)};
+        float* answers = a.answers ? a.answers + first * GROUP_ROWS : scratch.row;  // of `first`; each choice's are `stride` apart
+        for (int nth = 0; nth < *a.sharing.count; nth++) {
+            const Chosen one = chosen_at(a, rows, nth);
+            if (one.place < 0) continue;
+            for_expert(a.down, a.bias, one, here, scratch, one.choices, [&](int i, f32x16 y, int, int group) {
+                store(answers + one.choices[i] * stride + (group - first) * GROUP_ROWS, y);
+            });
+        }
+        if (a.is_last && !*a.is_last) continue;
+        for (int i = 0; i < rows.count; i++)
+            for (int group = here.begin; group < here.end; group++) {
+                const int height = std::min(GROUP_ROWS, a.down.rows - group * GROUP_ROWS);
+                const float* weights = a.weights + size_t(rows.index[i]) * a.used;
+                f32x16 total{};
+                for (int k = 0; k < a.used; k++)
+                    total += splat<f32x16>(weights[k]) * load<f32x16>(answers + (i * a.used + k) * stride + (group - first) * GROUP_ROWS);
+                float* out = a.x.at(rows.index[i]) + group * GROUP_ROWS;
+                store_some(a.puts ? total : load_some(out, height) + total, height, out);
             }
-        }
-        for (int group = first; group < end; group++) {
-            float* out = a.x + group * GROUP_ROWS;
-            const f32x16 total = totals[group - first];
-            store_some(a.puts ? total : load_some(out, height_of(group)) + total, height_of(group), out);
-        }
     }
 }
 
@@ -256,66 +312,86 @@ FloatPart element(const Elementwise& a, FloatPart x, FloatPart y) {
     }
 }
 
-void run_elementwise(const Elementwise& a, Range mine) {
-    const float* other = a.b ? a.b : a.a;
+void run_elements(const Elementwise& a, int row, int unit) {
+    const float *one = a.a.at(row), *other = a.b ? a.b.at(row) : one;
+    float* out = a.out.at(row);
     const bool is_scale = a.elements == Elements::SCALE;
-    const FloatPart scale = is_scale ? activate_part(a.activation, splat(a.a[0])) : FloatPart{};
-    const int end = std::min(mine.end * ELEMENTS, a.size);
-    int i = mine.begin * ELEMENTS;
-    for (; i + PART_LANES <= end; i += PART_LANES) store(a.out + i, element(a, is_scale ? scale : load<FloatPart>(a.a + i), load<FloatPart>(other + i)));
+    const FloatPart scale = is_scale ? activate_part(a.activation, splat(one[0])) : FloatPart{};
+    const int end = std::min((unit + 1) * ELEMENTS, a.size);
+    int i = unit * ELEMENTS;
+    for (; i + PART_LANES <= end; i += PART_LANES) store(out + i, element(a, is_scale ? scale : load<FloatPart>(one + i), load<FloatPart>(other + i)));
     FloatPart x{}, y{};
-    for (int lane = 0; i + lane < end; lane++) x[lane] = is_scale ? scale[lane] : a.a[i + lane], y[lane] = other[i + lane];
+    for (int lane = 0; i + lane < end; lane++) x[lane] = is_scale ? scale[lane] : one[i + lane], y[lane] = other[i + lane];
     const FloatPart rest = element(a, x, y);
-    for (int lane = 0; i + lane < end; lane++) a.out[i + lane] = rest[lane];
+    for (int lane = 0; i + lane < end; lane++) out[i + lane] = rest[lane];
+}
+
+// Calls function(row, part) for each unit, where every row has `parts` units.
+template <class Function>
+void by_row(const Rows& rows, Range units, int parts, const Function& function) {
+    for (int unit = units.begin; unit < units.end; unit++) function(rows.index[unit / parts], unit % parts);
 }
 
 }  // namespace
 
-Deal deal_of(const Instruction& instruction, int threads) {
+Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
     const void* a = instruction.arguments;
+    const auto of_rows = [&](int parts) { return Deal::even(rows.count * parts, threads); };
     switch (instruction.kind) {
+        case Kind::EMBED:
+        case Kind::ADD_NORM:
+        case Kind::ADVANCE: return of_rows(1);
         case Kind::PROJECT: return Deal::even(groups_of(*(const Project*)a), threads);
         case Kind::ATTEND: {
             const auto& attend = *(const Attend*)a;
-            return {attend.heads, attend.heads / attend.kv_heads};
+            return {rows.count * attend.heads, attend.heads / attend.kv_heads};
         }
-        case Kind::CHOOSE: return {CHOICE_PARTS, CHOICE_PARTS / PORTIONS};
-        case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * ((const ExpertsUp*)a)->used, threads);
+        case Kind::CHOOSE: return {rows.count * CHOICE_PARTS, CHOICE_PARTS / PORTIONS};
+        case Kind::ROUTE: return {};
+        case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * *((const ExpertsUp*)a)->sharing.count, threads);
         case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
-        case Kind::ELEMENTWISE: return Deal::even(units_of(*(const Elementwise*)a), threads);
-        case Kind::CONVOLVE: return Deal::even(convolve_units(*(const Delta*)a), threads);
-        case Kind::DELTA_RULE: return Deal::even(rule_units(*(const Delta*)a), threads);
-        default: return {};
+        case Kind::ELEMENTWISE: return of_rows(units_of(*(const Elementwise*)a));
+        case Kind::CONVOLVE: return of_rows(channel_blocks(*(const Delta*)a));
+        case Kind::DELTA_RULE: return of_rows(((const Delta*)a)->heads);
     }
+    return {};
 }
 
-void enter_instruction(const Instruction& instruction, Scratch& scratch) {
+void enter_instruction(const Instruction& instruction, const Rows& rows, Scratch& scratch) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
-        case Kind::PROJECT: return enter_project(*(const Project*)a, scratch);
-        case Kind::EXPERTS_UP: return enter_experts_up(*(const ExpertsUp*)a, scratch);
-        case Kind::EXPERTS_DOWN: return enter_experts_down(*(const ExpertsDown*)a, scratch);
+        case Kind::PROJECT: return enter_project(*(const Project*)a, rows, scratch);
+        case Kind::EXPERTS_UP: return enter_experts_up(*(const ExpertsUp*)a, rows, scratch);
+        case Kind::EXPERTS_DOWN: return enter_experts_down(*(const ExpertsDown*)a, rows, scratch);
         default: return;
     }
 }
 
-void run_units(const Instruction& instruction, Range units, Scratch& scratch) {
+void run_units(const Instruction& instruction, const Rows& rows, Range units, Scratch& scratch) {
     const void* a = instruction.arguments;
     switch (instruction.kind) {
-        case Kind::EMBED: return run_embed(*(const Embed*)a, scratch);
-        case Kind::PROJECT: return run_project(*(const Project*)a, units, scratch);
-        case Kind::ATTEND: return run_attend(*(const Attend*)a, units, scratch);
-        case Kind::ADD_NORM: return run_add_norm(*(const AddNorm*)a, scratch);
-        case Kind::CHOOSE:
-            for (int part = units.begin; part < units.end; part++) choose_part(*(const Choose*)a, part);
-            return;
-        case Kind::ADVANCE: return run_advance(*(const Advance*)a);
-        case Kind::ROUTE: return run_route(*(const Route*)a, scratch);
-        case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, units, scratch);
-        case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, units, scratch);
-        case Kind::ELEMENTWISE: return run_elementwise(*(const Elementwise*)a, units);
-        case Kind::CONVOLVE: return run_convolve(*(const Delta*)a, 0, units);
-        case Kind::DELTA_RULE: return run_rule(*(const Delta*)a, 0, units, scratch.row);
+        case Kind::EMBED: return by_row(rows, units, 1, [&](int row, int) { run_embed(*(const Embed*)a, row, scratch); });
+        case Kind::PROJECT: return run_project(*(const Project*)a, rows, units, scratch);
+        case Kind::ATTEND: return run_attend(*(const Attend*)a, rows, units, scratch);
+        case Kind::ADD_NORM: return by_row(rows, units, 1, [&](int row, int) { run_add_norm(*(const AddNorm*)a, row, scratch); });
+        case Kind::CHOOSE: return by_row(rows, units, CHOICE_PARTS, [&](int row, int part) { choose_part(*(const Choose*)a, row, part); });
+        case Kind::ADVANCE: return by_row(rows, units, 1, [&](int row, int) { run_advance(*(const Advance*)a, row); });
+        case Kind::ROUTE: return run_route(*(const Route*)a, rows, scratch);
+        case Kind::EXPERTS_UP: return run_experts_up(*(const ExpertsUp*)a, rows, units, scratch);
+        case Kind::EXPERTS_DOWN: return run_experts_down(*(const ExpertsDown*)a, rows, units, scratch);
+        case Kind::ELEMENTWISE: {
+            const auto& elementwise = *(const Elementwise*)a;
+            return by_row(rows, units, units_of(elementwise), [&](int row, int unit) { run_elements(elementwise, row, unit); });
+        }
+        case Kind::CONVOLVE: {
+            const auto& delta = *(const Delta*)a;
+            const int blocks = channel_blocks(delta);
+            return by_row(rows, units, blocks, [&](int row, int block) { convolve_block(delta, row * blocks + block, 0); });
+        }
+        case Kind::DELTA_RULE: {
+            const auto& delta = *(const Delta*)a;
+            return by_row(rows, units, delta.heads, [&](int row, int head) { run_head(delta, row * delta.heads + head, 0, scratch.row); });
+        }
     }
 }
 

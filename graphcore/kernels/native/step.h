@@ -1,10 +1,14 @@
-// A decode step of one sequence as a list of instructions over fixed buffers.
+// A decode step of up to sixteen sequences as a list of instructions over fixed buffers.
 //
 //     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
 //
 // An instruction is one phase of the team's job. Every thread normalises and rounds the whole input of a product for itself,
 // because this takes less time than one more phase. Activations are float32 throughout. The same structs are in
 // graphcore/kernels/instructions.py.
+//
+// A program has a fixed number of rows, each with a token and a sequence of its own; a run takes those that have a token.
+// Weights are read once for all rows, and a row's numbers do not depend on the other rows. Two rows of one run must not
+// belong to one sequence: a row attends the cache as it was before the run, and itself.
 #pragma once
 
 #include "matrix.h"
@@ -17,6 +21,25 @@ enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
 enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
+constexpr int MOST_ROWS = 16;    // largest number of a program's rows
+constexpr int DOWN_GROUPS = 32;  // groups of rows whose experts' answers are kept before they are added up
+
+// The rows that a run takes: their numbers, in order.
+struct Rows {
+    int count = 0;
+    int index[MOST_ROWS];
+};
+
+// An array for each row of a program. stride: elements from one row's to the next one's; 0 if all rows share one.
+template <class T>
+struct PerRow {
+    T* first;  // may be null
+    int64_t stride;
+
+    T* at(int row) const { return first + row * stride; }
+    explicit operator bool() const { return first; }
+};
+
 struct Norm {
     NormKind kind;
     float eps;
@@ -27,35 +50,35 @@ struct Norm {
 // x = row of the table * scale (+ row of the position table).
 struct Embed {
     Matrix table, positions;  // positions.bytes is null if there is no position table
-    const int64_t* token_id;
-    const int64_t* position;
-    float* x;
+    const int64_t *token_ids, *starts;  // [rows]; starts: the tokens' positions
+    PerRow<float> x;
     float scale;
 };
 
 // y = matrix @ norm(x) + bias for up to four matrices. `store` says how y is stored.
 struct Project {
-    const float* x;
+    PerRow<const float> x;
     Norm norm;
     Rounding rounding;
     int32_t num_matrices;
     Matrix matrices[4];
     const float* biases[4];
-    float* outs[4];
+    PerRow<float> outs[4];
     Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
     Activation activation;  // f
 };
 
-// Attention of one token: normalises and rotates queries and the new key, writes the new key and value to the cache, and
-// attends over the live slots. Position p is in slot p mod slots. If k is null, another layer has written this token's entry.
+// Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
+// sequence's cache, and attends over the live slots. Position p is in slot p mod slots. If k is null, another layer has
+// written the tokens' entries.
 struct Attend {
-    const float *q, *k, *v;
+    PerRow<const float> q, k, v;
     Norm q_norm, k_norm, v_norm;
     const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
-    const int64_t* position;
-    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, head_dim]
-    float* out;                  // [heads, head_dim]
+    const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's number in the caches
+    uint8_t *k_cache, *v_cache;         // [sequences, kv_heads, slots, head_dim]
+    PerRow<float> out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, slots, window, cache_format;
     int32_t unrotated;  // last features of a head that are not rotated
     float scale;
@@ -64,9 +87,9 @@ struct Attend {
 
 // x += norm(y).
 struct AddNorm {
-    const float* y;
+    PerRow<const float> y;
     Norm norm;
-    float* x;
+    PerRow<float> x;
     int32_t dim;
     int32_t puts;  // 1: x = norm(y)
 };
@@ -75,40 +98,51 @@ constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads sear
 
 // Finds each part's largest logit and its index, which is the first of equal ones.
 struct Choose {
-    const float* logits;
+    PerRow<const float> logits;
     int32_t vocab;
-    float* best;         // [CHOICE_PARTS]
-    int64_t* best_index; // [CHOICE_PARTS]
+    float* best;         // [rows, CHOICE_PARTS]
+    int64_t* best_index; // [rows, CHOICE_PARTS]
 };
 
-// Takes the best of all parts as the next token, and moves on to the next position.
+// Takes the best of all parts as each row's next token, and moves on to the next position.
 struct Advance {
     const float* best;
     const int64_t* best_index;
-    int64_t *chosen, *token_id, *position;
+    int64_t *chosen, *token_ids, *starts;  // [rows]
 };
 
-// Chooses the experts of one token: those with the `used` largest router logits. Their weights are the softmax over these,
-// or their parts in the softmax over all logits.
+// The choices of all rows that run, by expert, so that rows share the read of an expert's weights. Choice k of the i-th row
+// that runs has the number i * used + k.
+struct Sharing {
+    int32_t* count;    // number of experts that were chosen
+    int32_t* begins;   // [rows * used + 1], where each expert's choices begin in `choices`
+    int32_t* choices;  // [rows * used]
+};
+
+// Chooses the experts of each row: those with the `used` largest router logits. Their weights are the softmax over these, or
+// their parts in the softmax over all logits.
 struct Route {
-    const float* logits;
+    PerRow<const float> logits;
     int32_t experts, used;
-    int32_t* chosen;   // [used]
-    float* weights;    // [used]
+    int32_t* chosen;   // [rows, used]
+    float* weights;    // [rows, used]
     int32_t over_all;  // 1: the softmax is over all logits
     const float* scales;  // [experts], factors of the weights, or null
+    Sharing sharing;
 };
 
-// hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert e = chosen[k]. The expert's matrices are number
-// places[k] in memory, its biases number chosen[k].
+// hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert
+// e = chosen[k]. The expert's matrices are number places[k] in memory, its biases number chosen[k]. An expert without a
+// place (-1) is left out.
 struct ExpertsUp {
-    const float* x;
+    PerRow<const float> x;
     Norm norm;
     Rounding rounding;
     Matrix gate, up;  // matrices of place 0; those of other places follow, each padded to whole groups of rows
     const float *gate_bias, *up_bias;
-    const int32_t *chosen, *places;
-    float* hidden;  // [used, rows]
+    const int32_t *chosen, *places;  // [rows, used]
+    Sharing sharing;
+    PerRow<float> hidden;  // [used, rows of gate]
     int32_t used;
     Activation activation;  // f, or CLAMPED_SWIGLU
     float limit, alpha;     // of CLAMPED_SWIGLU
@@ -116,13 +150,18 @@ struct ExpertsUp {
 
 // x += sum over k of weights[k] * (down_e hidden[k] + b).
 struct ExpertsDown {
-    const float* hidden;
+    PerRow<const float> hidden;
     Rounding rounding;
     Matrix down;
     const float* bias;
-    const int32_t *chosen, *places;
-    const float* weights;
-    float* x;
+    const int32_t *chosen, *places;  // [rows, used]
+    Sharing sharing;
+    const float* weights;            // [rows, used]
+    PerRow<float> x;
+    // Where experts are fetched in several waves: what they have answered so far, [rows * used, groups, 16], and 1 in the last
+    // wave, which sums. Else null: all experts are there.
+    float* answers;
+    const int32_t* is_last;
     int32_t used;
     int32_t puts;  // 1: x is replaced
 };
@@ -132,8 +171,8 @@ struct ExpertsDown {
 struct Elementwise {
     Elements elements;
     Activation activation;  // f
-    const float *a, *b;
-    float* out;
+    PerRow<const float> a, b;
+    PerRow<float> out;
     int32_t size;
     float factor;
 };
@@ -144,11 +183,13 @@ struct Delta {
     const uint8_t *mixed, *z, *a, *b;           // [sequences, tokens, channels | heads * value_dim | heads | heads] of format
     const float *conv_weight, *conv_bias;       // [channels, width], and [channels] or null
     const float *rate, *dt_bias, *norm_weight;  // [heads] twice, [value_dim]
-    uint8_t* convolution;                       // [sequences, channels, width - 1] of state_format
-    float* recurrent;                           // [sequences, heads, key_dim, value_dim]
+    uint8_t* convolution;                       // [caches, channels, width - 1] of state_format
+    float* recurrent;                           // [caches, heads, key_dim, value_dim]
     const int64_t *starts, *counts;             // [sequences]: position of the first token, number of real tokens
     float* joined;                              // [sequences, at most 64 tokens, channels]
     uint8_t* out;                               // [sequences, tokens, heads * value_dim] of format
+    const int64_t* caches;                      // [sequences]: number of the sequence's states, or null if they are in order
+    int64_t strides[4];                         // of mixed, z, a and b: elements from one token's to the next one's
     int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
     int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
     float eps;
@@ -166,10 +207,10 @@ struct Scratch {
 };
 
 // Returns the units of an instruction that threads can do in parallel.
-Deal deal_of(const Instruction& instruction, int threads);
+Deal deal_of(const Instruction& instruction, const Rows& rows, int threads);
 // Prepares a thread before its first units of an instruction.
-void enter_instruction(const Instruction& instruction, Scratch& scratch);
+void enter_instruction(const Instruction& instruction, const Rows& rows, Scratch& scratch);
 // Carries out some units of an instruction.
-void run_units(const Instruction& instruction, Range units, Scratch& scratch);
+void run_units(const Instruction& instruction, const Rows& rows, Range units, Scratch& scratch);
 
 }  // namespace graphcore

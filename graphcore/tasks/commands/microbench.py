@@ -114,6 +114,7 @@ class StepWork:
         device, step, builder = engine.runner.device, program.steps[0], own_runner(engine, "microbench").builder
         if isinstance(step, NativeStep):
             native = step.program
+            program.state.put_rows([[0]], [0])
             operations = native_operations(native, program.state.logits.data_ptr())
             clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the team
             return cls(engine, program, operations, [program.state], clock)

@@ -56,11 +56,12 @@ def test_logits_and_hidden_states_run_every_step_where_decode_is_captured(
 
 
 @pytest.mark.parametrize("step", KINDS)
-def test_a_cuda_graph_takes_any_batch_and_a_native_program_one_sequence(
+def test_a_cuda_graph_takes_any_batch_and_a_native_program_one_of_16(
     step: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = captured_engine(step, monkeypatch)
-    (*_, last) = engine.runner.program("decode", 2).steps
+    assert [type(each) for each in engine.runner.builder.decode(16, is_greedy=False).steps] == [step]
+    (*_, last) = engine.runner.builder.decode(17, is_greedy=False).steps
     assert isinstance(last, CapturedStep) == (step is CapturedStep)
     assert not isinstance(last, NativeStep)
 

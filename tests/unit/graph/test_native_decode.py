@@ -220,6 +220,7 @@ def test_of_equal_logits_the_first_is_chosen(threads: int) -> None:
     decoder = filled_decoder(spec)
     decoder.head.lm_head.weight[:] = decoder.head.lm_head.weight[0]
     program = builder_of(spec, "captured", decoder=decoder).decode(1, is_greedy=True)
+    program.state.span.counts.fill_(1)
     program.steps[0].replay()
     assert program.state.logits.unique().numel() == 1
     assert program.state.chosen.tolist() == [0]
@@ -249,7 +250,7 @@ from graphcore.kernels.native_program import NativeProgram
 program = NativeProgram(sys.argv[1], 3)
 best, index = program.buffer(CHOICE_PARTS), torch.zeros(CHOICE_PARTS, dtype=torch.int64)
 logits = torch.arange(64.0)
-program.add(Choose(program.address(logits), 64, program.address(best), program.address(index, torch.int64)))
+program.add(Choose(program.per_row(logits), 64, program.address(best), program.address(index, torch.int64)))
 program.run()
 if sys.argv[2] == "slept":
     time.sleep(0.3)  # the team gives up waiting after about a millisecond

@@ -41,8 +41,9 @@ def attend_as_a_program(
     for row in counts.nonzero().flatten().tolist():
         program, arguments = NativeProgram(library, 1), instructions.Attend()
         parts = (query[row].float(), key[row].float(), value[row].float(), answer := out[row].float())
-        arguments.q, arguments.k, arguments.v, arguments.out = (program.address(part) for part in parts)
-        arguments.sinks, arguments.position = program.address(sinks), program.address(starts[row], torch.int64)
+        arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part.flatten()) for part in parts)
+        arguments.sinks, arguments.starts = program.address(sinks), program.address(starts[row], torch.int64)
+        arguments.sequences = program.address(torch.tensor([0]), torch.int64)
         arguments.k_cache, arguments.v_cache = (program.address(c[row], c.dtype) for c in (k_cache, v_cache))
         arguments.heads, arguments.kv_heads, arguments.head_dim = query.shape[2], kv_heads, width
         arguments.slots, arguments.window, arguments.scale, arguments.cap = slots, window, scale, cap

@@ -22,8 +22,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def run(library: str, elements: str, a: Tensor, b: Tensor | None, kind: Activation, factor: float, out: Tensor) -> None:
     program = NativeProgram(library, 2)
-    pointers = program.address(a), program.address(b), program.address(out)
-    program.add(Elementwise(ELEMENTS[elements], kind, *pointers, out.numel(), factor))
+    arrays = program.per_row(a), program.per_row(b), program.per_row(out)
+    program.add(Elementwise(ELEMENTS[elements], kind, *arrays, out.numel(), factor))
     program.run()
 
 

@@ -74,7 +74,7 @@ def test_a_native_program_runs_the_layer_token_by_token(library: str, shape: Del
         step.starts.fill_(token)
         program.run()
         outs.append(answer.clone())
-    assert_true(case, torch.stack(outs)[None], before, atol=2e-5, rtol=1e-5)
+    assert_true(case, torch.stack(outs, dim=1), before, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 12])
