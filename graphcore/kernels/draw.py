@@ -18,7 +18,8 @@ does not depend on its neighbours, on its row, or on what was computed before.
 
 Exponential and logarithm are polynomials of float32, without fused operations, and top-p adds whole numbers (`masses`):
 the same operations in C++ (native/draw.cpp), in Triton (gpu/sampling) and here choose the same tokens, whatever adds in
-which order.
+which order. Noise is at least 6e-8, as u has 23 bits, so that tokens below a probability of 1e-7 or so are drawn more
+rarely than that; tokens below 1e-9 of the likeliest have no mass.
 """
 
 import ctypes

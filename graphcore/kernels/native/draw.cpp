@@ -212,46 +212,65 @@ int64_t weigh(const Room& room, float highest, float least, float factor) {
     return sum;
 }
 
-uint32_t bits_of(int32_t mass) {
-    const float value = float(mass);  // exact: a mass has 24 bits at most
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
+// Returns the bits of masses as floats, which are in the same order and exact: a mass has 24 bits at most.
+IntPart bits_of(IntPart masses) { return (IntPart)to_float(masses); }
+
+int32_t mass_of_bits(int32_t bits) {
+    float mass;
+    std::memcpy(&mass, &bits, 4);
+    return int32_t(mass);
 }
 
 // Returns which tokens are kept if those before each of them, heaviest first and of equals the first, have less than
-// `wanted`. It finds the least mass by 13, 9 and 10 bits.
+// `wanted`. It finds the bits of the least mass by 13, 9 and 10: the first from all tokens, the others from a list.
 Kept keep_mass(const Room& room, int64_t total, int64_t wanted) {
     // tokens of this mass or less have at most total - wanted together, so that none of them is needed
     const int32_t light = int32_t(std::min<int64_t>((total - wanted) / (room.blocks * BLOCK), INT_MAX));
-    int32_t* const masses = (int32_t*)room.work;
+    int64_t before = 0;  // mass of the tokens in heavier buckets than the chosen one
+    const auto bucket_with = [&](int buckets) {
+        int bucket = buckets - 1;
+        for (; bucket > 0 && before + room.sums[bucket] < wanted; bucket--) before += room.sums[bucket];
+        return bucket;
+    };
+    std::fill(room.sums, room.sums + BUCKETS, 0);
+    for (int block = 0; block < room.blocks; block++) {
+        if (mass_of(room.peaks[block]) <= light) continue;
+        alignas(64) int32_t masses[BLOCK], buckets[BLOCK];
+        for (int i = 0; i < BLOCK; i += PART_LANES) {
+            const IntPart mass = mass_of(load<FloatPart>(room.x + block * BLOCK + i));
+            store(masses + i, mass);
+            store(buckets + i, bits_of(mass) >> 19);
+        }
+        for (int i = 0; i < BLOCK; i++) room.sums[buckets[i]] += masses[i];
+    }
+    const int first = bucket_with(BUCKETS);
+    int32_t* const bits = (int32_t*)room.work;  // of the chosen bucket's tokens
     int count = 0;
     for (int block = 0; block < room.blocks; block++) {
         if (mass_of(room.peaks[block]) <= light) continue;
-        for (int i = block * BLOCK; i < (block + 1) * BLOCK; i++) {
-            masses[count] = mass_of(room.x[i]);
-            count += masses[count] > light;
+        for (int i = 0; i < BLOCK; i += PART_LANES) {
+            const IntPart own = bits_of(mass_of(load<FloatPart>(room.x + block * BLOCK + i)));
+            if (sum((own >> 19) == splat_int(first)) == 0) continue;
+            for (int lane = 0; lane < PART_LANES; lane++) {
+                bits[count] = own[lane];
+                count += own[lane] >> 19 == first;
+            }
         }
     }
-    int64_t before = 0;  // mass of the tokens that are heavier than all in `masses`
-    for (const auto& [shift, buckets] : {std::pair(19, BUCKETS), std::pair(10, 512), std::pair(0, 1024)}) {
-        const auto bucket_of = [shift = shift, buckets = buckets](int32_t mass) {
-            const int bucket = int(bits_of(mass) >> shift);
-            return shift == 19 ? bucket : bucket & (buckets - 1);
-        };
+    for (const auto& [shift, buckets] : {std::pair(10, 512), std::pair(0, 1024)}) {
+        const auto bucket_of = [shift = shift, buckets = buckets](int32_t own) { return own >> shift & (buckets - 1); };
         std::fill(room.sums, room.sums + buckets, 0);
-        for (int i = 0; i < count; i++) room.sums[bucket_of(masses[i])] += masses[i];
-        int bucket = buckets - 1;
-        for (; bucket > 0 && before + room.sums[bucket] < wanted; bucket--) before += room.sums[bucket];
+        for (int i = 0; i < count; i++) room.sums[bucket_of(bits[i])] += mass_of_bits(bits[i]);
+        const int bucket = bucket_with(buckets);
         int left = 0;
         for (int i = 0; i < count; i++) {
-            const int32_t mass = masses[i];
-            masses[left] = mass;
-            left += bucket_of(mass) == bucket;
+            const int32_t own = bits[i];
+            bits[left] = own;
+            left += bucket_of(own) == bucket;
         }
         count = left;
     }
-    Kept kept{masses[0]};
+    Kept kept{mass_of_bits(bits[0])};
     int64_t places = (wanted - before + kept.least - 1) / kept.least;
     if (places >= count) return kept;
     for (int block = 0; block < room.blocks; block++) {

@@ -42,7 +42,7 @@ def test_a_row_goes_on_until_its_end_token_or_its_last_token() -> None:
     logits = torch.full((5, 40), -1.0)
     for row, token in enumerate((4, 7, 9, 4, 4)):
         logits[row, token] = 3.0
-    flow = Flow.of(5, counts=[1, 1, 1, 0, 1], left=[2, 9, 1, 9, 9], ends=[(7, 38), (7, 38), (4, 38), (4, 38), (7, 9)])
+    flow = Flow.of(5, counts=[1, 1, 1, 0, 1], left=[2, 9, 1, 9, 9], ends=[(9, 38), (7, 38), (4, 38), (4, 38), (7, 9)])
     choose_likeliest(logits, *flow.tensors())
     assert flow.counts.tolist() == [1, 0, 0, 0, 1]  # goes on, end token, last token, was not there, goes on
     assert flow.left.tolist() == [1, 8, 0, 9, 8]
