@@ -65,6 +65,20 @@ QWEN2 = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
+GEMMA4_E2B = {  # with its four kinds of layers next to each other: the last two attend the keys of the first two
+    "model_type": "gemma4_text",
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 256,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
 # A model group of conf/model, or a config; the first layers of each that have all of its kinds.
 MODELS: Mapping[str, tuple[str | dict[str, object], int, str]] = {
     "llama3": ("llama3", 1, "stored"),
@@ -78,6 +92,8 @@ MODELS: Mapping[str, tuple[str | dict[str, object], int, str]] = {
     "qwen3_moe": ("qwen3_moe", 1, "stored"),
     "qwen3_5": ("qwen3_5", 4, "stored"),
     "qwen3_6_moe": ("qwen3_6_moe", 4, "stored"),
+    "gemma4_e2b": (GEMMA4_E2B, 4, "stored"),
+    "gemma4_26b_a4b": ("gemma4_26b_a4b", 6, "stored"),
     "bitnet": ("bitnet", 1, "stored"),
 }
 LAYERS = {"gpt2": "n_layer"}  # where a config calls their number otherwise

@@ -53,7 +53,8 @@ class Kind:
 
 
 def _gguf(folder: Path) -> Kind:
-    whole = [seeds.gguf_bytes(folder, is_spm) for is_spm in (False, True)]
+    whole = [seeds.gguf_bytes(folder, tokenizer) for tokenizer in ("gpt2", "llama", "gemma4")]
+    whole += [seeds.packed_bytes(folder, config) for config in seeds.BY_LAYER]
     return Kind(
         whole,
         partial(damage_bytes, header=11000),
@@ -163,7 +164,7 @@ def _packed(_: Path) -> Kind:
 
 def _kept_tokenizer(folder: Path) -> Kind:
     """A tokenizer in the cache folder; whatever is there, the vocabulary's own tokens come out."""
-    (folder / "model.gguf").write_bytes(seeds.gguf_bytes(folder, is_spm=False))
+    (folder / "model.gguf").write_bytes(seeds.gguf_bytes(folder, "gpt2"))
     metadata = GGUFCheckpoint(folder / "model.gguf").metadata
     right = Tokenizer.from_gguf(metadata, "m", folder).encode(TEXT)
     (path,) = (folder / "tokenizers").glob("*.json")

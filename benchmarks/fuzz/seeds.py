@@ -1,4 +1,7 @@
-"""Small whole files of each kind, which the fuzzer damages: a Llama of one layer, with text in it, in either form."""
+"""Small whole files of each kind, which the fuzzer damages: a Llama of one layer, with text in it, in either form.
+
+Of Qwen 3.5 and Gemma 4, whose settings differ by layer, there are configs and packed GGUF files without text.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +11,11 @@ import gguf
 import numpy as np
 from safetensors.numpy import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from graphcore.config.compose import compose_settings
+from graphcore.engine.open_model import open_model
+from graphcore.export.pack import Packer
+from graphcore.progress import ignore_progress
 
 DIM, HIDDEN, VOCAB = 32, 64, 300
 CONFIG = {
@@ -50,7 +58,61 @@ GPT_OSS = {
     "quantization_config": {"quant_method": "mxfp4"},
 }
 NESTED = {"model_type": "gemma3", "text_config": GEMMA, "vision_config": {"hidden_size": 8}}
-CONFIGS = (CONFIG, GEMMA, GPT_OSS, NESTED)
+PLAIN = {name: CONFIG[name] for name in ("hidden_size", "num_attention_heads", "vocab_size", "rms_norm_eps")}
+QWEN3_5 = {
+    **PLAIN,
+    "model_type": "qwen3_5_text",
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "max_position_embeddings": 64,
+}
+QWEN3_5_MOE = {
+    **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+GEMMA4 = {
+    **PLAIN,
+    "model_type": "gemma4_text",
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 64,
+}
+GEMMA4_MOE = {
+    **GEMMA4,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 2,
+    "top_k_experts": 1,
+    "moe_intermediate_size": 32,
+}
+NESTED_QWEN = {"model_type": "qwen3_5", "text_config": QWEN3_5, "vision_config": {"hidden_size": 8}}
+BY_LAYER = (QWEN3_5, QWEN3_5_MOE, GEMMA4, GEMMA4_MOE)
+CONFIGS = (CONFIG, GEMMA, GPT_OSS, NESTED, *BY_LAYER, NESTED_QWEN)
 TEMPLATES = (
     "{% for message in messages %}{{ message['role'] + ': ' + message.content | trim }}\n{% endfor %}",
     "{%- if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
@@ -101,12 +163,24 @@ def safetensors_bytes(stored: Mapping[str, np.ndarray]) -> bytes:
     return save(dict(stored), {"format": "pt"})
 
 
-def gguf_bytes(folder: Path, is_spm: bool) -> bytes:
+def packed_bytes(folder: Path, config: Mapping[str, object]) -> bytes:
+    """Return a GGUF file of random packed weights, without a vocabulary, as `task=pack` writes it."""
+    settings = compose_settings(["model=qwen3_5", "model.checkpoint=random:"]).model
+    settings.random_config = dict(config)
+    path = folder / "packed.gguf"
+    for _ in Packer(open_model(settings, 0, folder, ignore_progress), "q8_0").pack(path, ignore_progress):
+        pass
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+def gguf_bytes(folder: Path, tokenizer: str) -> bytes:
     """Return a GGUF file with a vocabulary, a chat template, packed matrices and `rope_freqs.weight`.
 
     Args:
         folder: where it may lie for a moment.
-        is_spm: SentencePiece, else byte-level BPE.
+        tokenizer: value of `tokenizer.ggml.model`: "gpt2", "llama" or "gemma4".
     """
     path = folder / "seed.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -119,12 +193,15 @@ def gguf_bytes(folder: Path, is_spm: bool) -> bytes:
     writer.add_rope_dimension_count(16)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(300)
+    is_spm = tokenizer != "gpt2"
     texts = spm_vocabulary() if is_spm else vocabulary()
-    writer.add_tokenizer_model("llama" if is_spm else "gpt2")
+    writer.add_tokenizer_model(tokenizer)
     writer.add_token_list(texts)
     writer.add_token_types([3, 3, 3, *[6] * 256, *[1] * 41] if is_spm else [3, 3, *[1] * 298])
-    if is_spm:
+    if tokenizer == "llama":
         writer.add_token_scores([-float(index) for index in range(300)])
+    elif tokenizer == "gemma4":
+        writer.add_token_merges(["t h", "h e", "a n"])
     else:
         writer.add_tokenizer_pre("gpt-2")
         writer.add_token_merges([" ".join(merge) for merge in MERGES])
