@@ -6,6 +6,20 @@ import pytest
 import torch
 from tiny_models import TinyModel
 
+from graphcore.graph.state import StepState
+from graphcore.graph.token_choice import Choosing, Drawing, choose_step
+from graphcore.kernels.draw import Draw, choose_tokens
+
+CUTS = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 1.0, "top_p": 0.95},
+    {"temperature": 1.5, "top_k": 300, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 2.0, "top_p": 0.5},
+    {"temperature": 1.0, "top_k": 7, "top_p": 0.99},
+)
 SETTINGS = (
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 5},
@@ -57,3 +71,29 @@ def test_second_tokens_are_distributed_as_the_logits_say(tiny_model, load_on) ->
     assert set(seen) <= set(ids.tolist())
     expected = dict(zip(ids.tolist(), (best.softmax(-1) * total).tolist(), strict=True))
     assert sum((seen[token] - share) ** 2 / max(share, 1.0) for token, share in expected.items()) < 40
+
+
+@pytest.mark.parametrize("vocab", [700, 49152, 262144])
+def test_the_device_chooses_the_tokens_of_the_statement(vocab: int) -> None:
+    """Rows of all kinds of settings from equal logits; the statement runs on the CPU."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(len(CUTS), vocab, generator=generator) * torch.linspace(0.1, 9.0, len(CUTS))[:, None]
+    logits[-1] = (logits[-1] * 2).round() / 2  # ties
+    for position in (1, 4095, (1 << 33) + 5):
+        draws = [Draw(seed=position - at, position=position, **cuts) for at, cuts in enumerate(CUTS)]
+        expected = choose_tokens(logits, draws)
+        assert device_tokens(logits, draws) == expected
+
+
+def device_tokens(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    """Return the tokens that the GPU's kernels choose, each for its row."""
+    rows = len(draws)
+    numbers = [(one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty) for one in draws]
+    drawing = Drawing.allocate(rows, logits.shape[1], torch.device("cuda"))
+    drawing.begin(numbers, [one.seed for one in draws], [])
+    choosing = Choosing.allocate(rows, torch.device("cuda"), drawing)
+    state = StepState.empty(rows, 1, torch.device("cuda"))
+    state.put_rows([[0]] * rows, [one.position - 1 for one in draws])
+    state.logits = logits.cuda()
+    choose_step(state, choosing, narrows=True).replay()
+    return state.chosen.tolist()
