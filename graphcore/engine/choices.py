@@ -11,6 +11,7 @@ from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.gpu.registration import register
+from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.kernels.library import can_have_kernels, find_library
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.tier import Tier
@@ -27,7 +28,7 @@ class Choices:
     """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
 
     Attributes:
-        graph: how decode steps run: "captured", "compiled" or "eager"; the CPU captures steps of one sequence only.
+        graph: how decode steps run: "captured", "compiled" or "eager"; the CPU captures steps of up to 16 sequences.
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
         context: tokens of KV cache for each sequence.
         packing: policy of how packed weights are held and multiplied.
@@ -161,8 +162,9 @@ def refuse_graph(settings: Settings) -> None:
 def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size: int) -> tuple[str, str, str]:
     """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
 
-    On the CPU "auto" compiles nothing for one sequence: its decode step is a native program, and a compiled prefill is
-    at most a quarter faster than the same kernels called one by one, while loading the compiler takes seconds.
+    On the CPU "auto" compiles nothing for up to 16 sequences: their decode step is a native program, and a compiled
+    prefill is at most a quarter faster than the same kernels called one by one, while loading the compiler takes
+    seconds.
 
     Args:
         has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
@@ -179,13 +181,13 @@ def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size:
             f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "
             "and none works here; use graph=eager or graph=auto"
         )
-    if kind == "auto" and has_kernels and batch_size == 1:
+    if kind == "auto" and has_kernels and batch_size <= MOST_ROWS:
         return "captured", "eager", ""
     without = f"graph={kind}: no C++ compiler works here, so"
     if kind in ("auto", "captured") and has_kernels:
         if find_cpp_compiler() is not None:
             return "captured", "compiled", ""
-        rest = "prompts" if batch_size == 1 else "prompts and batches"
+        rest = "prompts" if batch_size <= MOST_ROWS else "prompts and batches"
         return "captured", "eager", f"{without} {rest} run eager; install g++ for compiled blocks"
     if find_cpp_compiler() is not None:
         return "compiled", "compiled", ""

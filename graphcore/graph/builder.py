@@ -41,7 +41,8 @@ class GraphBuilder:
         kind: the way decode steps run: "captured", "compiled" or "eager".
         layer_groups: layers of each group, in order.
         caches: one cache per layer, for the largest batch.
-        library: file of the C++ kernels, which captured decode steps on the CPU run on; None captures CUDA graphs.
+        library: file of the C++ kernels, which captured decode steps of up to 16 sequences run on, on the CPU; None
+            captures CUDA graphs.
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         functions: choice of how blocks and heads run.

@@ -172,7 +172,7 @@ def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12), ("qwen_gguf_q4_0", TOP_K)])
 def test_experts_between_instructions_give_resident_bits(files: Callable[[str], Path], form: str, slots: int) -> None:
-    """A captured engine on the CPU: one sequence's decode step is native, several sequences run compiled."""
+    """A captured engine on the CPU: the decode step is native, of one sequence and of several."""
     check(files(form), "captured", "bf16", "disk", (slots,))
 
 

@@ -89,7 +89,7 @@ def test_streamed_is_resident_to_the_bit_in_every_combination(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "graph", "batch_size"),
-    [("llama3", "captured", 3), ("qwen3", "compiled", 1)],  # one sequence runs native where several run compiled
+    [("llama3", "captured", 3), ("qwen3", "compiled", 1)],  # decode steps are native, of one sequence and of several
 )
 def test_streamed_is_resident_to_the_bit_compiled_and_captured(
     tiny_model: Tiny, resident: Resident, name: str, graph: str, batch_size: int

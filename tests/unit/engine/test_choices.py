@@ -65,7 +65,8 @@ def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
     [
         ("auto", CPU, True, 1, "g++", ("captured", "eager")),
         ("auto", CPU, True, 1, None, ("captured", "eager")),  # kernels that came built
-        ("auto", CPU, True, 4, "g++", ("captured", "compiled")),
+        ("auto", CPU, True, 16, "g++", ("captured", "eager")),
+        ("auto", CPU, True, 17, "g++", ("captured", "compiled")),
         ("captured", CPU, True, 1, "g++", ("captured", "compiled")),
         ("auto", CPU, False, 1, "g++", ("compiled", "compiled")),  # a compiler that cannot build the kernels
         ("compiled", CPU, True, 1, "g++", ("compiled", "compiled")),
@@ -92,7 +93,7 @@ def test_the_graph_kind_is_the_best_that_works(
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size", "what"), [("auto", 4, "prompts and batches"), ("captured", 1, "prompts")]
+    ("kind", "batch_size", "what"), [("auto", 17, "prompts and batches"), ("captured", 16, "prompts")]
 )
 def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(
     kind: str, batch_size: int, what: str, monkeypatch: pytest.MonkeyPatch
@@ -109,7 +110,7 @@ def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.
 
     monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", asked)
     for kind in ("auto", "eager"):
-        choose_graph(kind, CPU, has_kernels=True, batch_size=1)
+        choose_graph(kind, CPU, has_kernels=True, batch_size=16)
 
 
 @pytest.mark.parametrize(("kind", "is_refused"), [("auto", False), ("eager", False), ("captured", True)])
