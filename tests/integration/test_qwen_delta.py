@@ -187,6 +187,7 @@ def test_settings_that_change_the_mathematics_are_refused_by_name(
         ({"linear_num_value_heads": 5}, "linear_num_value_heads 5 is not a multiple of linear_num_key_heads 2"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}}, "'partial_rotary_factor' must be"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}}, "'partial_rotary_factor' must be"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1e308}}, "'partial_rotary_factor' must be"),
         ({"linear_conv_kernel_dim": 0}, "'linear_conv_kernel_dim' must be a positive integer"),
     ],
     ids=str,

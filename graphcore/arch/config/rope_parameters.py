@@ -62,7 +62,7 @@ def _read_width(fields: Fields, rope: Fields, defaults: ClassDefaults, head_dim:
         return None
     name = "partial_rotary_factor"
     factor = rope.positive(name) or fields.positive(name) or defaults.partial_rotary_factor
-    width = int(head_dim * factor)
+    width = int(head_dim * min(factor, 1.0))  # a larger factor is refused below, and may overflow here
     if factor > 1 or width < 2 or width % 2:
         raise fields.wrong(name, factor, f"a share of head_dim {head_dim} that is even and at most all of it")
     return None if width == head_dim else width
