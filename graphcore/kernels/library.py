@@ -157,6 +157,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "draw": (None, [number, pointer, number, number, pointer]),
         "run": (None, [number, pointer, number, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
+        "experts": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number]),
         "delta_heads": (None, [number, pointer]),

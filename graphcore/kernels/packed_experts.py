@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
+from graphcore.kernels.cpu_experts import run_experts
 from graphcore.kernels.device_packing import DevicePacking
 from graphcore.kernels.experts import (
     ExpertFunction,
@@ -90,11 +91,22 @@ class _How(NamedTuple):
     library: str
     rounding: str
 
+    def matrices(self, dim: int) -> list[tuple[str, int, int]]:
+        """Return format, rows and columns of an expert's gate, up and down."""
+        shapes = ((self.hidden, dim), (self.hidden, dim), (dim, self.hidden))
+        return [(name, *shape) for name, shape in zip(self.formats, shapes, strict=True)]
+
 
 def _looped(
     x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: Any
 ) -> Tensor:
-    run = _expert(x.shape[1], weights, biases, _How(*how))
+    asked = _How(*how)
+    if asked.library and asked.rounding != "float":
+        where = range(len(weights[0])) if places is None else places
+        gating = Gating(asked.activation, asked.limit, asked.alpha)
+        kernels = [KernelPacking(*one, asked.library) for one in asked.matrices(x.shape[1])]
+        return run_experts(x, chosen, weights, biases, where, gating, kernels, asked.rounding)
+    run = _expert(x.shape[1], weights, biases, asked)
     return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
 
 
@@ -107,11 +119,7 @@ def _masked(
 
 def _expert(dim: int, weights: Sequence[Tensor], biases: Sequence[Tensor], how: _How) -> ExpertFunction:
     """Return the function that runs tokens [M, D] through one expert."""
-    shapes = ((how.hidden, dim), (how.hidden, dim), (dim, how.hidden))
-    packings = [
-        KernelPacking(name, *shape, how.library) if how.library else StoredPacking(name, *shape)
-        for name, shape in zip(how.formats, shapes, strict=True)
-    ]
+    packings = [KernelPacking(*one, how.library) if how.library else StoredPacking(*one) for one in how.matrices(dim)]
 
     def run(tokens: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "delta.h"
+#include "experts.h"
 #include "draw.h"
 
 using namespace graphcore;
@@ -250,6 +251,18 @@ size_t graphcore_draw_nbytes(int vocab) { return draw_nbytes(vocab); }
 // Draws a token for each row. memory: graphcore_draw_nbytes(vocab) bytes for each thread, at a multiple of 64 bytes.
 void graphcore_draw(int threads, Draw* rows, int count, int vocab, uint8_t* memory) {
     DrawJob job(rows, count, vocab, memory);
+    carry_out(threads, job);
+}
+
+// Runs many tokens through the experts that they chose.
+void graphcore_experts(int threads, const ExpertsChunk* chunk) {
+    Activations x, hidden;
+    x.rounding = hidden.rounding = chunk->rounding;
+    const auto memory = scratch(Activations::nbytes(chunk->tokens, chunk->gate.columns));
+    const auto hidden_memory = scratch(Activations::nbytes(chunk->num_choices(), chunk->down.columns));
+    x.place(memory.get(), chunk->tokens, chunk->gate.columns);
+    hidden.place(hidden_memory.get(), chunk->num_choices(), chunk->down.columns);
+    ExpertsJob job(*chunk, x, hidden);
     carry_out(threads, job);
 }
 

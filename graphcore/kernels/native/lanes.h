@@ -47,6 +47,28 @@ inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float limit, float alpha) {
     });
 }
 
+// Joins the gate and up products of an expert.
+inline f32x16 gated_features(Activation activation, f32x16 gate, f32x16 up, float limit, float alpha) {
+    return activation == Activation::CLAMPED_SWIGLU ? clamped_swiglu(gate, up, limit, alpha) : activate(activation, gate) * up;
+}
+
+inline f32x16 load_some(const float* from, int count) {
+    if (count == LANES) return load<f32x16>(from);
+    f32x16 value{};
+    for (int lane = 0; lane < count; lane++) value[lane] = from[lane];
+    return value;
+}
+
+inline void store_some(f32x16 value, int count, float* to) {
+    if (count == LANES) return store(to, value);
+    for (int lane = 0; lane < count; lane++) to[lane] = value[lane];
+}
+
+// Returns the bias of an expert's group of rows, or null.
+inline const float* bias_at(const float* biases, int rows, int expert, int group) {
+    return biases ? biases + size_t(expert) * rows + group * GROUP_ROWS : nullptr;
+}
+
 inline float sum_of_squares(const float* x, int count, float mean) {
     FloatPart total[PARTS] = {};
     int i = 0;

@@ -43,6 +43,14 @@ inline size_t matrix_nbytes(int format, int rows, int columns) {
     return size_t((rows + GROUP_ROWS - 1) / GROUP_ROWS) * format_ops(format).group_nbytes(columns);
 }
 
+// Returns an expert's matrix, which lies at a place behind the first one.
+inline Matrix matrix_at(const Matrix& first, int place) {
+    const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // each expert ends with the tensor's one scale
+    Matrix matrix = first;
+    matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
+    return matrix;
+}
+
 inline int num_groups(int rows) { return (rows + GROUP_ROWS - 1) / GROUP_ROWS; }
 
 template <int TOKENS>

@@ -42,18 +42,6 @@ void prepare(Scratch& scratch, Rounding rounding, int rows, int columns) {
     scratch.activations.place(scratch.activations.x, rows, columns);
 }
 
-inline f32x16 load_some(const float* from, int count) {
-    if (count == LANES) return load<f32x16>(from);
-    f32x16 value{};
-    for (int lane = 0; lane < count; lane++) value[lane] = from[lane];
-    return value;
-}
-
-inline void store_some(f32x16 value, int count, float* to) {
-    if (count == LANES) return store(to, value);
-    for (int lane = 0; lane < count; lane++) to[lane] = value[lane];
-}
-
 // Numbers of the thread's activations, in order.
 constexpr int IN_ORDER[MOST_ROWS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -194,18 +182,6 @@ void run_route(const Route& a, const Rows& rows, Scratch& scratch) {
     share_experts(a, rows);
 }
 
-Matrix matrix_at(const Matrix& first, int place) {
-    const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // each expert ends with the tensor's one scale
-    Matrix matrix = first;
-    matrix.bytes += place * (matrix_nbytes(first.format, first.rows, first.columns) + tail);
-    return matrix;
-}
-
-// Joins the gate and up products of an expert.
-inline f32x16 gated_features(const ExpertsUp& a, f32x16 gate, f32x16 up) {
-    return a.activation == Activation::CLAMPED_SWIGLU ? clamped_swiglu(gate, up, a.limit, a.alpha) : activate(a.activation, gate) * up;
-}
-
 void enter_experts_up(const ExpertsUp& a, const Rows& rows, Scratch& scratch) {
     prepare(scratch, a.rounding, rows.count, a.gate.columns);
     for (int i = 0; i < rows.count; i++) take_in(a.x.at(rows.index[i]), a.norm, a.gate.columns, i, scratch);
@@ -258,7 +234,7 @@ void run_experts_up(const ExpertsUp& a, const Rows& rows, Range mine, Scratch& s
         });
         for_expert(a.up, a.up_bias, one, here, scratch, which, [&](int i, f32x16 up, int height, int group) {
             float* to = hidden[i] + group * GROUP_ROWS;
-            store_some(gated_features(a, load_some(to, height), up), height, to);
+            store_some(gated_features(a.activation, load_some(to, height), up, a.limit, a.alpha), height, to);
         });
     }
 }
