@@ -68,11 +68,11 @@ inline void expand_values(const uint8_t* codes, BytePart quads[QUADS]) {
 // bandwidth.
 constexpr int PREFETCH_NBYTES = 4096;
 
-inline void prefetch(const uint8_t* here) { __builtin_prefetch(here + PREFETCH_NBYTES); }
+__attribute__((always_inline)) inline void prefetch(const uint8_t* here) { __builtin_prefetch(here + PREFETCH_NBYTES); }
 
 // Does the same for codes of fewer than eight bits. AVX-512 multiplies them faster than the first cache's few reads in
 // flight can bring them, so they are fetched into the second cache.
-inline void prefetch_codes(const uint8_t* here) {
+__attribute__((always_inline)) inline void prefetch_codes(const uint8_t* here) {
 #if defined(__AVX512F__)
     __builtin_prefetch(here + 2 * PREFETCH_NBYTES, 0, 2);
 #else
@@ -80,8 +80,9 @@ inline void prefetch_codes(const uint8_t* here) {
 #endif
 }
 
+// It is always inlined: GCC removes calls of functions that only fetch ahead, because they have no effect on values.
 template <class F>
-inline void prefetch_block(const uint8_t* chunk, int within) {
+__attribute__((always_inline)) inline void prefetch_block(const uint8_t* chunk, int within) {
     constexpr int STRIDE = chunk_nbytes<F>(CHUNK_BLOCKS) / CHUNK_BLOCKS;
     const uint8_t* here = chunk + size_t(within) * STRIDE;
     for (int line = 0; line < STRIDE; line += VECTOR_NBYTES) F::BITS < 8 ? prefetch_codes(here + line) : prefetch(here + line);
@@ -145,7 +146,7 @@ inline void multiply_rounded(const uint8_t* group, int columns, const Activation
                 multiply_block<F, TOKENS, WIDE>(
                     here.codes_of(within), here.meta_of(within), here.part_of(within), lane, here.first + within, x, firsts, sums);
         };
-        if constexpr (TOKENS == 1) {
+        if constexpr (TOKENS <= 2) {
 #if defined(__AVX512F__)  // with other instruction sets the compiler would need a minute
 #pragma GCC unroll 8
 #endif
