@@ -1,0 +1,62 @@
+"""Times a native decode step of 1 to 16 sequences on the CPU, in turns.
+
+`python -m benchmarks.native_rows MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. A program of one row
+and one of sixteen are timed; the second runs those of its rows that have a token. Each line gives the fastest step, and
+the median over rounds relative to one sequence.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from graphcore import Engine
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.graph.program import Program
+from graphcore.kernels.instructions import MOST_ROWS
+
+COUNTS = (1, 2, 4, 8, 16)
+CACHED = 128  # tokens that each sequence's cache holds
+
+
+def step_seconds(program: Program, rows: int, steps: int) -> float:
+    """Return the seconds of the fastest of some greedy steps of that many sequences."""
+    program.state.put_rows([[5 + row] for row in range(rows)], [CACHED + row for row in range(rows)])
+    best = float("inf")
+    for _ in range(steps):
+        start = time.perf_counter()
+        for step in program.steps:
+            step.replay()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main() -> None:
+    """Print a line for each number of sequences."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8)
+    given = parser.parse_args()
+    sizes = ["context_length=512", f"batch_size={MOST_ROWS}", *given.overrides]
+    with Engine.load(given.model, dtype="bf16", device="cpu", graph="captured", overrides=sizes) as engine:
+        assert isinstance(engine.runner, ProgramRunner), "graphcore's own programs are timed"
+        with torch.inference_mode():
+            one, many = (engine.runner.builder.decode(width, is_greedy=True) for width in (1, MOST_ROWS))
+            found: dict[int, list[float]] = {count: [] for count in (0, *COUNTS)}  # 0: the program of one row
+            for _ in range(given.rounds):
+                for count in found:
+                    found[count].append(step_seconds(many if count else one, count or 1, given.steps))
+    for count, seconds in found.items():
+        rows, best, median = count or 1, min(seconds), statistics.median(seconds)
+        ratios = rows * min(found[0]) / best, rows * statistics.median(found[0]) / median
+        name = f"{count} of {MOST_ROWS} rows" if count else "a program of one row"
+        print(
+            f"{name}: {1e3 * best:.2f} ms, {rows / best:.1f} tokens/s, {ratios[0]:.2f} (median {ratios[1]:.2f}) x one"
+        )
+
+
+if __name__ == "__main__":
+    main()
