@@ -1,8 +1,8 @@
 """Times a native decode step of 1 to 16 sequences on the CPU, in turns.
 
-`python -m benchmarks.native_rows MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. A program of one row
-and one of sixteen are timed; the second runs those of its rows that have a token. Each line gives the fastest step, and
-the median over rounds relative to one sequence.
+`python -m benchmarks.native_rows MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. A program of one
+row and one of sixteen are timed; the second runs those of its rows that have a token. Each line gives the fastest step,
+and the median over rounds relative to one sequence.
 """
 
 import argparse
