@@ -46,7 +46,7 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
     match arguments:
         case instructions.Project():
             matrices = [arguments.matrices[index] for index in range(arguments.num_matrices)]
-            return OperationName("head" if arguments.outs[0] == logits else kind, *_described(matrices))
+            return OperationName("head" if arguments.outs[0].first == logits else kind, *_described(matrices))
         case instructions.Embed():
             return OperationName(kind, *_described([arguments.table]))
         case instructions.Attend():
