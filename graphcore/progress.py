@@ -8,8 +8,9 @@ stage            group                     done, total
 "build kernels"  None                      source files that are compiled
 "load"           number of the part        bytes of weights; parts are the embedding, each layer, the head
 "compile ..."    None                      number of the graph, 0: the total is not known
-"prefill"        see below                 tokens of the longest prompt
-"generate"       see below                 new tokens of each sequence; total is max_new_tokens, a run may end before
+"prefill"        see below                 tokens of a prompt that is being read
+"generate"       see below                 new tokens of the request that may have most; total is its max_new_tokens,
+                                           and it may end before
 "pack"           None                      tensors
 "measure"        None                      0, 0: the machine's rates, for a plan
 

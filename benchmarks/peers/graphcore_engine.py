@@ -59,11 +59,8 @@ class StreamedGraphcore(StreamingEngine):
         self.engine.warm_up()
 
     def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
-        from graphcore.engine.sampler import SamplingParams
-
-        opened = self.engine.open_run([token_ids], new_tokens, (), SamplingParams(), end_ids=frozenset())
         chosen = []
-        for event in opened.events():
+        for event in self.engine.submit(token_ids, new_tokens, ignore_eos=True):
             on_token()
             chosen.append(event.token_id)
         return chosen

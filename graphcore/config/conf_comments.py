@@ -48,7 +48,7 @@ def groups() -> list[KeyComment]:
 
 
 def top_level_keys() -> tuple[KeyComment, ...]:
-    """Return the keys of conf/config.yaml outside the groups."""
+    """Return the keys of conf/config.yaml outside the groups; those inside a mapping with its name before theirs."""
     return _keys(_lines("config"))
 
 
@@ -65,10 +65,14 @@ def _lines(name: str) -> list[str]:
 
 
 def _keys(lines: list[str]) -> tuple[KeyComment, ...]:
-    """Return the unindented keys that have a comment; keys inside mappings are left out."""
-    found = (KEY_LINE.fullmatch(line) for line in lines)
-    return tuple(
-        KeyComment(match[1], match[2] or "", match[3])
-        for match in found
-        if match and match[3] and match[1] not in UNSAID
-    )
+    """Return the keys that have a comment; a key inside a mapping has the mapping's name before its own."""
+    found, outer = list[KeyComment](), ""
+    for line in lines:
+        match = KEY_LINE.fullmatch(line.removeprefix("  "))
+        if match is None:
+            continue
+        is_inner = line.startswith("  ")
+        outer = outer if is_inner else match[1]
+        if match[3] and outer not in UNSAID:
+            found.append(KeyComment(f"{outer}.{match[1]}" if is_inner else match[1], match[2] or "", match[3]))
+    return tuple(found)

@@ -93,6 +93,15 @@ class SamplingSettings:
 
 
 @dataclass
+class BatchingSettings:
+    """The keys under `batching` in conf/config.yaml."""
+
+    max_sequences: int = MISSING
+    max_tokens_per_step: int | None = MISSING
+    max_waiting: int = MISSING
+
+
+@dataclass
 class Settings:
     """conf/config.yaml: all settings."""
 
@@ -113,6 +122,7 @@ class Settings:
     max_new_tokens: int | None = MISSING
     context_length: int | None = MISSING
     batch_size: int = MISSING
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
     prefill_chunk: int = MISSING
     kv_dtype: str = MISSING
     device: str = MISSING

@@ -156,14 +156,16 @@ def check_hidden(hidden_states: Tensor, dim: int) -> None:
         )
 
 
-def check_new_tokens(count: object) -> None:
-    """Check that `count` is a number of tokens to generate.
+def check_count(name: str, value: object, is_whole: bool = True) -> None:
+    """Check that an argument is a number of at least 1, or above 0 if it need not be whole.
 
     Raises:
-        ConfigError: `count` is not a whole number, or is below 1.
+        ConfigError: it is not.
     """
-    if not _is_whole(count) or count < 1:
-        raise ConfigError(f"max_new_tokens={count!r} must be a whole number of at least 1")
+    if is_whole and not (_is_whole(value) and value >= 1):
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name}={value!r} must be a number above 0")
 
 
 def check_stops(stop: object) -> list[str]:

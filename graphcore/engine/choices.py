@@ -86,7 +86,7 @@ def choices_on(
         ConfigError: the device or the model cannot do what was asked.
     """
     has_kernels = library is not None or on_gpu
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels, settings.batch_size)
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels, settings.batching.max_sequences)
     context = choose_context(settings, model.spec.context)
     return Choices(
         device=device,
@@ -95,7 +95,7 @@ def choices_on(
         graph=graph,
         prefill=prefill,
         context=context,
-        batch_size=settings.batch_size,
+        batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context),
         packing=PackingPolicy(
             library, choose_rounding(settings.quant.activations, dtype), settings.quant.format, on_gpu=on_gpu
@@ -156,7 +156,7 @@ def refuse_graph(settings: Settings) -> None:
     if settings.graph.kind in ("captured", "compiled"):
         device = resolve_device(settings.device)
         has_kernels = register() if device.type == "cuda" else can_have_kernels()
-        choose_graph(settings.graph.kind, device, has_kernels, settings.batch_size)
+        choose_graph(settings.graph.kind, device, has_kernels, settings.batching.max_sequences)
 
 
 def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size: int) -> tuple[str, str, str]:

@@ -1,7 +1,4 @@
-"""Two ways to decode: the host chooses each token from logits, or the device chooses, a few steps ahead of the host.
-
-    HostDecoding      program, logits, choice, feed; then the token is read, and the next step waits for that
-    DeviceDecoding    captured graphs that choose and feed themselves; tokens are read LAG steps later
+"""Decode steps in which the device chooses tokens, a few steps ahead of the host.
 
     device   step 0 | copy | step 1 | copy | step 2 | copy | ...          copies go to locked memory, a slot for each
     host     ask 0, 1, 2     read 0, ask 3     read 1, ask 4     ...      reading waits for the mark behind the copy
@@ -11,16 +8,14 @@ The device never waits for the host. A stop that only the host sees costs at mos
 Legend: B requests, V vocab.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.running_request import RunningRequest
-from graphcore.engine.sampler import RowSampling, Sampler, SamplingParams
+from graphcore.engine.sampler import SamplingParams
 from graphcore.graph.program import Program
 from graphcore.graph.token_choice import Choosing
 from graphcore.kernels.draw import not_finite
@@ -41,105 +36,6 @@ class Picked(NamedTuple):
 
     token_ids: list[int]
     logprobs: list[float] | None
-
-
-class Decoding(ABC):
-    """The decode steps of one run: `launch` starts a step, `take` returns the tokens of the oldest one.
-
-    Attributes:
-        lag: steps that may be launched ahead of the one whose tokens are taken next.
-    """
-
-    lag: int
-
-    @property
-    @abstractmethod
-    def num_waiting(self) -> int:
-        """Steps whose tokens were not taken."""
-
-    @abstractmethod
-    def first(self, logits: Tensor) -> None:
-        """Launch the choice of each request's first token, from [B, V] float32 after its prompt."""
-
-    @abstractmethod
-    def launch(self, policy: Policy) -> None:
-        """Launch a step: the tokens chosen last go in, and the next ones are chosen."""
-
-    @abstractmethod
-    def take(self) -> Picked:
-        """Return the tokens of the oldest step that were not taken yet.
-
-        Raises:
-            GraphError: the logits were not finite.
-        """
-
-
-class HostDecoding(Decoding):
-    """Decode steps after which the host chooses tokens from the logits."""
-
-    lag = 0
-    num_waiting = 0
-
-    def __init__(
-        self, runner: ModelRunner, requests: Sequence[RunningRequest], params: SamplingParams, wants_logprobs: bool
-    ) -> None:
-        self.requests, self.wants_logprobs = requests, wants_logprobs
-        self._runner, self._width = runner, runner.width(len(requests))
-        self._is_greedy = params.is_greedy
-        self._sampler = Sampler(runner.library)
-        self._rows = [
-            RowSampling.after(request.prompt_ids, params, params.seed + row, runner.sizes.vocab, runner.device)
-            for row, request in enumerate(requests)
-        ]
-        self._program: Program | None = None
-        self._chosen = self._logits = torch.empty(0)
-
-    def first(self, logits: Tensor) -> None:
-        """Choose each request's first token."""
-        self._chosen, self._logits = self._sampled(logits, range(len(self._rows))), logits
-        self.num_waiting += 1
-
-    def launch(self, policy: Policy) -> None:
-        """Run a step and choose its tokens; requests that have ended are fed no token."""
-        if self._program is None:
-            self._program = self._runner.program("decode", self._width, self._is_greedy)
-            begin(self._program, self.requests, self._chosen.tolist())
-        state = self._program.state
-        active = [request.finish_reason is None for request in self.requests]
-        state.span.counts[: len(active)].copy_(torch.tensor(active, dtype=state.span.counts.dtype))
-        run_program(self._program, policy)
-        if self._is_greedy:
-            self._chosen = state.chosen
-        else:
-            self._chosen = self._sampled(state.logits, [row for row, is_active in enumerate(active) if is_active])
-            state.feed(self._chosen)
-        self._logits = state.logits
-        self.num_waiting += 1
-
-    def _sampled(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return the next tokens, [B] int64, chosen for some rows; 0 for the others."""
-        chosen = [0] * self._width
-        some = logits[: len(rows)] if len(rows) == len(self._rows) else logits[list(rows)]
-        for row, token_id in zip(rows, self._sampler.choose(some, [self._rows[row] for row in rows]), strict=True):
-            self._rows[row].append(token_id)
-            chosen[row] = token_id
-        return torch.tensor(chosen, device=logits.device)
-
-    def take(self) -> Picked:
-        """Return the tokens chosen last, waiting for the device."""
-        self.num_waiting -= 1
-        token_ids = self._chosen.tolist()[: len(self.requests)]
-        if not self.wants_logprobs:
-            return Picked(token_ids, None)
-        index = torch.tensor(token_ids, device=self._logits.device)[:, None]
-        logits = self._logits[: len(token_ids)]
-        return Picked(token_ids, logits.log_softmax(dim=-1).gather(1, index)[:, 0].tolist())
-
-
-def begin(program: Program, requests: Sequence[RunningRequest], token_ids: Sequence[int]) -> None:
-    """Make each request's first token, after its prompt, the program's next input."""
-    lengths = [len(request.prompt_ids) for request in requests]
-    program.state.put_rows([[token_id] for token_id in token_ids[: len(requests)]], lengths)
 
 
 class Readback:
@@ -182,24 +78,23 @@ class Readback:
         return values
 
 
-class DeviceDecoding(Decoding):
+class DeviceDecoding:
     """Captured decode steps in which the device chooses tokens and ends rows at end tokens and length limits.
 
     The host sees its own stops, such as stop strings, up to LAG steps late; the caches then hold that many tokens more.
+    `launch` starts a step, and `take` returns the tokens of the oldest one.
 
     Args:
         program: a decode program whose last step chooses tokens.
-        params: sampling parameters; request i draws with seed + i.
+        params: sampling parameters of each request.
         most: limit of new tokens for each request.
     """
-
-    lag = LAG
 
     def __init__(
         self,
         program: Program,
         requests: Sequence[RunningRequest],
-        params: SamplingParams,
+        params: Sequence[SamplingParams],
         most: Sequence[int],
         wants_logprobs: bool,
     ) -> None:
@@ -239,12 +134,11 @@ class DeviceDecoding(Decoding):
 
 
 def begin_choosing(
-    choosing: Choosing, params: SamplingParams, most: Sequence[int], requests: Sequence[RunningRequest]
+    choosing: Choosing, params: Sequence[SamplingParams], most: Sequence[int], requests: Sequence[RunningRequest]
 ) -> None:
     """Set the sampling parameters, limits and end tokens of a run in the state of a program's choosing step."""
     choosing.begin(most, [request.end_ids for request in requests])
     if choosing.drawing is not None:
-        numbers = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
-        histories = [request.prompt_ids for request in requests] if params.repetition_penalty != 1.0 else []
-        seeds = [params.seed + row for row in range(len(requests))]
-        choosing.drawing.begin([numbers] * len(requests), seeds, histories)
+        penalised = [each.repetition_penalty != 1.0 for each in params]
+        histories = [request.prompt_ids if has else () for request, has in zip(requests, penalised, strict=True)]
+        choosing.drawing.begin([each.numbers for each in params], [each.seed for each in params], histories)

@@ -3,37 +3,34 @@
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 
 from graphcore.config.compose import compose_settings
-from graphcore.config.settings import Settings
+from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.batch_run import BatchRun, TokenStream
-from graphcore.engine.checked_arguments import (
-    Prompt,
-    check_hidden,
-    check_new_tokens,
-    check_stops,
-    equal_rows,
-    load_overrides,
-    params_from,
-    prompts_of,
-    sampling_params,
-)
+from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
 from graphcore.engine.choices import describe_choices
+from graphcore.engine.forward_state import ForwardState
+from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import LoadedModel, load_model
 from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.passes import ContinuousPasses, Passes
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.running_request import Generation, TokenEvent, requests_of
+from graphcore.engine.request_builder import RequestBuilder
+from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
-from graphcore.engine.turns import Turns
+from graphcore.engine.scheduler import Scheduler
+from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
+from graphcore.engine.waves import WavePasses
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
@@ -44,9 +41,9 @@ from graphcore.tokenizer.tokenizer import Tokenizer
 class Engine:
     """A loaded model, ready to generate.
 
-    `Engine.load` makes one; `close`, or the end of a `with` block, frees its memory. Several threads may call it: one
-    call runs at a time, and the others wait in order of arrival. A call that would wait for itself, such as one inside
-    the loop over a stream of the same engine, raises BusyError.
+    `Engine.load` makes one; `close`, or the end of a `with` block, frees its memory. Any thread and any asyncio task
+    may call it: requests run beside one another, up to batching.max_sequences at once, in a thread of the engine's own,
+    and other calls take their turn between two passes.
 
     Attributes:
         settings: Settings, everything that was asked for.
@@ -64,7 +61,8 @@ class Engine:
         source, special_tokens = loaded.loader.checkpoint.source, self.settings.special_tokens
         self.prompts = PromptEncoder(loaded.tokenizer, source, special_tokens, self.config.vocab_size)
         self._on_progress = on_progress
-        self._turns = Turns()
+        self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
+        self._scheduler = self._new_scheduler()
 
     @classmethod
     def load(
@@ -126,9 +124,8 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        self._turns.check_open()
-        assert self.loaded.runner is not None, "an open engine has a runner"
-        return self.loaded.runner
+        self._scheduler.check_open()
+        return loaded_runner(self.loaded)
 
     @property
     def stats(self) -> dict[str, int | str | float]:
@@ -142,98 +139,131 @@ class Engine:
         """
         return self.loaded.stats_of(self.runner)
 
+    def submit(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        stop: str | Sequence[str] = (),
+        logprobs: bool = False,
+        ignore_eos: bool = False,
+        n: int = 1,
+        deadline: float | None = None,
+        mask: Mask | None = None,
+        reuse_cache: bool = False,
+        **sampling: float | int,
+    ) -> Handle:
+        """Put a request into the engine's queue and return at once; it runs beside others, in order of arrival.
+
+        What it answers does not depend on the requests beside it.
+
+        Args:
+            prompt: a text, encoded as it is; a list of token ids, such as `chat_ids` returns; or messages,
+                [{"role": "user", "content": "..."}], answered in the chat template.
+            max_new_tokens: most tokens of an answer; at least 1.
+            stop: one text or several that end an answer.
+            logprobs: True records the log probability of each new token.
+            ignore_eos: True continues after end-of-sequence tokens, for measurements.
+            n: number of answers; answer i draws with seed + i.
+            deadline: seconds from now after which the answer ends as it is, as "deadline"; None for none.
+            mask: function from the new tokens so far to the tokens that may come next, a [V] tensor of bool, or None
+                for all; the engine's thread calls it for each token. An error in it ends this request alone.
+            reuse_cache: True skips the beginning of the prompt that an earlier such request left in the caches.
+            **sampling: fields of `SamplingParams`: temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty,
+                seed.
+
+        Raises:
+            ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.
+            TokenizerError: a text was given and the checkpoint has no tokenizer, or messages and it has no template.
+            BusyError: the queue is full (batching.max_waiting), or the call is inside `on_progress` or a mask.
+        """
+        limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "deadline": deadline}
+        wishes = {"logprobs": logprobs, "ignore_eos": ignore_eos, "mask": mask, "reuse_cache": reuse_cache}
+        return self._submit("submit", self._requests.one("submit", prompt, n, **limits, **wishes, **sampling))
+
+    def check_request(self, prompt: Prompt, **settings: Any) -> None:
+        """Check a request without running it; arguments and errors are those of `submit`."""
+        self._requests.one("check_request", prompt, **settings)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         max_new_tokens: int = 64,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         logprobs: bool = False,
         ignore_eos: bool = False,
         **sampling: float | int,
     ) -> list[Generation]:
-        """Generate an answer or continuation for each prompt, batch_size prompts at a time.
+        """Generate an answer or continuation for each prompt; batching.max_sequences of them run at once.
 
         Args:
-            prompts: one prompt or a list of prompts. A prompt is a text, encoded as it is; a list of token ids, such as
-                `chat_ids` returns; or messages, [{"role": "user", "content": "..."}], answered in the chat template.
-            max_new_tokens: most tokens for each prompt; at least 1.
-            stop: one text or several that end a generation.
-            logprobs: True records the log probability of each new token.
-            ignore_eos: True continues after end-of-sequence tokens, for measurements.
-            **sampling: fields of `SamplingParams`: temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty,
-                seed.
+            prompts: one prompt or a list of prompts, each as for `submit`; prompt number i draws with seed + i.
+            max_new_tokens, stop, logprobs, ignore_eos, **sampling: as for `submit`.
 
         Returns:
             One Generation for each prompt, in order.
 
         Raises:
-            ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.
-            TokenizerError: a text was given and the checkpoint has no tokenizer, or messages and it has no template.
-            BusyError: the call is inside the loop over a stream of this engine.
+            ConfigError, TokenizerError: the reasons that `submit` lists.
+            BusyError: the call is inside `on_progress` or a mask.
         """
-        rows = [self.prompts.prompt_ids(prompt) for prompt in prompts_of(prompts)]
-        self.runner.sizes.check_context(max(map(len, rows), default=0))
-        params = sampling_params(sampling)
-        end_ids = frozenset[int]() if ignore_eos else self.loaded.end_ids
-        done: list[Generation] = []
-        for at in range(0, len(rows), self.runner.sizes.batch_size):
-            wave = rows[at : at + self.runner.sizes.batch_size]
-            run = self.open_run(wave, max_new_tokens, stop, params_from(params, at), logprobs, end_ids, name="generate")
-            done += run.run_to_end()
-        return done
+        asked = {"max_new_tokens": max_new_tokens, "stop": stop, "logprobs": logprobs, "ignore_eos": ignore_eos}
+        sequences = self._requests.several(prompts, **asked, **sampling)
+        handles = [Handle([sequence], self) for sequence in sequences]
+        try:
+            self._scheduler.submit(sequences, "generate", waits=True)
+            return [handle.result() for handle in handles]
+        except BaseException:  # Ctrl-C too
+            for handle in handles:
+                handle.cancel()
+            raise
 
     def stream(
-        self, prompt: Prompt, max_new_tokens: int = 64, stop: Sequence[str] = (), **sampling: float | int
-    ) -> Generator[TokenEvent, None, None]:
-        """Yield the tokens of one prompt as they are made.
+        self, prompt: Prompt, max_new_tokens: int = 64, stop: str | Sequence[str] = (), **sampling: float | int
+    ) -> TokenStream:
+        """Return the tokens of one prompt as they are made, a generator.
 
-        Wrong arguments raise at once; earlier calls end before the first token. Later calls wait until the stream has
-        ended: run it to its end, or close it (`events.close()`). Python closes a stream that is no longer referenced.
+        Closing it (`events.close()`) ends the request; Python closes one that is no longer referenced.
 
         Args:
-            prompt: one prompt, as for `generate`; the other arguments and the errors are also those of `generate`.
+            prompt, max_new_tokens, stop, **sampling: as for `submit`, as are the errors.
 
         Yields:
             A TokenEvent for each new token; the last one has a `finish_reason`.
         """
-        rows = prompts_of(prompt)
-        if len(rows) > 1:
-            raise ConfigError(f"stream takes one prompt, found {len(rows)}; use generate for several")
-        return TokenStream(self.open_run(rows, max_new_tokens, stop, sampling_params(sampling)).events())
+        asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop}
+        return TokenStream(self._submit("stream", self._requests.one("stream", prompt, 1, **asked, **sampling)))
 
-    def open_run(
-        self,
-        prompts: Sequence[Prompt],
-        max_new_tokens: int,
-        stop: Sequence[str],
-        params: SamplingParams,
-        logprobs: bool = False,
-        end_ids: frozenset[int] | None = None,
-        reuse_cache: bool = False,
-        name: str = "stream",
-    ) -> BatchRun:
-        """Return a run of at most batch_size prompts; it begins when its events are iterated (see `BatchRun`).
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """Let requests that are submitted in this block begin together, when it ends."""
+        with self._scheduler.changes:
+            yield
 
-        Args:
-            prompts, max_new_tokens, stop, params, logprobs: as for `generate`.
-            end_ids: tokens that end a generation; None is the model's own.
-            reuse_cache: True skips the beginning of the prompt that the last such run left in the cache (one prompt
-                only).
-            name: the called method's name, for messages.
+    def status(self) -> list[RequestStatus]:
+        """Return how far each request is: those that run, then those that wait.
 
         Raises:
-            ConfigError, TokenizerError: the reasons that `generate` lists.
+            ConfigError: the engine is closed.
         """
-        check_new_tokens(max_new_tokens)
-        stops = check_stops(stop)
-        rows = [self.prompts.prompt_ids(prompt) for prompt in prompts]
-        if not rows:
-            raise ConfigError("there is no prompt; give at least one")
-        self.runner.sizes.check_context(max(map(len, rows)))
-        ends = self.loaded.end_ids if end_ids is None else end_ids
-        requests = requests_of(rows, max_new_tokens, ends, self.loaded.tokenizer, stops)
-        turn = self._turns.ask(name)
-        return BatchRun(self.runner, requests, params, turn, logprobs, reuse_cache, self._on_progress)
+        self._scheduler.check_open()
+        return self._scheduler.status()
+
+    def _new_scheduler(self) -> Scheduler:
+        runner, limits = loaded_runner(self.loaded), self.settings.batching
+        engine = weakref.ref(self)
+
+        def report(stage: str, group: int | None, done: int, total: int) -> None:
+            here = engine()
+            if here is not None:
+                here._on_progress(stage, group, done, total)
+
+        return Scheduler(
+            passes_of(runner, limits, self.plan.is_streaming), limits.max_waiting, runner.enter_thread, report
+        )
+
+    def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
+        self._scheduler.submit(sequences, name, waits=False)
+        return Handle(sequences, self)
 
     def chat_ids(
         self,
@@ -277,34 +307,43 @@ class Engine:
         Raises:
             ConfigError: T is 0, is longer than the context or differs between rows; an id is no token; the model has no
                 attention weights to return; or the engine is closed.
-            BusyError: the call is inside the loop over a stream of this engine.
+            BusyError: the call is inside `on_progress` or a mask.
         """
         rows = equal_rows(token_ids, self.config.vocab_size)
-        with self._alone("logits") as runner:
-            waves = [rows[at : at + runner.sizes.batch_size] for at in range(0, len(rows), runner.sizes.batch_size)]
+        runner, size = self.runner, self.runner.sizes.batch_size
+        waves = [rows[at : at + size] for at in range(0, len(rows), size)]
+
+        def work() -> tuple[Tensor, list[tuple[Tensor, ...]]]:
             # Attention weights first: a runner without them raises before anything is computed.
             weights = [by_layer(runner.attentions, waves)] if output_attentions else []
             logits = torch.cat([runner.logits(wave) for wave in waves])
             states = [by_layer(runner.hidden_states, waves)] if output_hidden_states else []
-        more = [*states, *weights]
+            return logits, [*states, *weights]
+
+        logits, more = self._scheduler.run_alone("logits", work)
         return (logits, *more) if more else logits
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Run hidden states through all blocks, at positions 0 .. T-1.
+    def forward(self, hidden_states: Tensor, state: ForwardState | None = None) -> Tensor:
+        """Run hidden states through all blocks, at positions 0 .. T-1, or from where a state is.
 
         Args:
             hidden_states: [B, T, D] residual stream; any B, run batch_size at a time.
+            state: keys, values and recurrent states of earlier calls, which this call goes on from and brings forward;
+                a new `ForwardState()` is empty. B is then at most batch_size, and the same in all calls.
 
         Returns:
             [B, T, D] residual stream, before the final norm.
 
         Raises:
             ConfigError: the shape is wrong, T is longer than the context, or the engine is closed.
-            BusyError: the call is inside the loop over a stream of this engine.
+            BusyError: the call is inside `on_progress` or a mask.
         """
         check_hidden(hidden_states, self.config.hidden_size)
-        with self._alone("forward") as runner:
-            return torch.cat([runner.blocks(wave) for wave in torch.split(hidden_states, runner.sizes.batch_size)])
+        runner = self.runner
+        if state is not None:
+            return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states))
+        waves = torch.split(hidden_states, runner.sizes.batch_size)
+        return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(wave) for wave in waves]))
 
     def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile the programs for `num_sequences` sequences, or load them from the cache on disk, and report the time.
@@ -316,14 +355,21 @@ class Engine:
             params: sampling parameters that will be used; None is greedy.
 
         Raises:
-            BusyError: the call is inside the loop over a stream of this engine.
+            BusyError: the call is inside `on_progress` or a mask.
             ConfigError: num_sequences is out of range, or the engine is closed.
         """
         most = self.runner.sizes.batch_size
         if not 1 <= num_sequences <= most:
             raise ConfigError(f"warm_up for {num_sequences} sequences, but batch_size={most}; load with another")
-        with self._alone("warm_up") as runner, torch.inference_mode(), measure_compile() as report:
-            runner.warm_up(num_sequences, params)
+        runner = self.runner
+
+        @torch.inference_mode()
+        def work() -> CompileReport:
+            with measure_compile() as report:
+                runner.warm_up(num_sequences, params)
+            return report
+
+        report = self._scheduler.run_alone("warm_up", work)
         return_freed_memory()
         if self.loaded.free_memory is not None:
             self.loaded.free_memory.look("warm")
@@ -332,13 +378,13 @@ class Engine:
     def close(self) -> None:
         """Free weights and caches; the engine cannot be used any more.
 
-        It waits for the decode step, or the call of `logits` or `forward`, that is under way. The generation under way
-        and the calls that wait for their turn then raise ConfigError.
+        It waits for the pass, or the call of `logits` or `forward`, that is under way. Requests that have not ended,
+        and calls that wait, then raise ConfigError.
 
         Raises:
-            BusyError: the call is inside such a step, from `on_progress`.
+            BusyError: the call is inside `on_progress` or a mask.
         """
-        self._turns.close()
+        self._scheduler.close()
         self.loaded.give_back()
 
     def __enter__(self) -> Self:
@@ -352,7 +398,7 @@ class Engine:
     def __repr__(self) -> str:
         """Return a line with the checkpoint, the model's shape and the choices, or "closed"."""
         shape = f"{self.config.model_type}, {self.config.num_hidden_layers} layers"
-        state = ("closed",) if self._turns.is_closed else describe_choices(self.choices, self.settings)
+        state = ("closed",) if self._scheduler.is_closed else describe_choices(self.choices, self.settings)
         return f"Engine({', '.join((self.settings.model.checkpoint, shape, *state))})"
 
     def __reduce__(self) -> NoReturn:
@@ -362,13 +408,22 @@ class Engine:
             "hand the source over and call Engine.load there"
         )
 
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[ModelRunner]:
-        """Wait for this call's turn and yield the runner, whose caches the call may overwrite."""
-        with self._turns.ask(name) as turn, turn.step():
-            self.runner.enter_thread()
-            self.runner.forget()
-            yield self.runner
+
+def loaded_runner(loaded: LoadedModel) -> ModelRunner:
+    """Return the runner of a model that was not given back."""
+    assert loaded.runner is not None, "an open engine has a runner"
+    return loaded.runner
+
+
+def passes_of(runner: ModelRunner, limits: BatchingSettings, is_streaming: bool) -> Passes:
+    """Return the way in which a runner's sequences run together.
+
+    While weights move, a pass over them costs the same for one chunk as for several, so that a pass takes more.
+    """
+    if not isinstance(runner, ProgramRunner) or runner.captures is not None:
+        return WavePasses(runner)
+    chunks = runner.sizes.batch_size if is_streaming else 1
+    return ContinuousPasses(runner, limits.max_tokens_per_step or chunks * runner.sizes.prefill_chunk)
 
 
 Rows = Sequence[Sequence[int]]

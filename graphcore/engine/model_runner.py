@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,18 +58,12 @@ class ModelRunner(ABC):
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
         library: file of the C++ kernels, for choices on the host; None where there are none.
-        held_ids: tokens whose keys and values row 0 of the cache holds; empty where that is not known.
     """
 
     policy: Policy
     sizes: RunnerSizes
     device: torch.device
     library: str | None = None
-    held_ids: Sequence[int] = ()
-
-    def forget(self) -> None:
-        """Clear `held_ids`, because the caches are about to be overwritten."""
-        self.held_ids = ()
 
     def enter_thread(self) -> None:
         """Make the runner's GPU the calling thread's current device, because Triton launches kernels there."""
@@ -99,7 +93,7 @@ class ModelRunner(ABC):
             is_greedy: True for a program that chooses the likeliest next token and feeds it to itself.
         """
 
-    def choosing_program(self, width: int, params: SamplingParams) -> Program | None:
+    def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
         """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
         return None
 
@@ -116,8 +110,12 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
+    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+        """Copy rows out of the caches, to the host; the function that is returned puts them back."""
+
+    @abstractmethod
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's first tokens need not run if row 0 of the cache holds `cached`; never all."""
+        """Return how many of the prompt's first tokens need not run in a row that holds `cached`; never all."""
 
     @abstractmethod
     def feed(
@@ -148,5 +146,5 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def blocks(self, hidden: Tensor) -> Tensor:
-        """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
+    def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""

@@ -6,7 +6,7 @@ Programs exist for two widths, one sequence and the engine's batch size; a small
 have no real token. Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep, Step
-from graphcore.nn.layer_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache, restore, snapshot
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
 from graphcore.streaming.scheduler import run_program
@@ -49,6 +49,7 @@ class ProgramRunner(ModelRunner):
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
         self.library = None if builder.library is None else str(builder.library)
         self._programs: dict[tuple[str, int, bool], Program] = {}
+        self._chunk_programs: dict[int, Program] = {}
 
     @property
     def num_compiled(self) -> int:
@@ -90,11 +91,17 @@ class ProgramRunner(ModelRunner):
             self._programs[key] = build[phase]()
         return self._programs[key]
 
-    def choosing_program(self, width: int, params: SamplingParams) -> Program | None:
+    def chunk_program(self, slot: int) -> Program:
+        """Return the program that runs a chunk of one sequence, which has that row of the caches."""
+        if slot not in self._chunk_programs:
+            self._chunk_programs[slot] = self.builder.prefill(1, slot)
+        return self._chunk_programs[slot]
+
+    def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
         """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
         if not self.builder.captures_graphs:
             return None
-        return self.program(choosing_phase(params), width, is_greedy=params.is_greedy)
+        return self.program(choosing_phase(params), width, is_greedy=all(each.is_greedy for each in params))
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -105,7 +112,7 @@ class ProgramRunner(ModelRunner):
         width = self.width(num_sequences)
         self.program("prefill", width)
         self.program("decode", width)
-        chosen = self.choosing_program(width, params or SamplingParams()) or self.program("decode", width, True)
+        chosen = self.choosing_program(width, [params or SamplingParams()]) or self.program("decode", width, True)
         for step in chosen.steps:
             if isinstance(step, CapturedStep):
                 step.prepare()
@@ -113,10 +120,23 @@ class ProgramRunner(ModelRunner):
     def release(self) -> None:
         """Free programs and captured graphs; the model cannot run any more."""
         self._programs.clear()
+        self._chunk_programs.clear()
         self.builder.captures.release()
 
+    @torch.inference_mode()
+    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+        """Copy rows out of the caches, to the host; the function that is returned puts them back."""
+        caches = self.builder.caches
+        kept = {slot: tuple(tensor.cpu() for tensor in snapshot(caches, slot)) for slot in slots}
+
+        def bring_back() -> None:
+            for slot, tensors in kept.items():
+                restore(caches, slot, tensors)
+
+        return bring_back
+
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's first tokens need not run if row 0 holds `cached`; at least one runs."""
+        """Return how many of the prompt's first tokens need not run in a row that holds `cached`; at least one runs."""
         return common_prefix(cached, prompt, self.builder.caches)
 
     @torch.inference_mode()
@@ -149,7 +169,6 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
-        self.forget()
         parts: list[Tensor] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
             run_program(chunk.program.without_head(), self.policy)
@@ -167,7 +186,6 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        self.forget()
         for chunk in self._chunks([token_ids], [0], "token"):
             run_program(chunk.program.without_head(), self.policy)
             yield chunk.program.state.hidden
@@ -175,7 +193,6 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
-        self.forget()
         layers: list[list[Tensor]] = []
         for chunk in self._chunks(rows, [0] * len(rows), "token"):
             state, (embed, *blocks) = chunk.program.state, chunk.program.without_head().steps
@@ -194,13 +211,12 @@ class ProgramRunner(ModelRunner):
         )
 
     @torch.inference_mode()
-    def blocks(self, hidden: Tensor) -> Tensor:
-        """Run hidden states [B, T, D] through all blocks, from empty caches; returns [B, T, D]."""
-        self.forget()
+    def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
         num_rows, length = hidden.shape[:2]
         parts: list[Tensor] = []
         done = 0
-        for chunk in self._chunks([[0] * length] * num_rows, [0] * num_rows, "token"):
+        for chunk in self._chunks([[0] * length] * num_rows, [start] * num_rows, "token"):
             state, (embed, *blocks) = chunk.program.state, chunk.program.without_head().steps
             run_program(Program(state, [embed]), self.policy)
             state.hidden[:num_rows] = hidden[:, done : done + chunk.tokens]
@@ -236,7 +252,7 @@ def common_prefix(cached: Sequence[int], prompt: Sequence[int], caches: Sequence
     window, and a recurrent state has no earlier positions, so they can only continue after the last token.
 
     Args:
-        cached: tokens that row 0 of the caches has seen.
+        cached: tokens that a row of the caches has seen.
         prompt: the new prompt.
         caches: caches of all layers.
     """
@@ -253,8 +269,8 @@ def single_blocks(step: Step) -> list[BlocksStep]:
     return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]
 
 
-def choosing_phase(params: SamplingParams) -> str:
-    """Return the phase of the decode program that samples with these parameters; "narrow" if they cut tokens."""
-    if params.is_greedy:
+def choosing_phase(params: Sequence[SamplingParams]) -> str:
+    """Return the phase of the decode program that samples with rows' parameters; "narrow" if any cut tokens."""
+    if all(each.is_greedy for each in params):
         return "decode"
-    return "narrow" if params.top_k > 0 or params.top_p < 1.0 else "sample"
+    return "narrow" if any(each.top_k > 0 or each.top_p < 1.0 for each in params) else "sample"

@@ -10,17 +10,16 @@ from graphcore.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """How long a request took, in seconds, measured with the device idle.
+    """How long a request took, in seconds.
 
     Attributes:
-        first_token_seconds: float, seconds from the start of the prefill to the first new token, without the time that
-            the call waited for others.
-        prefill_seconds: float, seconds in all passes over the prompts; requests of one batch share them.
-        decode_seconds: float, seconds in all passes over new tokens, also shared. Where a device runs ahead of the
-            host, this includes the caller's time between two tokens.
+        first_token_seconds: float, seconds from the request's first pass to its first new token, without the time that
+            it waited for a place.
+        prefill_seconds: float, the same: all passes over its prompt, and what ran beside them.
+        decode_seconds: float, seconds from the first new token to the last.
         prompt_tokens: int, tokens of this request's prompt.
         new_tokens: int, tokens that this request was given.
-        batch: int, requests that ran together.
+        batch: int, most requests that ran at once while this one ran.
     """
 
     first_token_seconds: float
@@ -49,7 +48,7 @@ class Generation:
         text: str, the new text, without stop strings and special tokens; empty when there is no tokenizer.
         token_ids: tuple of int, the new tokens, including the end token if one ended the generation.
         finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens),
-            "context" (the cache is full) or "interrupted".
+            "context" (the cache is full), "deadline" or "interrupted".
         logprobs: tuple of float, the natural logarithm of each new token's probability before sampling parameters
             applied; None if not asked for.
         timings: Timings, seconds and token counts.
@@ -95,19 +94,6 @@ class RunningRequest:
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
 
-    @classmethod
-    def start(
-        cls,
-        prompt_ids: Sequence[int],
-        max_new_tokens: int,
-        end_ids: frozenset[int],
-        tokenizer: Tokenizer | None,
-        stop: Sequence[str],
-    ) -> "RunningRequest":
-        """Return a request without new tokens."""
-        decoder = IncrementalDecoder(tokenizer) if tokenizer else None
-        return cls(prompt_ids, max_new_tokens, end_ids, decoder, StopStrings(stop))
-
     @property
     def text(self) -> str:
         """The text so far."""
@@ -140,22 +126,22 @@ class RunningRequest:
         return held
 
 
-def requests_of(
-    rows: Sequence[Sequence[int]],
+def request_of(
+    prompt_ids: Sequence[int],
     max_new_tokens: int,
     end_ids: frozenset[int],
     tokenizer: Tokenizer | None,
-    stop: str | Sequence[str],
-) -> list[RunningRequest]:
-    """Return a request for each row of token ids.
+    stops: Sequence[str],
+) -> RunningRequest:
+    """Return a request without new tokens.
 
     Args:
-        stop: one text or several that end a request.
+        stops: texts that end the request.
 
     Raises:
         ConfigError: there are stop texts and no tokenizer to find them with.
     """
-    if stop and tokenizer is None:
+    if stops and tokenizer is None:
         raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-    stops = [stop] if isinstance(stop, str) else stop or ()
-    return [RunningRequest.start(ids, max_new_tokens, end_ids, tokenizer, stops) for ids in rows]
+    decoder = IncrementalDecoder(tokenizer) if tokenizer else None
+    return RunningRequest(prompt_ids, max_new_tokens, end_ids, decoder, StopStrings(stops))

@@ -38,35 +38,36 @@ class SamplingParams:
         """Whether the likeliest token is always taken: temperature 0 and no repetition penalty."""
         return self.temperature == 0.0 and self.repetition_penalty == 1.0
 
+    @property
+    def numbers(self) -> tuple[float, int, float, float, float]:
+        """The settings in the order in which kernels take them, without the seed."""
+        return self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+
 
 @dataclass
 class RowSampling:
     """How the next token of one sequence is chosen.
 
     Attributes:
-        params: sampling parameters, but for the seed.
-        seed: int, seed of this sequence's draws.
+        params: sampling parameters, with the sequence's own seed.
         position: int, position of the next token in its sequence: the number of tokens before it.
         seen: [V] bool, tokens that the penalty applies to; None without a penalty.
         mask: [V] bool, tokens that may come next; None for all. It is applied before everything else.
     """
 
     params: SamplingParams
-    seed: int
     position: int
     seen: Tensor | None = None
     mask: Tensor | None = None
 
     @classmethod
-    def after(
-        cls, history: Sequence[int], params: SamplingParams, seed: int, vocab: int, device: torch.device
-    ) -> "RowSampling":
+    def after(cls, history: Sequence[int], params: SamplingParams, vocab: int, device: torch.device) -> "RowSampling":
         """Return the choice of the token that follows a history."""
         seen: Tensor | None = None
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab, dtype=torch.bool, device=device)
             seen[torch.tensor(list(history), dtype=torch.int64, device=device)] = True
-        return cls(params, seed, len(history), seen)
+        return cls(params, len(history), seen)
 
     def append(self, token_id: int) -> None:
         """Make a token a part of the sequence; the next choice is that of the token after it."""
@@ -77,9 +78,7 @@ class RowSampling:
     @property
     def draw(self) -> Draw:
         """The choice in the words of the kernels."""
-        params = self.params
-        numbers = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
-        return Draw(self.seed, self.position, *numbers, self.seen, self.mask)
+        return Draw(self.params.seed, self.position, *self.params.numbers, self.seen, self.mask)
 
 
 class Sampler:

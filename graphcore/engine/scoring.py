@@ -75,7 +75,6 @@ def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int)
 
 def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
-    runner.forget()
     runner.sizes.check_context(len(token_ids) - 1)
     program = runner.program("decode", 1)
     targets = torch.tensor(token_ids, device=runner.device)

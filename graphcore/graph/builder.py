@@ -133,9 +133,13 @@ class GraphBuilder:
         """Return the steps of a decode program one by one, never captured, for callers that read between them."""
         return self._program(batch, "decode")
 
-    def prefill(self, batch: int) -> Program:
-        """Return the program that runs a chunk of at least two tokens; each chunk gives its state new inputs."""
-        return self._program(batch, "prefill")
+    def prefill(self, batch: int, first: int = 0) -> Program:
+        """Return the program that runs a chunk of at least two tokens; each chunk gives its state new inputs.
+
+        Args:
+            first: row of the caches that the first sequence has.
+        """
+        return self._program(batch, "prefill", first)
 
     def score(self, batch: int, is_one_token: bool) -> Program:
         """Return the program that turns its state's hidden states [B, T, D] into logits after each token, [B, T, V].
@@ -147,7 +151,7 @@ class GraphBuilder:
         tokens = None if is_one_token else WARMUP_TOKENS
         return Program(state, self._head_steps(state, tokens, takes_all=True))
 
-    def _program(self, batch: int, phase: str) -> Program:
+    def _program(self, batch: int, phase: str, first: int = 0) -> Program:
         state = self._state(batch)
         ropes = self.decoder.rope_index()
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
@@ -158,7 +162,7 @@ class GraphBuilder:
                     self.functions.kinds.block(index),
                     self.functions.block_function(index, batch, phase),
                     ropes[index],
-                    self.caches[index].rows(batch),
+                    self.caches[index].rows(batch, first),
                 )
                 for index in layers
             ]

@@ -42,9 +42,9 @@ class LayerCache(ABC):
     def can_go_back(self, tokens: int) -> bool:
         """Return whether a sequence of so many tokens can be continued after any of them, not only after the last."""
 
-    def rows(self, batch: int) -> Self:
-        """Return the buffers of the first `batch` sequences, sharing memory."""
-        return type(self)(*(tensor[:batch] for tensor in self.tensors))
+    def rows(self, batch: int, first: int = 0) -> Self:
+        """Return the buffers of `batch` sequences, sharing memory; `first` is the row of the first of them."""
+        return type(self)(*(tensor[first : first + batch] for tensor in self.tensors))
 
 
 @dataclass(frozen=True)

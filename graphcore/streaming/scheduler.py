@@ -1,20 +1,65 @@
-"""The scheduler: the loop that runs a program's steps under a policy."""
+"""The scheduler: the loop that runs programs' steps under a policy.
 
+program A   embed   1   2   3   head          A group is acquired once for all programs that run together, so one
+program B   embed   1   2   3                 pass over the link serves them all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 from graphcore.errors import StreamingError
 from graphcore.graph.program import Program
+from graphcore.graph.step import Step
 from graphcore.streaming.policy import Policy
+
+
+class StoppedError(Exception):
+    """A pass was given up between two groups, because nobody needs it any more."""
+
+
+def never() -> bool:
+    """Return False."""
+    return False
 
 
 def run_program(program: Program, policy: Policy) -> None:
     """Replay the program's steps, each between its group's acquire and release."""
+    run_together([program], policy)
+
+
+def run_together(programs: Sequence[Program], policy: Policy, is_stopped: Callable[[], bool] = never) -> None:
+    """Replay the steps of all programs, each in its own order, in one pass over the layer groups.
+
+    Args:
+        is_stopped: function that is asked before each group whether the pass is to be given up.
+
+    Raises:
+        StoppedError: the pass was given up; the caches hold a part of its tokens.
+    """
     try:
-        for step in program.steps:
-            policy.acquire(step.group)
-            step.replay()
-            policy.release(step.group)
+        for group, steps in in_one_pass(programs):
+            if is_stopped():
+                raise StoppedError
+            policy.acquire(group)
+            for step in steps:
+                step.replay()
+            policy.release(group)
     except BaseException:  # reads ahead for the remaining steps may have failed too
         with suppress(StreamingError):  # it would repeat the first error
             policy.reset()
         raise
+
+
+def in_one_pass(programs: Sequence[Program]) -> Iterator[tuple[int, list[Step]]]:
+    """Yield each group in turn with the steps of all programs that need it.
+
+    A step that goes back to an earlier group, such as the choice of a token, comes where its program has it.
+    """
+    waiting = []
+    for program in programs:
+        positions = accumulate((step.group for step in program.steps), max)
+        waiting.append(list(zip(positions, program.steps, strict=True))[::-1])
+    while waiting := [steps for steps in waiting if steps]:
+        first = min((position, step.group) for position, step in (steps[-1] for steps in waiting))
+        yield first[1], [steps.pop()[1] for steps in waiting if (steps[-1][0], steps[-1][1].group) == first]

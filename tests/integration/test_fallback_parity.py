@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from fallback_models import ALONE, CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallback
+from paced import Paced
 
 from graphcore import Engine
 
@@ -175,8 +176,8 @@ def test_closing_ends_a_generation_that_is_under_way(fallback_model: Callable[[s
 
     model = fallback_model("phi3", "sdpa")
     engine = load(model)
-    events = engine.stream(model.ids[0].tolist(), max_new_tokens=10)
+    events = Paced(engine, model.ids[0].tolist(), 10)
     next(events)
-    engine.close()
+    events.close_engine()
     with pytest.raises(ConfigError, match="closed"):
         list(events)

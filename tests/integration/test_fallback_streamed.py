@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from fallback_models import ISSUE, MORE, FallbackModel, save_fallback
+from paced import Paced
 from streamed_engine import fill_threads
 from torch import Tensor
 
@@ -147,7 +148,7 @@ def test_a_file_that_is_cut_off_ends_the_generation_with_an_error(
     model = save_fallback("stablelm", tmp_path, vocab_size=VOCAB)
     file = model.folder / "model.safetensors"
     with Engine.load(model.folder, dtype="fp32", device="cpu", streaming="on", overrides=SIZES) as engine:
-        events = engine.stream(model.ids[0].tolist(), max_new_tokens=30)
+        events = Paced(engine, model.ids[0].tolist(), 30)
         next(events)
         with file.open("r+b") as opened:
             opened.truncate(file.stat().st_size // 3)

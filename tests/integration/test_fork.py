@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paced import Paced
 
 from graphcore import Engine
 from graphcore.errors import GraphError
@@ -94,9 +95,11 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(wide: Engine)
     has_begun, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        for _ in wide.stream([1, 2], max_new_tokens=2):
-            has_begun.set()
-            may_end.wait()
+        stream = Paced(wide, [1, 2], 2)
+        next(stream)
+        has_begun.set()
+        may_end.wait()
+        stream.close()
 
     holder = threading.Thread(target=hold)
     holder.start()

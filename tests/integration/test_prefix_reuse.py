@@ -7,26 +7,21 @@ import torch
 from tiny_models import VOCAB, WINDOW, TinyModel
 
 from graphcore import Engine
-from graphcore.engine.batch_run import BatchRun
-from graphcore.engine.sampler import SamplingParams
 
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 NEW_TOKENS = 12
 
 
-def run(engine: Engine, prompt: list[int], reuse: bool) -> tuple[BatchRun, list[int]]:
-    opened = engine.open_run([prompt], NEW_TOKENS, (), SamplingParams(), end_ids=frozenset(), reuse_cache=reuse)
-    for _ in opened.events():
-        continue
-    return opened, list(opened.generations()[0].token_ids)
+def run(engine: Engine, prompt: list[int], reuse: bool) -> tuple[int, list[int]]:
+    handle = engine.submit(prompt, NEW_TOKENS, ignore_eos=True, reuse_cache=reuse)
+    answer = list(handle.result().token_ids)
+    return handle.cached, answer
 
 
 def turn(engine: Engine, prompt: list[int]) -> tuple[int, list[int]]:
     """Take one turn as a chat does; return how many tokens were not run again, and the answer."""
-    opened, answer = run(engine, prompt, reuse=True)
-    assert engine.runner.held_ids == [*prompt, *answer[:-1]]  # the last token was chosen, but never run
-    return opened.cached, answer
+    return run(engine, prompt, reuse=True)
 
 
 def words(generator: torch.Generator, length: int) -> list[int]:
@@ -70,36 +65,41 @@ def test_a_prompt_that_turns_off_goes_back_only_where_the_cache_can(
 
 def test_a_ring_that_has_not_wrapped_goes_back(tiny_model: Tiny, load_tiny: Load) -> None:
     engine = load_tiny("gemma3", "eager")
-    with torch.inference_mode():
-        engine.runner.feed([[1, 2, 3, 4, 5]], [0])
-    engine.runner.held_ids = [1, 2, 3, 4, 5]
+    engine.submit([1, 2, 3, 4, 5], 1, ignore_eos=True, reuse_cache=True).result()
     reused, answer = turn(engine, [1, 2, 3, 9])
     assert reused == 3
     logits = tiny_model("gemma3").logits_of(torch.tensor([[1, 2, 3, 9, *answer]]))[0]
     assert answer == logits[3:-1].argmax(dim=-1).tolist()
 
 
-def test_whatever_else_runs_forgets_the_cache(load_tiny: Load) -> None:
+def test_what_uses_the_caches_forgets_what_free_rows_hold(load_tiny: Load) -> None:
     engine = load_tiny("llama3", "eager")
     prompt = [1, 2, 3, 4]
-    others = (
-        lambda: engine.logits([[9, 9]]),
-        lambda: engine.forward(torch.zeros(1, 2, 64)),
-        lambda: engine.generate([[9]], max_new_tokens=1),
-        lambda: list(engine.stream([9], max_new_tokens=1)),
-    )
-    for other in others:
+    for other in (lambda: engine.logits([[9, 9]]), lambda: engine.forward(torch.zeros(1, 2, 64))):
         _, answer = turn(engine, prompt)
         other()
         assert turn(engine, prompt) == (0, answer)
-    assert turn(engine, prompt)[0] == len(prompt) - 1
-    assert run(engine, prompt, reuse=False)[0].cached == 0
 
 
-def test_only_a_single_prompt_reuses_the_cache(load_tiny: Load) -> None:
+def test_other_requests_take_the_rows_that_hold_least(load_tiny: Load) -> None:
     engine = load_tiny("llama3", "eager")
-    turn(engine, [1, 2, 3, 4])
-    batch = engine.open_run([[1, 2, 3, 4, 5], [7]], 1, (), SamplingParams(), reuse_cache=True)
-    list(batch.events())
-    assert batch.cached == 0
-    assert not engine.runner.held_ids
+    prompt = [1, 2, 3, 4]
+    _, answer = turn(engine, prompt)
+    engine.generate([[9]], max_new_tokens=1)
+    assert turn(engine, prompt) == (len(prompt) - 1, answer)
+    engine.generate([[9]] * engine.runner.sizes.batch_size, max_new_tokens=3, ignore_eos=True)
+    assert turn(engine, prompt)[1] == answer
+    assert run(engine, prompt, reuse=False) == (0, answer)
+
+
+def test_each_of_several_chats_goes_on_from_its_own_row(load_tiny: Load, tiny_model: Tiny) -> None:
+    engine = load_tiny("llama3", "eager")
+    chats = [[31, 32, 33, 34], [49, 48, 47]]
+    for is_second in (False, True):
+        handles = [engine.submit(chat, NEW_TOKENS, ignore_eos=True, reuse_cache=True) for chat in chats]
+        answers = [list(handle.result().token_ids) for handle in handles]
+        for chat, answer in zip(chats, answers, strict=True):
+            logits = tiny_model("llama3").logits_of(torch.tensor([chat + answer]))[0]
+            assert answer == logits[len(chat) - 1 : -1].argmax(dim=-1).tolist()
+        assert [handle.cached for handle in handles] == [len(chat) - 2 if is_second else 0 for chat in chats]
+        chats = [[*chat, *answer, 5] for chat, answer in zip(chats, answers, strict=True)]

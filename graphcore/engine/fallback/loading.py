@@ -161,7 +161,7 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
         graph="eager",
         prefill="eager",
         context=context,
-        batch_size=1 if runs_whole else settings.batch_size,
+        batch_size=1 if runs_whole else settings.batching.max_sequences,
         prefill_chunk=context if runs_whole else min(settings.prefill_chunk, context),
         packing=PackingPolicy(None, "float", STORED),
         notes=tuple(notes),

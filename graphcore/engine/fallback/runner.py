@@ -13,7 +13,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,6 +180,17 @@ class TransformersRunner(ModelRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
+    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+        """Take another cache from now on; the function that is returned takes the one of before again."""
+        if not slots:
+            return lambda: None
+        kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
+
+        def bring_back() -> None:
+            self.cached = kept
+
+        return bring_back
+
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
         """Return the length of `cached` if the prompt begins with it and the cache holds exactly that, else 0."""
         goes_on = len(prompt) > len(cached) and list(prompt[: len(cached)]) == list(cached)
@@ -239,12 +250,14 @@ class TransformersRunner(ModelRunner):
         return tuple(layer.cpu() for layer in found)
 
     @torch.inference_mode()
-    def blocks(self, hidden: Tensor) -> Tensor:
-        """Run hidden states [B, T, D] through all layers, from empty caches; returns [B, T, D]."""
+    def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
+        """Run hidden states [B, T, D] through all layers, after the first `start` positions; returns [B, T, D]."""
         num_rows, length = hidden.shape[:2]
         parts = []
         done = 0
-        for token_ids, positions in self._from_empty([[0] * length] * num_rows):
+        rows = [[0] * length] * num_rows
+        self.sizes.check_context(start + length)
+        for token_ids, positions in self._chunks(rows) if start else self._from_empty(rows):
             upto = done + token_ids.shape[1]
             piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
             with self.hooks.starting_from(piece), self.hooks.recording() as seen:
@@ -254,7 +267,6 @@ class TransformersRunner(ModelRunner):
         return torch.cat(parts, dim=1)
 
     def _begin(self, rows: Sequence[Sequence[int]]) -> None:
-        self.forget()
         lengths = list(map(len, rows))
         self.sizes.check_context(max(lengths))
         self.cached.restart(lengths)

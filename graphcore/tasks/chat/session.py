@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.checked_arguments import params_from
+from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
@@ -103,23 +103,23 @@ class Session:
             raise ConfigError(_no_room(len(ids), engine.choices.context, is_more))
         most = self.max_new_tokens or engine.choices.context
         params = params_from(self.params, len(self.turns))
-        run = engine.open_run([ids], most, self.stops, params, reuse_cache=True)
+        handle = engine.submit(ids, most, self.stops, reuse_cache=True, **asdict(params))
         newly = self.conversation.left_out - left_out
         if newly:
             turns = "turn is" if newly == 1 else f"{newly} turns are"
             self.console.note(f"[the context of {engine.choices.context} tokens is full: the oldest {turns} left out]")
         with self.waiting():
-            self._print_events(run, is_more)
-        return run.generations()[0], run.cached
+            self._print_events(handle, is_more)
+        return handle.result(), handle.cached
 
-    def _print_events(self, run: BatchRun, is_more: bool) -> None:
+    def _print_events(self, handle: Handle, is_more: bool) -> None:
         has_text = False
         try:
-            for event in run.events():
+            for event in handle:
                 self.console.text(event.text)
                 has_text = has_text or bool(event.text)
         except KeyboardInterrupt:
-            run.interrupt()
+            handle.cancel()
         if has_text or not is_more:
             self.console.line()
 

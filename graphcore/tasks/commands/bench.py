@@ -93,14 +93,16 @@ def bench_settings(settings: Settings, task: BenchSettings) -> Settings:
     at_least(1, "task.", task, ("prompt_tokens", "new_tokens", "repeats", "batch"))
     at_least(0, "task.", task, ("depth",))
     refuse_without_effect(settings, "bench", PROMPT_KEYS)
-    if settings.batch_size not in (1, task.batch):
+    if settings.batching.max_sequences not in (1, task.batch):
         raise ConfigError(
-            f"batch_size={settings.batch_size} and task.batch={task.batch} contradict each other; set task.batch alone"
+            f"batch_size={settings.batching.max_sequences} and task.batch={task.batch} contradict each other; set "
+            "task.batch alone"
         )
     context = settings.context_length
     if context is None and task.context > DEFAULT_CONTEXT:
         context = task.context
-    return replace(settings, batch_size=task.batch, context_length=context)
+    batching = replace(settings.batching, max_sequences=task.batch)
+    return replace(settings, batching=batching, context_length=context)
 
 
 def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:

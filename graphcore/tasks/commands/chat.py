@@ -103,8 +103,8 @@ def _check(settings: Settings) -> None:
         raise ConfigError(
             "prompt=- has no effect with task=chat, which reads standard input line by line; leave it out"
         )
-    if settings.batch_size != 1:
-        raise ConfigError(f"batch_size={settings.batch_size} has no effect with task=chat; leave it out")
+    if settings.batching.max_sequences != 1:
+        raise ConfigError(f"batch_size={settings.batching.max_sequences} has no effect with task=chat; leave it out")
 
 
 def _uses_template(engine: Engine, settings: Settings) -> bool:

@@ -4,17 +4,20 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from omegaconf import MISSING
 
 from graphcore.config.user_path import user_path
 from graphcore.engine.engine import Engine
+from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.tasks.requests.generation_requests import GenerationRequest, arguments_of, generation_requests
 from graphcore.tasks.requests.prompts import Prompt, read_prompts
-from graphcore.tasks.requests.request_batches import GenerationRequest, batches_of, generation_requests, open_run
 from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
 from graphcore.tasks.results.answer_file import AnswerFile
 from graphcore.tasks.results.run_record import compile_record, ran_record
@@ -41,10 +44,11 @@ class Progress:
     """The answers so far, and how they are put out.
 
     Attributes:
-        streams: True prints text as it is made; with several requests each answer is printed when it is complete.
+        streams: True prints text as it is made; with several requests the answers are printed when all are complete.
         wants_logprobs: True records the log probability of each new token.
         answers: file that answers go into; None prints them.
         total: number of answers that this run is to make.
+        answered: the answers so far, by the number of their request.
         first_token_at: seconds from the start of the process to the first token; None before it.
         counted_at: time.monotonic() of the last line with the number of answers.
         status: "ok", or "interrupted" after Ctrl-C.
@@ -54,10 +58,15 @@ class Progress:
     wants_logprobs: bool
     answers: AnswerFile | None
     total: int
-    done: list[Generation] = field(default_factory=list)
+    answered: dict[int, Generation] = field(default_factory=dict)
     first_token_at: float | None = None
     counted_at: float = field(default_factory=time.monotonic)
     status: str = "ok"
+
+    @property
+    def done(self) -> list[Generation]:
+        """The answers in the order of their requests; the requests that have one are the first."""
+        return [self.answered[number] for number in sorted(self.answered)]
 
 
 def run(context: Context, task: GenerateSettings) -> Record:
@@ -75,17 +84,17 @@ def run(context: Context, task: GenerateSettings) -> Record:
         engine = stack.enter_context(load_engine(context))
         load_seconds = time.perf_counter() - began
         requests = generation_requests(context, engine, prompts)
-        batches = list(batches_of(requests, settings.batch_size))
-        for batch in batches:
-            open_run(engine, batch, task.logprobs)  # refuses a batch that cannot run, before any runs
+        for request in requests:
+            engine.check_request(**arguments_of(request))  # refuses one that cannot run, before any runs
+        together = min(settings.batching.max_sequences, len(requests))
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(max(map(len, batches)), requests[0].params)
+        compiled = engine.warm_up(together, requests[0].params)
         progress = Progress(len(requests) == 1 and answers is None, task.logprobs, answers, len(requests))
         generating_since = time.perf_counter()
-        for batch in batches:
-            if progress.status == "ok":
-                _run_batch(context, engine, batch, progress)
-        console.note(speed_line(progress.done))
+        _answer_all(context, engine, requests, progress)
+        if not progress.streams and answers is None:
+            _print_all(context, engine, requests, progress)
+        console.note(speed_line(progress.done, time.perf_counter() - generating_since))
         console.note(start_line(progress, compiled))
         if settings.trace:
             write_streaming_trace(context, engine, generating_since, time.perf_counter())
@@ -122,27 +131,59 @@ def _key(prompt: Prompt) -> str | int:
     return prompt.key
 
 
-def _run_batch(context: Context, engine: Engine, batch: Sequence[GenerationRequest], progress: Progress) -> None:
-    """Run the requests of one batch to their end or to Ctrl-C; each answer goes into the file as soon as it ends."""
-    run, has_text = open_run(engine, batch, progress.wants_logprobs), engine.has_tokenizer
+def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationRequest], progress: Progress) -> None:
+    """Answer all requests, or those that end before Ctrl-C; an answer goes into the file as soon as it is there.
+
+    A few more are submitted than run at once, so that none waits for this thread.
+    """
+    ahead = 2 * context.settings.batching.max_sequences
+    handles: list[Handle] = []
+    ended: SimpleQueue[int] = SimpleQueue()
     try:
-        for event in run.events():
+        while len(progress.answered) < len(requests):
+            with engine.holding_back():
+                while len(handles) < min(len(requests), len(progress.answered) + ahead):
+                    handle = engine.submit(logprobs=progress.wants_logprobs, **arguments_of(requests[len(handles)]))
+                    handle.call_at_end(partial(ended.put, len(handles)))
+                    handles.append(handle)
             if progress.first_token_at is None:
-                progress.first_token_at = seconds_since_start()
-            if progress.streams:
-                context.console.text(event.text if has_text else f"{event.token_id} ")
-            if event.finish_reason is not None and progress.answers is not None:
-                _write(context, progress, batch[event.row], run.generation(event.row))
+                _print_first(context, engine, handles[0], progress)
+            number = ended.get()
+            _put_out(context, requests[number], number, handles[number].result(), progress)
     except KeyboardInterrupt:
-        run.interrupt()
         progress.status = "interrupted"
-    if progress.streams:
-        context.console.line()
-    for request, generation in zip(batch, run.generations(), strict=True):
-        if not progress.streams and progress.answers is None:
-            context.console.line(f"--- {request.prompt.label}")
-            context.console.line(generation.text if has_text else " ".join(map(str, generation.token_ids)))
-        progress.done.append(generation)
+        for handle in handles:
+            handle.cancel()
+        for number, handle in enumerate(handles):
+            if number not in progress.answered:
+                _put_out(context, requests[number], number, handle.result(), progress)
+
+
+def _print_first(context: Context, engine: Engine, handle: Handle, progress: Progress) -> None:
+    """Wait for the first request's first token and, if its text is to be printed as it is made, for all of it."""
+    try:
+        for event in handle:
+            progress.first_token_at = progress.first_token_at or seconds_since_start()
+            if not progress.streams:
+                return
+            context.console.text(event.text if engine.has_tokenizer else f"{event.token_id} ")
+    finally:
+        if progress.streams:
+            context.console.line()
+
+
+def _put_out(context: Context, request: GenerationRequest, number: int, answer: Generation, progress: Progress) -> None:
+    """Keep an answer, and write a complete one to the file."""
+    progress.answered[number] = answer
+    if progress.answers is not None and answer.finish_reason != "interrupted":
+        _write(context, progress, request, answer)
+
+
+def _print_all(context: Context, engine: Engine, requests: Sequence[GenerationRequest], progress: Progress) -> None:
+    """Print the answers in the order of their requests."""
+    for request, answer in zip(requests, progress.done, strict=False):
+        context.console.line(f"--- {request.prompt.label}")
+        context.console.line(answer.text if engine.has_tokenizer else " ".join(map(str, answer.token_ids)))
 
 
 def _write(context: Context, progress: Progress, request: GenerationRequest, answer: Generation) -> None:
@@ -165,19 +206,23 @@ def _answers_record(answers: AnswerFile) -> Record:
     return {"path": str(answers.path), "there": len(answers.answered), "made": answers.made}
 
 
-def speed_line(done: Sequence[Generation]) -> str:
-    """Return one line about speed; requests of one batch share its time."""
+def speed_line(done: Sequence[Generation], seconds: float) -> str:
+    """Return one line about speed.
+
+    Args:
+        seconds: from the first request's start to the last one's end; a single answer's own times are more exact.
+    """
     timings = [generation.timings for generation in done]
     prompt_tokens, new_tokens = sum(t.prompt_tokens for t in timings), sum(t.new_tokens for t in timings)
-    prefill = sum(t.prefill_seconds / t.batch for t in timings)
-    decode = sum(t.decode_seconds / t.batch for t in timings)
-    later = new_tokens - len(done)
-    rate = f"{later / decode:.1f} tokens/s" if decode and later > 0 else "no decode step"
-    took = f"in {prefill:.2f} s" if new_tokens else "not finished"
-    return (
-        f"[{prompt_tokens} prompt tokens {took}; {new_tokens} new tokens, {rate}; "
-        f"ended by: {', '.join(sorted({g.finish_reason for g in done}))}]"
-    )
+    ended = f"ended by: {', '.join(sorted({g.finish_reason for g in done}))}"
+    if len(done) > 1:
+        counts = f"{prompt_tokens} prompt tokens and {new_tokens} new ones in {seconds:.2f} s"
+        return f"[{counts}, {new_tokens / seconds:.1f} new tokens/s; {ended}]"
+    (timing,) = timings
+    rate_of_one = timing.decode_tokens_per_second
+    took = f"in {timing.prefill_seconds:.2f} s" if new_tokens else "not finished"
+    rate = f"{rate_of_one:.1f} tokens/s" if rate_of_one else "no decode step"
+    return f"[{prompt_tokens} prompt tokens {took}; {new_tokens} new tokens, {rate}; {ended}]"
 
 
 def start_line(progress: Progress, compiled: CompileReport) -> str:

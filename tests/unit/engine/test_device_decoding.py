@@ -1,15 +1,16 @@
 """Tokens chosen in captured graphs and read some steps behind are the tokens that the host would have chosen."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fake_cuda import CountedOps, FakeCuda
+from paced import Paced
 
 from graphcore import Engine
 from graphcore.engine.decode_steps import LAG
 from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.waves import WavePasses
 from graphcore.errors import GraphError
 from graphcore.graph import kinds
 from graphcore.tasks.measuring.random_batch import RandomBatch
@@ -36,7 +37,12 @@ def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
     """Return an engine that decodes as on CUDA; `cuda` is what it finds there."""
     engine = engine_of(name, *overrides)
     engine.runner.builder.kind, engine.runner.builder.library = "captured", None
+    engine._scheduler._passes = WavePasses(engine.runner)
     return engine
+
+
+def end_at(engine: Engine, *ends: int) -> None:
+    object.__setattr__(engine.loaded.config, "eos_token_ids", ends)
 
 
 def tokens_of(engine: Engine, prompts: list[list[int]], count: int, **sampling: float) -> list[tuple[int, ...]]:
@@ -85,7 +91,7 @@ def test_where_weights_stream_each_group_is_a_graph_and_the_last_one_chooses(
     expected = tokens_of(engine_of(), [PROMPT], 12, **sampling)
     with captured_engine("qwen3", "streaming=on") as engine:
         assert tokens_of(engine, [PROMPT], 12, **sampling) == expected
-        program = engine.runner.choosing_program(1, SamplingParams(**sampling))
+        program = engine.runner.choosing_program(1, [SamplingParams(**sampling)])
         assert [graph.num_replays for graph in cuda.graphs] == [11] * len(cuda.graphs)
         assert program.choice in program.steps[-1].steps
         assert len(cuda.graphs) > len(engine.runner.builder.layer_groups)
@@ -103,12 +109,12 @@ def test_rows_end_at_their_own_end_tokens_and_their_caches_stay(cuda: FakeCuda) 
     full = tokens_of(engine_of(), PROMPTS, 20)
     ends = frozenset({full[0][4], full[2][11]})
     engine = captured_engine()
-    run = engine.open_run(PROMPTS, 20, (), SamplingParams(), end_ids=ends)
-    events = list(run.events())
+    end_at(engine, *ends)
+    answers = engine.generate(PROMPTS, 20)
     expected = [next(at + 1 for at, token in enumerate([*row[:-1], -1]) if token in ends or at == 19) for row in full]
-    assert [len(each.token_ids) for each in run.generations()] == expected
-    assert [event.token_id for event in events if event.row == 1] == list(full[1][: expected[1]])
-    state = engine.runner.choosing_program(3, SamplingParams()).state
+    assert [len(each.token_ids) for each in answers] == expected
+    assert answers[1].token_ids == full[1][: expected[1]]
+    state = engine.runner.choosing_program(3, [SamplingParams()]).state
     lengths = [len(prompt) + count - 1 for prompt, count in zip(PROMPTS, expected, strict=True)]
     assert state.span.starts.tolist() == lengths
     assert state.span.counts.tolist() == [0, 0, 0]
@@ -133,16 +139,13 @@ def test_a_full_context_ends_a_row_without_a_step_too_many(cuda: FakeCuda) -> No
 def test_a_stop_that_only_the_host_sees_wastes_at_most_the_lag_and_tells_what_the_cache_holds(cuda: FakeCuda) -> None:
     full = tokens_of(engine_of(), [PROMPT], 20)[0]
     engine = captured_engine()
-    run = engine.open_run([PROMPT], 20, (), SamplingParams(), end_ids=frozenset(), reuse_cache=True)
-    stream = run.events()
+    stream = Paced(engine, PROMPT, 20, ignore_eos=True, reuse_cache=True)
     for _ in range(5):
         next(stream)
     stream.close()
-    held = engine.runner.held_ids
-    assert len(PROMPT) + 4 <= len(held) <= len(PROMPT) + 4 + LAG
-    assert held == [*PROMPT, *full][: len(held)]
-    starts = engine.runner.choosing_program(1, SamplingParams()).state.span.starts
-    assert starts.tolist() == [len(held)]
+    again = engine.submit([*PROMPT, *full], 1, reuse_cache=True)
+    again.result()
+    assert len(PROMPT) + 4 <= again.cached <= len(PROMPT) + 5 + LAG
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
@@ -151,24 +154,21 @@ def test_a_chat_goes_on_after_steps_too_many_as_if_it_had_run_everything_again(n
     engine, eager = captured_engine(name), engine_of(name)
     history = list(PROMPT)
     for _ in range(2):
-        run = engine.open_run([history], 30, (), SamplingParams(), end_ids=frozenset(), reuse_cache=True)
-        stream = run.events()
+        stream = Paced(engine, history, 30, ignore_eos=True, reuse_cache=True)
         answer = [next(stream).token_id for _ in range(12)]
         stream.close()
         assert answer == list(tokens_of(eager, [history], 12)[0])
-        assert engine.runner.held_ids
         history += [*answer, 7, 8]
 
 
 def test_an_end_token_is_seen_by_the_device_and_the_whole_answer_is_reused(cuda: FakeCuda) -> None:
     full = tokens_of(engine_of("gemma3"), [PROMPT], 30)[0]
     engine = captured_engine("gemma3")
-    run = engine.open_run([PROMPT], 30, (), SamplingParams(), end_ids=frozenset({full[20]}), reuse_cache=True)
-    list(run.events())
-    answer = run.generations()[0].token_ids
-    assert engine.runner.held_ids == [*PROMPT, *answer[:-1]]
-    again = engine.open_run([[*PROMPT, *answer, 3]], 1, (), SamplingParams(), reuse_cache=True)
-    list(again.events())
+    end_at(engine, full[20])
+    answer = engine.submit(PROMPT, 30, reuse_cache=True).result().token_ids
+    assert answer[-1] == full[20]
+    again = engine.submit([*PROMPT, *answer, 3], 1, reuse_cache=True)
+    again.result()
     assert again.cached == len(PROMPT) + len(answer) - 1
 
 
@@ -193,14 +193,23 @@ def test_logits_that_mean_nothing_end_in_an_error(sampling: dict[str, float], cu
 def test_host_asks_torch_for_one_copy_a_step_and_nothing_else(cuda: FakeCuda) -> None:
     engine = captured_engine()
     for sampling, count in (({}, 64), (PLAIN, 16)):
-        run = engine.open_run([PROMPT], 80, (), SamplingParams(**sampling), end_ids=frozenset())
-        events = run.events()
-        skip(events, 10)
-        before = len(cuda.log)
-        with CountedOps() as counted:
-            skip(events, count)
+        counted, log = CountedOps(), [0, 0]  # lengths of the log
+
+        def count_steps(
+            stage: str, group: object, done: int, total: int, counted=counted, log=log, count=count
+        ) -> None:
+            """Count what the engine's thread asks for between the tokens 10 and 10 + count."""
+            if stage == "generate" and done == 10:
+                log[0] = len(cuda.log)
+                counted.__enter__()
+            elif stage == "generate" and done == 10 + count:
+                counted.__exit__(None, None, None)
+                log[1] = len(cuda.log)
+
+        engine._on_progress = count_steps
+        engine.submit(PROMPT, 80, ignore_eos=True, **sampling).result()
         assert counted.counts == {"aten.copy_.default": count}
-        steps = cuda.log[before:]
+        steps = cuda.log[slice(*log)]
         assert len(steps) == 3 * count  # a replay, its copy's mark, a wait for an earlier one's
         assert [word.split()[0] for word in steps[0::3]] == ["replay"] * count
         assert all(word.endswith("recorded in main") for word in steps[1::3])
@@ -236,14 +245,9 @@ def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda)
     tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
     work = RandomBatch(engine.runner, 1, 4, 3, 6, seed=1)
     work.fill()
-    starts = engine.runner.choosing_program(1, SamplingParams()).state.span.starts
+    starts = engine.runner.choosing_program(1, [SamplingParams()]).state.span.starts
     for _ in range(2):
         before = cuda.graphs[0].num_replays
         work.decode()
         assert cuda.graphs[0].num_replays - before == 6
         assert starts.tolist() == [10]
-
-
-def skip(events: Iterator[object], count: int) -> None:
-    for _ in range(count):
-        next(events)

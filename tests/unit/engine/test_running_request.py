@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from tiny_models import add_tokenizer
 
-from graphcore.engine.running_request import RunningRequest, Timings
+from graphcore.engine.running_request import RunningRequest, Timings, request_of
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ def push_all(request: RunningRequest, ids: Sequence[int]) -> list[str]:
 def start(
     tokenizer: Tokenizer | None, most: int = 100, ends: Sequence[int] = (), stop: Sequence[str] = ()
 ) -> RunningRequest:
-    return RunningRequest.start([1, 2, 3], most, frozenset(ends), tokenizer, stop)
+    return request_of([1, 2, 3], most, frozenset(ends), tokenizer, stop)
 
 
 def test_it_ends_at_the_last_token_that_was_asked_for(tokenizer: Tokenizer) -> None:

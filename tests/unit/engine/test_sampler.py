@@ -52,7 +52,7 @@ def rows_of(
 ) -> list[RowSampling]:
     """Return rows that draw with seeds from params.seed on, each after its history."""
     rows = [
-        RowSampling.after(history, params, params.seed + row, VOCAB, CPU)
+        RowSampling.after(history, replace(params, seed=params.seed + row), VOCAB, CPU)
         for row, history in enumerate(histories or [()] * count)
     ]
     return [replace(row, position=row.position + position) for row in rows]
@@ -140,8 +140,8 @@ def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler:
     count = 3_000
     logits = torch.from_numpy(row).float().expand(count, -1)
     params = SamplingParams(temperature=temperature, top_k=top_k, seed=11)
-    once = [RowSampling(params, 11 + at, 0) for at in range(count)]
-    often = [RowSampling(params, 11, at) for at in range(count)]
+    once = [RowSampling(replace(params, seed=11 + at), 0) for at in range(count)]
+    often = [RowSampling(replace(params, seed=11), at) for at in range(count)]
     for rows in (once, often):
         shares = np.bincount(sampler.choose(logits, rows), minlength=len(row)) / count
         deviation = np.sqrt(expected * (1 - expected) / count)
@@ -151,7 +151,7 @@ def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler:
 def test_rows_of_different_settings_choose_as_if_they_were_alone(sampler: Sampler) -> None:
     logits = random_logits(seed=5, rows=len(CUTS))
     rows = [
-        RowSampling.after([3, at], replace(cut, temperature=at / 4, repetition_penalty=1 + at / 9), at, VOCAB, CPU)
+        RowSampling.after([3, at], replace(cut, temperature=at / 4, repetition_penalty=1 + at / 9, seed=at), VOCAB, CPU)
         for at, cut in enumerate(CUTS)
     ]
     rows[3].mask = torch.arange(VOCAB) % 7 == 2

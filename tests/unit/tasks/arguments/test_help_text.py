@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from graphcore.config.conf_comments import groups, option_comment, top_level_keys
 from graphcore.config.conf_folder import conf_dir, group_options
-from graphcore.config.settings import Settings
+from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.errors import ConfigError
 from graphcore.tasks.arguments.help_text import help_text
 from graphcore.tasks.arguments.quoting import FLAGS, VALUE_FLAGS
@@ -27,7 +27,10 @@ def test_every_group_and_key_is_there_with_its_sentence(columns: int, monkeypatc
     shown = words(help_text([]))
     keys = {one.key: one for one in top_level_keys()}
     chosen = {one.key: one for one in groups()}
-    assert set(keys) | set(chosen) == {field.name for field in fields(Settings)}
+    assert {key.partition(".")[0] for key in keys} | set(chosen) == {field.name for field in fields(Settings)}
+    assert {key for key in keys if key.startswith("batching.")} == {
+        f"batching.{f.name}" for f in fields(BatchingSettings)
+    }
     assert set(chosen) == set(GROUPS)
     for key, one in keys.items():
         assert f"{key}={one.value} {one.sentence}" in shown

@@ -7,7 +7,7 @@ import pytest
 from task_runs import NEW
 
 from graphcore import Engine
-from graphcore.engine.batch_run import BatchRun
+from graphcore.engine.handle import Handle
 from graphcore.tasks.chat import conversation
 
 
@@ -63,17 +63,16 @@ def test_only_what_an_answer_in_channels_says_goes_back_to_the_template(say, mon
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = BatchRun.events
-    runs: list[BatchRun] = []
+    whole = Handle.event
+    runs: list[int] = []
 
-    def interrupted(self: BatchRun):
-        runs.append(self)
-        for index, event in enumerate(whole(self)):
-            if len(runs) == 1 and index == 4:
-                raise KeyboardInterrupt
-            yield event
+    def interrupted(self: Handle, at: int):
+        runs.append(at)
+        if at == 4 and runs.count(0) == 1:
+            raise KeyboardInterrupt
+        return whole(self, at)
 
-    monkeypatch.setattr(BatchRun, "events", interrupted)
+    monkeypatch.setattr(Handle, "event", interrupted)
     run = say("one\ntwo\n")
     first, second = run.record["turns"]
     assert run.status == 0

@@ -1,9 +1,9 @@
-"""Requests with all that their answers depend on, and the batches in which they run together."""
+"""Requests with all that their answers depend on."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from graphcore.engine.batch_run import BatchRun
 from graphcore.engine.engine import Engine
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError
@@ -53,41 +53,14 @@ def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> Gen
     try:
         params = changed_params(replace(params, seed=params.seed + line.number - 1), line.sampling)
         request = GenerationRequest(encode_prompt(engine, settings, line), params, most, stops, line)
-        open_run(engine, [request], logprobs=False)
+        engine.check_request(**arguments_of(request))
     except GraphcoreError as error:
         where = "" if str(error).startswith(line.where) else f"{line.where}: "
         raise ConfigError(f"{where}{error}") from error
     return request
 
 
-def batches_of(requests: Sequence[GenerationRequest], batch_size: int) -> Iterator[list[GenerationRequest]]:
-    """Yield the requests that run together, in order.
-
-    The requests of a batch have the same sampling parameters, limit and stops, and, unless greedy, consecutive seeds.
-    """
-    batch: list[GenerationRequest] = []
-    for request in requests:
-        if batch and (len(batch) == batch_size or not _joins(request, batch)):
-            yield batch
-            batch = []
-        batch.append(request)
-    yield batch
-
-
-def _joins(request: GenerationRequest, batch: Sequence[GenerationRequest]) -> bool:
-    first = batch[0]
-    seed = first.params.seed + len(batch)
-    has_seed = request.params.temperature == 0 or request.params.seed == seed
-    alike = replace(request.params, seed=first.params.seed) == first.params
-    return has_seed and alike and (request.max_new_tokens, request.stops) == (first.max_new_tokens, first.stops)
-
-
-def open_run(engine: Engine, batch: Sequence[GenerationRequest], logprobs: bool) -> BatchRun:
-    """Return the run of one batch of requests; nothing is computed yet.
-
-    Raises:
-        ConfigError: a prompt is too long, or holds an id that is no token.
-    """
-    token_ids = [request.prompt.token_ids for request in batch]
-    first = batch[0]
-    return engine.open_run(token_ids, first.max_new_tokens, first.stops, first.params, logprobs)
+def arguments_of(request: GenerationRequest) -> dict[str, Any]:
+    """Return a request as arguments of `Engine.submit` and `Engine.check_request`."""
+    limits = {"max_new_tokens": request.max_new_tokens, "stop": request.stops}
+    return {"prompt": request.prompt.token_ids, **limits, **asdict(request.params)}

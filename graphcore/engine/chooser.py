@@ -1,0 +1,94 @@
+"""Chooses the next token of each sequence from its logits, on the host.
+
+Legend: n sequences, V vocab.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.sampler import RowSampling, Sampler
+from graphcore.engine.sequence import TokenSequence
+from graphcore.errors import ConfigError
+
+
+class Chooser:
+    """A sampler with what it knows of each sequence."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._sizes, self._device = runner.sizes, runner.device
+        self._sampler = Sampler(runner.library)
+        self._rows: dict[TokenSequence, RowSampling] = {}
+
+    def choose(self, sequences: Sequence[TokenSequence], logits: Tensor) -> None:
+        """Give each sequence its next token, chosen from [n, V] float32; an error ends the sequence that made it."""
+        at, rows = list[int](), list[RowSampling]()
+        for index, sequence in enumerate(sequences):
+            row = self._row_or_failure(sequence)
+            if row is not None:
+                at.append(index)
+                rows.append(row)
+        if not rows:
+            return
+        chosen = self._chosen(logits if len(at) == len(logits) else logits[at], rows)
+        for index, row, token in zip(at, rows, chosen, strict=True):
+            sequence = sequences[index]
+            if isinstance(token, Exception):
+                sequence.fail(token)
+                continue
+            row.append(token)
+            logprob = float(logits[index].log_softmax(dim=-1)[token]) if sequence.wants_logprobs else None
+            sequence.take(token, logprob, self._sizes.context)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """Free what is kept of a sequence."""
+        self._rows.pop(sequence, None)
+
+    def _row_or_failure(self, sequence: TokenSequence) -> RowSampling | None:
+        """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
+        try:
+            return None if sequence.has_ended else self._row(sequence)
+        except Exception as error:  # noqa: BLE001
+            sequence.fail(error)
+            return None
+
+    def _row(self, sequence: TokenSequence) -> RowSampling:
+        """Return how the sequence's next token is chosen."""
+        if sequence not in self._rows:
+            history = sequence.request.prompt_ids
+            self._rows[sequence] = RowSampling.after(history, sequence.params, self._sizes.vocab, self._device)
+        row = self._rows[sequence]
+        if sequence.mask is not None:
+            row.mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
+        return row
+
+    def _chosen(self, logits: Tensor, rows: Sequence[RowSampling]) -> Sequence[int | Exception]:
+        """Return each row's next token, or why it has none."""
+        try:
+            return self._sampler.choose(logits, rows)
+        except Exception:  # noqa: BLE001  # a row's error ends that row
+            return [self._alone(logits[index : index + 1], row) for index, row in enumerate(rows)]
+
+    def _alone(self, logits: Tensor, row: RowSampling) -> int | Exception:
+        try:
+            return self._sampler.choose(logits, [row])[0]
+        except Exception as error:  # noqa: BLE001  # it belongs to the row's reader
+            return error
+
+
+def checked_mask(allowed: object, vocab: int) -> Tensor | None:
+    """Return what a mask returned: [V] bool, or None for all tokens.
+
+    Raises:
+        ConfigError: it is something else, or allows no token.
+    """
+    if allowed is None:
+        return None
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab,):
+        found = f"{allowed.dtype} {list(allowed.shape)}" if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise ConfigError(f"mask must return a torch.bool tensor of [{vocab}] or None, found {found}")
+    if not bool(allowed.any()):
+        raise ConfigError("mask allows no token; allow at least the end token")
+    return allowed

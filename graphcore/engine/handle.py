@@ -1,0 +1,139 @@
+"""What a caller holds of a submitted request: iterate its tokens, wait for its answers, or cancel it."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from graphcore.engine.running_request import Generation, TokenEvent
+from graphcore.engine.sequence import TokenSequence
+
+
+class Handle:
+    """A submitted request, which runs on its own from the moment of `submit`.
+
+    Iterate it, with `for` or `async for`, for the tokens as they are made; several readers may do so, each from the
+    first token on. `result()`, or `await handle`, waits for the answer. A handle that nobody holds any more is
+    cancelled. All methods may be called from any thread.
+
+    Args:
+        sequences: the request's answers.
+        owner: what is kept alive as long as the handle: the engine.
+    """
+
+    def __init__(self, sequences: Sequence[TokenSequence], owner: object = None) -> None:
+        self._sequences = tuple(sequences)
+        self._feed = sequences[0].feed
+        self._owner = owner  # what computes must not be collected while somebody waits for it
+        weakref.finalize(self, _drop, self._sequences).atexit = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all answers have ended, in whatever way."""
+        return self._feed.has_ended
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were not run, because the caches held them; 0 before the request runs."""
+        return self._sequences[0].cached
+
+    def cancel(self) -> None:
+        """End the request: answers that still run keep their tokens and end as "interrupted"."""
+        for sequence in self._sequences:
+            sequence.end("interrupted")
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Return the first answer, waiting until all have ended.
+
+        Args:
+            timeout: most seconds to wait; None waits for ever.
+
+        Raises:
+            TimeoutError: the answers were not complete in time; the request goes on.
+            GraphcoreError: the request has failed, or the engine was closed.
+        """
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[Generation]:
+        """Return all answers, in order, waiting until they have ended; errors are those of `result`."""
+        self._feed.wait_to_end(timeout)
+        return [sequence.generation() for sequence in self._sequences]
+
+    def call_at_end(self, callback: Callable[[], None]) -> None:
+        """Call a function without arguments when all answers have ended, from the engine's thread, or now."""
+        self._feed.call_at_end(callback)
+
+    def event(self, at: int) -> TokenEvent | None:
+        """Return event number `at`, waiting for it; None after the last one. Errors are those of `result`."""
+        return self._feed.read(at)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        at = 0
+        while (event := self.event(at)) is not None:
+            yield event
+            at += 1
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        at = 0
+        while True:
+            await self._until(partial(self._feed.is_ready, at))
+            event = self._feed.read(at)
+            if event is None:
+                return
+            yield event
+            at += 1
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        yield from self._until(lambda: self._feed.has_ended).__await__()
+        return self.result()
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        """Wait, without stopping the event loop, until a condition of the feed holds."""
+        loop = asyncio.get_running_loop()
+        while True:
+            changed = asyncio.Event()
+            self._feed.call_at_change(partial(_set, loop, changed))
+            if is_true():
+                return
+            await changed.wait()
+
+
+def _drop(sequences: Sequence[TokenSequence]) -> None:
+    """Note that nobody wants the sequences. It takes no lock, as a garbage collector calls it, anywhere."""
+    for sequence in sequences:
+        sequence.is_unwanted = True
+
+
+def _set(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(changed.set)
+
+
+class TokenStream(Generator[TokenEvent, None, None]):
+    """A generator of a request's events; closing or collecting it cancels the request."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._at, self._taking = 0, threading.Lock()
+        self._is_closed = False
+
+    def send(self, value: None) -> TokenEvent:
+        """Return the next event; several threads get one each."""
+        with self._taking:
+            at, self._at = self._at, self._at + 1
+        event = None if self._is_closed else self._handle.event(at)
+        if event is None:
+            raise StopIteration
+        return event
+
+    def throw(self, *error: Any) -> TokenEvent:
+        """Cancel the request and raise an error."""
+        self.close()
+        raise error[0] if isinstance(error[0], BaseException) else error[0]()
+
+    def close(self) -> None:
+        """Cancel the request; no event comes any more."""
+        self._is_closed = True
+        self._handle.cancel()

@@ -1,0 +1,209 @@
+"""Passes of graphcore's own programs: sequences join and leave between any two of them.
+
+    pass 1   A: chunk
+    pass 2   A: chunk   B: chunk
+    pass 3   A: token   B: token   C: chunk      a pass gives each running sequence a token, or a chunk of its prompt
+    pass 4   A: token              C: chunk
+
+A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; one decode program runs the
+tokens of all other sequences, each in the row of its caches. So nothing that a sequence computes depends on others.
+
+Legend: V vocab.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from graphcore.engine.chooser import Chooser
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.sequence import TokenSequence
+from graphcore.graph.program import Program
+from graphcore.progress import Progress
+from graphcore.streaming.policy import Policy, Resident, watched
+from graphcore.streaming.scheduler import never, run_together
+
+
+class Passes(ABC):
+    """A way to run sequences together, pass by pass.
+
+    Attributes:
+        running: sequences that have a place in the caches.
+    """
+
+    running: list[TokenSequence]
+
+    @abstractmethod
+    def admit(self, waiting: Sequence[TokenSequence]) -> int:
+        """Give places to the first sequences that wait, and return how many got one."""
+
+    @abstractmethod
+    def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Run one pass, and give each sequence that is due one its next token.
+
+        Args:
+            is_stopped: function that is asked between layer groups whether the pass is to be given up.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Take back the places of sequences that have ended."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """End all running sequences with an error; the caches hold nothing that can be used."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """End all running sequences after a pass was given up; the caches hold a part of its tokens."""
+
+    @abstractmethod
+    def put_aside(self) -> Callable[[], None]:
+        """Copy what the running sequences need out of the caches; the function that is returned puts it back."""
+
+
+class ContinuousPasses(Passes):
+    """Passes in which sequences join and leave at every step.
+
+    Args:
+        runner: the model; each running sequence has one row of its caches.
+        most_prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
+    """
+
+    def __init__(self, runner: ProgramRunner, most_prompt_tokens: int) -> None:
+        self.running: list[TokenSequence] = []
+        self._runner, self._most = runner, most_prompt_tokens
+        self._chooser = Chooser(runner)
+        self._held: list[list[int]] = [[] for _ in range(runner.sizes.batch_size)]
+
+    def admit(self, waiting: Sequence[TokenSequence]) -> int:
+        """Give each sequence a free row, one that holds the beginning of its prompt if it may use that."""
+        taken = {sequence.slot for sequence in self.running}
+        free = [slot for slot in range(len(self._held)) if slot not in taken]
+        admitted = 0
+        for sequence in waiting[: len(free)]:
+            prompt = sequence.request.prompt_ids
+            known = dict.fromkeys(free, 0)
+            if sequence.reuses_cache:
+                known = {slot: self._runner.reusable(self._held[slot], prompt) for slot in free}
+            # Of equal rows the one that holds least, so that what may be used again stays.
+            slot = max(free, key=lambda slot: (known[slot], -len(self._held[slot])))
+            free.remove(slot)
+            self._held[slot] = []
+            sequence.begin(slot, known[slot])
+            self.running.append(sequence)
+            admitted += 1
+        return admitted
+
+    def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Run one token of each sequence that decodes, and chunks of the prompts of the others."""
+        tokens, chunks = self._work()
+        programs = [*([self._decode(tokens)] if tokens else []), *(self._chunk(*chunk) for chunk in chunks)]
+        ended = [sequence for sequence, ids in chunks if sequence.to_feed == len(ids)]
+        self._runner.policy.skip([] if tokens or ended else [step.group for step in self._chunk_program(0).heads])
+        policy = self._report(tokens, chunks, on_progress)
+        # A pass over resident weights is short, and its tokens may be used again.
+        run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
+        for sequence, ids in [*((sequence, [0]) for sequence in tokens), *chunks]:
+            sequence.fed += len(ids)
+            on_prompt = min(sequence.fed, len(sequence.request.prompt_ids))
+            if not sequence.request.token_ids:
+                on_progress("prefill", None, on_prompt, len(sequence.request.prompt_ids))
+        self._choose([sequence for sequence in tokens if not sequence.to_feed], programs[0].state.logits)
+        for sequence in ended:
+            self._chooser.choose([sequence], self._chunk_program(sequence.slot).state.logits)
+        if ended or any(not sequence.to_feed for sequence in tokens):
+            on_progress("generate", None, *done_of(self.running))
+
+    def _choose(self, sequences: Sequence[TokenSequence], logits: Tensor) -> None:
+        """Choose the next token of decoding sequences, whose logits are in their rows of the caches' order."""
+        rows = [sequence.slot for sequence in sequences]
+        if rows:
+            self._chooser.choose(sequences, logits if rows == [*range(len(logits))] else logits[rows])
+
+    def leave(self) -> None:
+        """Free the rows of sequences that have ended, and note which tokens they hold."""
+        for sequence in [sequence for sequence in self.running if sequence.has_ended]:
+            self.running.remove(sequence)
+            self._chooser.forget(sequence)
+            assert sequence.slot is not None, "a running sequence has a row"
+            self._held[sequence.slot] = sequence.ids[: sequence.fed] if sequence.reuses_cache else []
+
+    def fail(self, error: BaseException) -> None:
+        """End all running sequences with an error; no row holds tokens that can be used."""
+        for sequence in self.running:
+            sequence.fail(error)
+            sequence.fed = 0
+        self.leave()
+
+    def give_up(self) -> None:
+        """Take back the places after a pass was given up; rings and recurrent states hold nothing that can be used."""
+        context = self._runner.sizes.context
+        is_whole = all(cache.can_go_back(context) for cache in self._runner.builder.caches)
+        for sequence in self.running:
+            sequence.end("interrupted")
+            sequence.fed = sequence.fed if is_whole else 0
+        self.leave()
+
+    def put_aside(self) -> Callable[[], None]:
+        """Copy the running sequences' rows; rows that are free hold nothing afterwards."""
+        self._held = [[] for _ in self._held]
+        return self._runner.put_aside([sequence.slot for sequence in self.running if sequence.slot is not None])
+
+    def _work(self) -> tuple[list[TokenSequence], list[tuple[TokenSequence, list[int]]]]:
+        """Return the sequences that run one token, and those that run a chunk of their prompt, with it."""
+        tokens: list[TokenSequence] = []
+        chunks: list[tuple[TokenSequence, list[int]]] = []
+        left = self._most
+        for sequence in self.running:
+            ids = sequence.next_ids(self._runner.sizes.prefill_chunk)
+            if len(ids) == 1:
+                tokens.append(sequence)
+            elif not chunks or len(ids) <= left:
+                chunks.append((sequence, ids))
+                left -= len(ids)
+        return sorted(tokens, key=lambda sequence: sequence.slot or 0), chunks
+
+    def _decode(self, sequences: Sequence[TokenSequence]) -> Program:
+        """Return the program that runs the next token of each sequence, in its row; the other rows run none."""
+        width = self._runner.width(len(self._held))
+        program = self._runner.program("decode", width)
+        rows: list[list[int]] = [[] for _ in range(width)]
+        starts = [0] * width
+        for sequence in self.running:
+            assert sequence.slot is not None, "a running sequence has a row"
+            starts[sequence.slot] = sequence.fed
+            if sequence in sequences:
+                rows[sequence.slot] = sequence.next_ids(1)
+        program.state.put_rows(rows, starts)
+        return program
+
+    def _chunk(self, sequence: TokenSequence, ids: list[int]) -> Program:
+        """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""
+        program = self._chunk_program(sequence.slot)
+        program.state.put_rows([ids], [sequence.fed])
+        return program if sequence.to_feed == len(ids) else program.without_head()
+
+    def _chunk_program(self, slot: int | None) -> Program:
+        assert slot is not None, "a running sequence has a row"
+        return self._runner.chunk_program(slot)
+
+    def _report(
+        self,
+        tokens: Sequence[TokenSequence],
+        chunks: Sequence[tuple[TokenSequence, list[int]]],
+        on_progress: Progress,
+    ) -> Policy:
+        """Return the policy, which reports each group of a pass that moves weights."""
+        if tokens:
+            done, total = done_of(self.running)
+            return watched(self._runner.policy, on_progress, "generate", done, total)
+        sequence, _ = chunks[0]
+        return watched(self._runner.policy, on_progress, "prefill", sequence.fed, len(sequence.request.prompt_ids))
+
+
+def done_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:
+    """Return the new tokens of the sequence that has most to do, and how many it may have."""
+    longest = max(sequences, key=lambda sequence: sequence.request.max_new_tokens)
+    return len(longest.request.token_ids), longest.request.max_new_tokens

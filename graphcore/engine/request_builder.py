@@ -1,0 +1,80 @@
+"""From the arguments of a call to sequences that can run."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from graphcore.engine.checked_arguments import (
+    Prompt,
+    check_count,
+    check_stops,
+    params_from,
+    prompts_of,
+    sampling_params,
+)
+from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.model_runner import RunnerSizes
+from graphcore.engine.prompt_encoder import PromptEncoder
+from graphcore.engine.running_request import request_of
+from graphcore.engine.sequence import Mask, TokenSequence
+from graphcore.engine.token_feed import TokenFeed
+from graphcore.errors import ConfigError
+
+
+class RequestBuilder:
+    """Checks what calls of one engine ask for; arguments and errors are those of `Engine.submit`."""
+
+    def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes) -> None:
+        self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
+
+    def one(self, name: str, prompt: Prompt, n: int = 1, **settings: Any) -> list[TokenSequence]:
+        """Return the sequences of one prompt's n answers, which write to one feed.
+
+        Args:
+            name: the called method's name, for messages.
+        """
+        check_count("n", n)
+        rows = prompts_of(prompt)
+        if len(rows) != 1:
+            raise ConfigError(f"{name} takes one prompt, found {len(rows)}; use generate for several")
+        ids, feed = self._prompts.prompt_ids(rows[0]), TokenFeed(n)
+        return [self._sequence(ids, feed, number, **settings) for number in range(n)]
+
+    def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[TokenSequence]:
+        """Return the sequence of each prompt, each with a feed of its own; number i draws with seed + i."""
+        rows = [self._prompts.prompt_ids(prompt) for prompt in prompts_of(prompts)]
+        self._sizes.check_context(max(map(len, rows), default=0))
+        sequences = [self._sequence(ids, TokenFeed(), number, **settings) for number, ids in enumerate(rows)]
+        for sequence in sequences:
+            sequence.row = 0
+        return sequences
+
+    def _sequence(
+        self,
+        ids: Sequence[int],
+        feed: TokenFeed,
+        number: int,
+        max_new_tokens: int = 64,
+        stop: str | Sequence[str] = (),
+        logprobs: bool = False,
+        ignore_eos: bool = False,
+        deadline: float | None = None,
+        mask: Mask | None = None,
+        reuse_cache: bool = False,
+        **sampling: float | int,
+    ) -> TokenSequence:
+        check_count("max_new_tokens", max_new_tokens)
+        if deadline is not None:
+            check_count("deadline", deadline, is_whole=False)
+        self._sizes.check_context(len(ids))
+        end_ids = frozenset[int]() if ignore_eos else self._loaded.end_ids
+        return TokenSequence(
+            request_of(ids, max_new_tokens, end_ids, self._loaded.tokenizer, check_stops(stop)),
+            params_from(sampling_params(sampling), number),
+            feed,
+            row=number,
+            wants_logprobs=logprobs,
+            mask=mask,
+            deadline=None if deadline is None else time.perf_counter() + deadline,
+            reuses_cache=reuse_cache,
+        )

@@ -1,0 +1,280 @@
+"""Requests come and go; one thread computes.
+
+    submit  -->  waiting  -->  running: passes, one after another  -->  ended
+                                  |
+    run_alone  --> jobs  ------ between two passes
+
+The thread starts with the first request and ends when nothing was asked for a while, so an engine that is not used has
+none. Whoever waits can be interrupted at any time; a pass that nobody needs any more is given up between two groups.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from graphcore.engine.passes import Passes
+from graphcore.engine.sequence import RequestStatus, TokenSequence
+from graphcore.engine.token_feed import forked_error
+from graphcore.errors import BusyError, ConfigError
+from graphcore.processors import refuse_forked
+from graphcore.progress import Progress
+from graphcore.streaming.scheduler import StoppedError
+
+LINGER = 2.0  # seconds that the thread waits for more work before it ends
+GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, while the thread waits
+Answer = TypeVar("Answer")
+
+
+class Scheduler:
+    """The queue of an engine's requests, and the thread that runs them.
+
+    Args:
+        passes: the way in which sequences run together.
+        most_waiting: sequences that may wait; more are refused.
+        enter_thread: function that the thread calls before it computes.
+        on_progress: callback of the stages "prefill" and "generate", called by the thread.
+
+    Attributes:
+        changes: condition whose lock guards the queue; nothing begins while it is held.
+        is_closed: True once no request is taken any more.
+    """
+
+    def __init__(
+        self, passes: Passes, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
+    ) -> None:
+        self._passes, self._most_waiting = passes, most_waiting
+        self._enter_thread, self._on_progress = enter_thread, on_progress
+        self.changes = threading.Condition(threading.RLock())
+        self._waiting: deque[TokenSequence] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._was_job = False
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """Check that the engine is open.
+
+        Raises:
+            ConfigError: the engine is closed.
+        """
+        if self.is_closed:
+            raise closed_error()
+
+    def submit(self, sequences: Sequence[TokenSequence], name: str, waits: bool) -> None:
+        """Put sequences at the end of the queue.
+
+        Args:
+            name: the called method's name, for messages.
+            waits: True to wait while the queue is full, False to refuse.
+
+        Raises:
+            BusyError: the queue is full, or the call is inside `on_progress` or a mask.
+            ConfigError: the engine is closed.
+            GraphError: this process was forked from the one that loaded the model, and computes with several threads.
+        """
+        self._enter(name)
+        with self.changes:
+            self.check_open()
+            if not waits and len(self._waiting) + len(sequences) > self._most_waiting:
+                raise BusyError(
+                    f"{len(self._waiting)} requests wait already, and batching.max_waiting={self._most_waiting}; "
+                    "submit later, or set more"
+                )
+            for sequence in sequences:
+                self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
+                self.check_open()
+                self._waiting.append(sequence)
+                self._start()
+
+    def run_alone(self, name: str, work: Callable[[], Answer]) -> Answer:
+        """Run something that uses the caches, between two passes, and return its answer.
+
+        The running sequences' part of the caches is put aside meanwhile.
+
+        Raises:
+            BusyError: the call is inside `on_progress` or a mask.
+            ConfigError: the engine is closed.
+            GraphError: as for `submit`.
+        """
+        self._enter(name)
+        answer: Future[Answer] = Future()
+        with self.changes:
+            self.check_open()
+            self._jobs.append((work, answer))
+            self._start()
+        return answer.result()
+
+    def status(self) -> list[RequestStatus]:
+        """Return how far each sequence is that has not ended, running ones first."""
+        with self.changes:
+            return [each.status for each in (*self._passes.running, *self._waiting) if not each.has_ended]
+
+    def close(self) -> None:
+        """Refuse further requests, end all others with an error, and wait until the thread has ended.
+
+        Raises:
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        self._refuse_inside("close")
+        self.stop()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def stop(self) -> None:
+        """Refuse further requests and let the thread end after what it is doing."""
+        with self.changes:
+            self.is_closed = True
+            self.changes.notify_all()
+
+    def _enter(self, name: str) -> None:
+        """Check that a call may put something into the queue."""
+        refuse_forked(torch.get_num_threads())
+        self._refuse_inside(name)
+        if self._process != os.getpid():  # the parent's thread is not here, and its requests are the parent's
+            self._process, self._thread = os.getpid(), None
+            self.changes = threading.Condition(threading.RLock())
+            self._end_all(forked_error())
+            self._passes.fail(forked_error())
+
+    def _refuse_inside(self, name: str) -> None:
+        if threading.current_thread() is self._thread:
+            raise BusyError(
+                f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
+                "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
+            )
+
+    def _start(self) -> None:
+        """Wake the thread, or start one; the lock is held."""
+        if self._thread is None:
+            arguments = weakref.ref(self), self.changes
+            self._thread = threading.Thread(target=_serve, args=arguments, name="graphcore", daemon=False)
+            self._thread.start()
+        self.changes.notify_all()
+
+    def next_work(self) -> Callable[[], None] | None:
+        """Return what the thread is to do next; None if there is nothing. The lock is held."""
+        if self.is_closed or not threading.main_thread().is_alive():
+            self._end_all(closed_error())
+            return None
+        self._drop_ended()
+        has_sequences = bool(self._waiting or self._passes.running)
+        self._was_job = bool(self._jobs) and not (self._was_job and has_sequences)  # jobs and passes take turns
+        if self._was_job:
+            return self._run_job
+        return self._run_pass if has_sequences else None
+
+    def end_thread(self, is_late: bool) -> bool:
+        """Return whether the thread, which has nothing to do, is to end; it is then forgotten. The lock is held.
+
+        Args:
+            is_late: whether it has had nothing to do for a while.
+        """
+        ends = is_late or self.is_closed or not threading.main_thread().is_alive()
+        if ends:
+            self._thread = None
+        return ends
+
+    def _run_job(self) -> None:
+        with self.changes:
+            work, answer = self._jobs.popleft()
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            self._enter_thread()
+            with torch.inference_mode():
+                bring_back = self._passes.put_aside()
+            try:
+                found = work()
+            finally:
+                with torch.inference_mode():
+                    bring_back()
+        except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+            answer.set_exception(error)
+        else:
+            answer.set_result(found)
+
+    @torch.inference_mode()
+    def _run_pass(self) -> None:
+        passes = self._passes
+        with self.changes:
+            for _ in range(passes.admit(tuple(self._waiting))):
+                self._waiting.popleft()
+            self.changes.notify_all()  # there is room in the queue
+        for sequence in passes.running:
+            sequence.beside = max(sequence.beside, len(passes.running))
+        try:
+            self._enter_thread()
+            passes.run(self._on_progress, self._is_given_up)
+        except StoppedError:
+            if self.is_closed:
+                passes.fail(closed_error())
+            passes.give_up()
+        except BaseException as error:  # noqa: BLE001  # it belongs to those who wait
+            passes.fail(error)
+        passes.leave()
+
+    def _is_given_up(self) -> bool:
+        """Return whether nobody waits for the pass that runs."""
+        if self.is_closed or not threading.main_thread().is_alive():
+            return True
+        return all(sequence.has_ended or sequence.is_unwanted for sequence in self._passes.running)
+
+    def _drop_ended(self) -> None:
+        """Forget sequences that ended while they waited, and end those whose deadline has passed."""
+        now = time.perf_counter()
+        for sequence in (*self._waiting, *self._passes.running):
+            if sequence.is_unwanted:
+                sequence.end("interrupted")
+            elif sequence.deadline is not None and now > sequence.deadline:
+                sequence.end("deadline")
+        if any(sequence.has_ended for sequence in self._waiting):
+            self._waiting = deque(sequence for sequence in self._waiting if not sequence.has_ended)
+            self.changes.notify_all()
+        self._passes.leave()
+
+    def _end_all(self, error: Exception) -> None:
+        for sequence in (*self._waiting, *self._passes.running):
+            sequence.fail(error)
+        self._waiting.clear()
+        self._passes.leave()
+        for _, answer in self._jobs:
+            answer.set_exception(error)
+        self._jobs.clear()
+
+
+def _serve(owner: "weakref.ref[Scheduler]", changes: threading.Condition) -> None:
+    """Do what there is to do, until there was nothing for a while.
+
+    While the thread waits it holds no scheduler, so that an engine nobody uses any more is freed at once.
+    """
+    idle_since = time.monotonic()
+    while True:
+        with changes:
+            scheduler = owner()
+            if scheduler is None:
+                return
+            work = scheduler.next_work()
+            if work is None:
+                if scheduler.end_thread(time.monotonic() - idle_since > LINGER):
+                    return
+                del scheduler
+                changes.wait(GLANCE)
+                continue
+            del scheduler
+        work()
+        del work
+        idle_since = time.monotonic()
+
+
+def closed_error() -> ConfigError:
+    """Return the error of a call on a closed engine."""
+    return ConfigError("this engine is closed; load it again")

@@ -1,0 +1,157 @@
+"""One sequence while it runs: a request, the row of the caches that it has, and how far it is."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from graphcore.engine.running_request import Generation, RunningRequest, Timings, TokenEvent
+from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.token_feed import TokenFeed
+
+Mask = Callable[[Sequence[int]], Tensor | None]
+"""Function from a request's new tokens so far to the tokens that may come next, [V] bool; None allows all."""
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """How far one sequence is.
+
+    Attributes:
+        is_running: bool, whether it has a place in the caches; False while it waits.
+        prompt_tokens: int, tokens of its prompt.
+        fed_tokens: int, tokens of prompt and answer that have run.
+        new_tokens: int, tokens of its answer so far.
+        max_new_tokens: int, most tokens of its answer.
+    """
+
+    is_running: bool
+    prompt_tokens: int
+    fed_tokens: int
+    new_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(eq=False)
+class TokenSequence:
+    """A request with its place in the caches.
+
+    The thread that computes owns everything but the end: `end` may be called from any thread, and only the first call
+    counts.
+
+    Attributes:
+        params: sampling parameters, with the sequence's own seed.
+        feed: where its events go.
+        row: number of this answer among those of its call.
+        mask: function that narrows the next token; None for none.
+        deadline: time.perf_counter() at which it ends; None for none.
+        reuses_cache: True to skip the beginning of the prompt that an ended sequence left in the caches.
+        slot: row of the caches; None while it waits, and after its end.
+        fed: tokens that the caches hold.
+        cached: tokens of the prompt that the caches held already.
+        beside: most sequences that ran at once while it ran, itself included.
+        is_unwanted: True once nobody can read its events any more.
+    """
+
+    request: RunningRequest
+    params: SamplingParams
+    feed: TokenFeed
+    row: int = 0
+    wants_logprobs: bool = False
+    mask: Mask | None = None
+    deadline: float | None = None
+    reuses_cache: bool = False
+    slot: int | None = None
+    fed: int = 0
+    cached: int = 0
+    beside: int = 1
+    is_unwanted: bool = False
+    _began: float | None = None
+    _first: float | None = None
+    _last: float | None = None
+    _ending: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token will come any more."""
+        return self.request.finish_reason is not None
+
+    @property
+    def status(self) -> RequestStatus:
+        """How far it is."""
+        request = self.request
+        counts = len(request.prompt_ids), self.fed, len(request.token_ids), request.max_new_tokens
+        return RequestStatus(self.slot is not None, *counts)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of prompt and answer."""
+        return [*self.request.prompt_ids, *self.request.token_ids]
+
+    @property
+    def to_feed(self) -> int:
+        """Tokens that are known and not in the caches yet; 1 for a sequence that decodes."""
+        return len(self.request.prompt_ids) + len(self.request.token_ids) - self.fed
+
+    def next_ids(self, most: int) -> list[int]:
+        """Return the next tokens for the caches, at most `most`."""
+        prompt = self.request.prompt_ids
+        if self.fed < len(prompt):
+            return list(prompt[self.fed : self.fed + most])
+        return self.request.token_ids[self.fed - len(prompt) :][:most]
+
+    def begin(self, slot: int, cached: int) -> None:
+        """Take a row of the caches that holds the prompt's first `cached` tokens."""
+        self.slot, self.fed, self.cached = slot, cached, cached
+        self._began = time.perf_counter()
+
+    def take(self, token_id: int, logprob: float | None, context: int) -> None:
+        """Append a chosen token and tell whoever listens; a sequence that has ended takes none.
+
+        Args:
+            context: tokens that a row of the caches holds.
+        """
+        with self._ending:
+            request = self.request
+            if request.finish_reason is not None:
+                return
+            if logprob is not None:
+                request.logprobs.append(logprob)
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+            used = len(request.prompt_ids) + len(request.token_ids) + 1
+            text = request.push(token_id, is_context_full=used > context)
+            event = TokenEvent(self.row, token_id, text, logprob, request.finish_reason)
+        self.feed.put(event)
+        if event.finish_reason is not None:
+            self.feed.end_one()
+
+    def end(self, reason: str) -> None:
+        """End the sequence for a reason, with the tokens that it has, unless it has ended."""
+        with self._ending:
+            if self.has_ended:
+                return
+            self.request.finish(reason)
+        self.feed.end_one()
+
+    def fail(self, error: BaseException) -> None:
+        """End the sequence with an error that its reader gets, unless it has ended."""
+        with self._ending:
+            if self.has_ended:
+                return
+            self.request.finish_reason = "error"
+        self.feed.fail(error)
+
+    def generation(self) -> Generation:
+        """Return the answer of a sequence that has ended."""
+        request = self.request
+        assert request.finish_reason is not None, "the sequence has not ended"
+        began, first, last = self._began or 0.0, self._first, self._last
+        prefill = 0.0 if first is None else first - began
+        decode = 0.0 if first is None or last is None else last - first
+        counts = len(request.prompt_ids), len(request.token_ids)
+        timings = Timings(prefill, prefill, decode, *counts, batch=self.beside)
+        logprobs = tuple(request.logprobs) if self.wants_logprobs else None
+        return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)
