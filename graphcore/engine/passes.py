@@ -99,7 +99,8 @@ class ContinuousPasses(Passes):
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each sequence that decodes, and chunks of the prompts of the others."""
         tokens, chunks = self._work()
-        programs = [*([self._decode(tokens)] if tokens else []), *(self._chunk(*chunk) for chunk in chunks)]
+        decodes = self._decodes(tokens)
+        programs = [*(program for program, _ in decodes), *(self._chunk(*chunk) for chunk in chunks)]
         ended = [sequence for sequence, ids in chunks if sequence.to_feed == len(ids)]
         self._runner.policy.skip([] if tokens or ended else [step.group for step in self._chunk_program(0).heads])
         policy = self._report(tokens, chunks, on_progress)
@@ -110,17 +111,12 @@ class ContinuousPasses(Passes):
             on_prompt = min(sequence.fed, len(sequence.request.prompt_ids))
             if not sequence.request.token_ids:
                 on_progress("prefill", None, on_prompt, len(sequence.request.prompt_ids))
-        self._choose([sequence for sequence in tokens if not sequence.to_feed], programs[0].state.logits)
+        for program, sequences in decodes:
+            self._chooser.choose(*due_of(sequences, program.state.logits))
         for sequence in ended:
             self._chooser.choose([sequence], self._chunk_program(sequence.slot).state.logits)
         if ended or any(not sequence.to_feed for sequence in tokens):
             on_progress("generate", None, *done_of(self.running))
-
-    def _choose(self, sequences: Sequence[TokenSequence], logits: Tensor) -> None:
-        """Choose the next token of decoding sequences, whose logits are in their rows of the caches' order."""
-        rows = [sequence.slot for sequence in sequences]
-        if rows:
-            self._chooser.choose(sequences, logits if rows == [*range(len(logits))] else logits[rows])
 
     def leave(self) -> None:
         """Free the rows of sequences that have ended, and note which tokens they hold."""
@@ -163,21 +159,36 @@ class ContinuousPasses(Passes):
             elif not chunks or len(ids) <= left:
                 chunks.append((sequence, ids))
                 left -= len(ids)
-        return sorted(tokens, key=lambda sequence: sequence.slot or 0), chunks
+        return tokens, chunks
 
-    def _decode(self, sequences: Sequence[TokenSequence]) -> Program:
-        """Return the program that runs the next token of each sequence, in its row; the other rows run none."""
-        width = self._runner.width(len(self._held))
-        program = self._runner.program("decode", width)
-        rows: list[list[int]] = [[] for _ in range(width)]
-        starts = [0] * width
+    def _decodes(self, sequences: Sequence[TokenSequence]) -> list[tuple[Program, Sequence[TokenSequence | None]]]:
+        """Return the programs that run the next token of each sequence, with the sequence of each row of theirs.
+
+        It is one program for all rows of the caches, where a row's bits do not depend on the other rows; else each
+        sequence has a program of its own. Rows without a sequence run no token.
+        """
+        if not sequences:
+            return []
+        if not self._runner.has_rows_alike:
+            return [self._decode_alone(sequence) for sequence in sequences]
+        rows: list[TokenSequence | None] = [None] * len(self._held)
+        ids: list[list[int]] = [[] for _ in rows]
+        starts = [0] * len(rows)
         for sequence in self.running:
             assert sequence.slot is not None, "a running sequence has a row"
             starts[sequence.slot] = sequence.fed
-            if sequence in sequences:
-                rows[sequence.slot] = sequence.next_ids(1)
-        program.state.put_rows(rows, starts)
-        return program
+        for sequence in sequences:
+            assert sequence.slot is not None, "a running sequence has a row"
+            rows[sequence.slot], ids[sequence.slot] = sequence, sequence.next_ids(1)
+        program = self._runner.program("decode", self._runner.width(len(rows)))
+        program.state.put_rows(ids, starts)
+        return [(program, rows)]
+
+    def _decode_alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
+        assert sequence.slot is not None, "a running sequence has a row"
+        program = self._runner.token_program(sequence.slot)
+        program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
+        return program, [sequence]
 
     def _chunk(self, sequence: TokenSequence, ids: list[int]) -> Program:
         """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""
@@ -201,6 +212,12 @@ class ContinuousPasses(Passes):
             return watched(self._runner.policy, on_progress, "generate", done, total)
         sequence, _ = chunks[0]
         return watched(self._runner.policy, on_progress, "prefill", sequence.fed, len(sequence.request.prompt_ids))
+
+
+def due_of(rows: Sequence[TokenSequence | None], logits: Tensor) -> tuple[list[TokenSequence], Tensor]:
+    """Return the sequences that get a token now, all of whose tokens have run, and their logits [n, V]."""
+    due = {row: sequence for row, sequence in enumerate(rows) if sequence is not None and not sequence.to_feed}
+    return [*due.values()], logits if len(due) == len(logits) else logits[[*due]]
 
 
 def done_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:

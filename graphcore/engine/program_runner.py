@@ -20,6 +20,7 @@ from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep, Step
 from graphcore.nn.layer_cache import LayerCache, restore, snapshot
+from graphcore.nn.spec import MoESpec
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
 from graphcore.streaming.scheduler import run_program
@@ -50,6 +51,7 @@ class ProgramRunner(ModelRunner):
         self.library = None if builder.library is None else str(builder.library)
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._chunk_programs: dict[int, Program] = {}
+        self._token_programs: dict[int, Program] = {}
 
     @property
     def num_compiled(self) -> int:
@@ -97,6 +99,25 @@ class ProgramRunner(ModelRunner):
             self._chunk_programs[slot] = self.builder.prefill(1, slot)
         return self._chunk_programs[slot]
 
+    def token_program(self, slot: int) -> Program:
+        """Return the program that runs a token of one sequence, which has that row of the caches."""
+        if slot not in self._token_programs:
+            self._token_programs[slot] = self.builder.token(1, slot)
+        return self._token_programs[slot]
+
+    @property
+    def has_rows_alike(self) -> bool:
+        """Whether a decode program computes each row with the same bits, whatever the other rows are.
+
+        A native program does. torch's own products and functions do not: which instructions compute a number depends on
+        its place among all rows. Compiled code computes rows alike, but mixtures call torch inside.
+        """
+        builder, size = self.builder, self.sizes.batch_size
+        if size == 1 or builder.records(size):
+            return True
+        has_experts = any(isinstance(block.mlp, MoESpec) for block in builder.decoder.spec.blocks)
+        return builder.functions.compiles and not has_experts
+
     def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
         """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
         if not self.builder.captures_graphs:
@@ -121,6 +142,7 @@ class ProgramRunner(ModelRunner):
         """Free programs and captured graphs; the model cannot run any more."""
         self._programs.clear()
         self._chunk_programs.clear()
+        self._token_programs.clear()
         self.builder.captures.release()
 
     @torch.inference_mode()

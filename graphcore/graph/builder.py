@@ -92,13 +92,17 @@ class GraphBuilder:
         """Whether decode programs are CUDA graphs, which choose tokens on the device."""
         return self.kind == "captured" and self.library is None
 
+    def records(self, batch: int) -> bool:
+        """Return whether the decode step of so many sequences is a native program."""
+        return self.kind == "captured" and self.library is not None and batch <= MOST_ROWS
+
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the program that runs one token of each of `batch` sequences.
 
         Args:
             is_greedy: True to also choose the likeliest next token and make it the next input.
         """
-        if self.kind == "captured" and self.library is not None and batch <= MOST_ROWS:
+        if self.library is not None and self.records(batch):
             return self._recorded(self.library, batch, is_greedy)
         if self.captures_graphs:
             return self._captured(batch, Choosing.allocate(batch, self.device) if is_greedy else None)
@@ -129,9 +133,9 @@ class GraphBuilder:
         recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher)
         return Program(state, recorder.record(state, is_greedy))
 
-    def token(self, batch: int) -> Program:
-        """Return the steps of a decode program one by one, never captured, for callers that read between them."""
-        return self._program(batch, "decode")
+    def token(self, batch: int, first: int = 0) -> Program:
+        """Return the steps of a decode program one by one, never captured; `first` is the same as for `prefill`."""
+        return self._program(batch, "decode", first)
 
     def prefill(self, batch: int, first: int = 0) -> Program:
         """Return the program that runs a chunk of at least two tokens; each chunk gives its state new inputs.

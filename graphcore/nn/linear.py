@@ -17,6 +17,13 @@ fx.wrap(
 CODE_UNIT = 128  # codes are divided by it before a product: exact, and their sums stay within fp16's range
 
 
+ALIKE_ROWS = 4
+"""A library's product of a multiple of so many rows has the same bits in each row, whatever the others are.
+
+Measured with torch 2.13 on the CPU (oneDNN, MKL), 14 shapes, 1 to 32 rows: in float32 the last of 5, 6, 7, 9, 10 or 11 rows
+differ, and rows of 1 to 3 differ from those of more; in 16 bits a single row may differ.
+"""
+
 class Linear(nn.Module):
     """x @ weight.T (+ bias); with an `int8_order`, x is first rounded to int8 per token.
 
@@ -134,7 +141,20 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None:
             product = product + bias.float()
         return product.to(x.dtype)
+    if torch.compiler.is_compiling() and x.device.type == "cpu" and is_a_token_each(x):
+        missing = -x.shape[0] % ALIKE_ROWS
+        padded = nn.functional.pad(x, (*(0, 0) * (x.ndim - 1), 0, missing))
+        return nn.functional.linear(padded, weight, bias)[: x.shape[0]]
     return nn.functional.linear(x, weight, bias)
+
+
+def is_a_token_each(x: Tensor) -> bool:
+    """Return whether `x` [B, ..., I] is known, without a guard on a symbolic size, to be a token of several sequences.
+
+    What a sequence computes must then not depend on its row, nor on the other rows.
+    """
+    rows = x.shape[:-1]
+    return all(isinstance(size, int) for size in rows) and rows[0] > 1 and rows[1:].numel() == 1
 
 
 def is_one_row(x: Tensor) -> bool:

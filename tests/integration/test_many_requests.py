@@ -1,0 +1,219 @@
+"""Requests that run beside others get the answers that they get alone, to the bit, whoever joins, leaves or fails."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, TinyModel
+
+from graphcore import Engine
+from graphcore.engine.handle import Handle
+from graphcore.engine.running_request import Generation
+from graphcore.errors import BusyError, ConfigError
+
+Tiny = Callable[[str], TinyModel]
+SECONDS = 120.0
+KINDS = {
+    "captured": ("graph=auto", "dtype=fp32"),
+    "eager": ("graph=eager", "dtype=bf16"),
+    "compiled": ("graph=compiled", "dtype=fp32"),
+    "streamed": ("graph=auto", "dtype=fp32", "streaming=on"),
+    "streamed eager": ("graph=eager", "dtype=fp32", "streaming=on"),
+}
+SEQUENCES = 6
+
+
+def load(tiny: TinyModel, kind: str, *overrides: str) -> Engine:
+    dtype, *others = sorted(KINDS[kind], key=lambda one: not one.startswith("dtype"))
+    sizes = (f"batching.max_sequences={SEQUENCES}", "context_length=96", "prefill_chunk=16")
+    return Engine.load(tiny.folder, dtype=dtype[6:], device="cpu", overrides=[*sizes, *others, *overrides])
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of a test: its prompt, and the settings of `Engine.submit`."""
+
+    prompt: tuple[int, ...]
+    settings: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def draw(cls, generator: random.Random) -> "Request":
+        """Return a request with a prompt of up to four chunks, greedy or sampled."""
+        prompt = tuple(generator.randrange(VOCAB) for _ in range(generator.choice((1, 2, 5, 16, 17, 33, 50))))
+        settings = {"max_new_tokens": generator.randint(1, 14), "ignore_eos": generator.random() < 0.7}
+        if generator.random() < 0.6:
+            cuts = {"top_k": generator.choice((0, 20)), "top_p": generator.choice((1.0, 0.9))}
+            settings |= {"temperature": 1.3, "seed": generator.randrange(1 << 40), **cuts}
+        if generator.random() < 0.3:
+            settings["repetition_penalty"] = 1.3
+        return cls(prompt, tuple(settings.items()))
+
+    def submit(self, engine: Engine) -> Handle:
+        return engine.submit(list(self.prompt), logprobs=True, **dict(self.settings))
+
+
+def what(answer: Generation) -> tuple[Any, ...]:
+    """Return what an answer says, with its log probabilities, which show any other bit of the logits."""
+    return answer.token_ids, answer.finish_reason, answer.logprobs
+
+
+def requests_of(seed: int, count: int) -> list[Request]:
+    generator = random.Random(seed)
+    return [Request.draw(generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.thorough if kind == "compiled" else ()) for kind in KINDS]
+)
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"])
+def test_an_answer_does_not_depend_on_its_neighbours(name: str, kind: str, tiny_model: Tiny) -> None:
+    with load(tiny_model(name), kind) as engine:
+        requests = requests_of(5, 14)
+        alone = [what(request.submit(engine).result(SECONDS)) for request in requests]
+        generator = random.Random(6)
+        handles = []
+        for request in requests:
+            handles.append(request.submit(engine))
+            time.sleep(generator.choice((0.0, 0.002, 0.02)))  # some join sequences that are in mid-run
+        assert [what(handle.result(SECONDS)) for handle in handles] == alone
+        assert max(handle.result().timings.batch for handle in handles) > 2
+
+
+def test_random_joins_cancels_and_errors_leave_every_answer_as_it_is_alone(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        requests = requests_of(7, 40)
+        alone = {request: what(request.submit(engine).result(SECONDS)) for request in requests}
+        run_storm(engine, requests, alone, count=300)
+        assert engine.status() == []
+
+
+def run_storm(engine: Engine, requests: Sequence[Request], alone: dict[Request, tuple[Any, ...]], count: int) -> None:
+    """Submit random requests from several threads; some are cancelled, some fail; check all others."""
+
+    def fail(ids: Sequence[int]) -> None:
+        if len(ids) == 2:
+            raise ZeroDivisionError("in a mask")
+
+    def one(number: int) -> None:
+        generator = random.Random(number)
+        request, fate = generator.choice(requests), generator.random()
+        if fate < 0.1:
+            handle = engine.submit(list(request.prompt), max_new_tokens=5, ignore_eos=True, mask=fail)
+            with pytest.raises(ZeroDivisionError):
+                handle.result(SECONDS)
+            return
+        handle = request.submit(engine)
+        if fate < 0.3:
+            time.sleep(generator.random() * 0.02)
+            handle.cancel()
+            tokens, _, logprobs = alone[request]
+            found = handle.result(SECONDS)
+            assert found.token_ids == tokens[: len(found.token_ids)]
+            assert found.logprobs == logprobs[: len(found.token_ids)]
+            return
+        if fate < 0.4:
+            del handle  # nobody can read it
+            return
+        assert what(handle.result(SECONDS)) == alone[request]
+
+    with ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(one, number) for number in range(count)]:
+            done.result(SECONDS)
+
+
+def test_n_answers_draw_with_seeds_that_follow_one_another(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        together = engine.submit([1, 2, 3], 9, n=3, temperature=1.5, seed=20, ignore_eos=True)
+        rows = [event.row for event in together]
+        alone = [
+            engine.submit([1, 2, 3], 9, temperature=1.5, seed=20 + at, ignore_eos=True).result() for at in range(3)
+        ]
+        assert [answer.token_ids for answer in together.results()] == [answer.token_ids for answer in alone]
+        assert sorted(rows) == [0] * 9 + [1] * 9 + [2] * 9
+        assert len({answer.token_ids for answer in alone}) == 3
+
+
+def test_a_mask_allows_some_tokens_alone(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        seen: list[tuple[int, ...]] = []
+
+        def even(ids: Sequence[int]) -> torch.Tensor:
+            seen.append(tuple(ids))
+            return torch.arange(VOCAB) % 2 == 0
+
+        answer = engine.submit([1, 2, 3], 6, mask=even, ignore_eos=True, temperature=2.0).result()
+        assert all(token % 2 == 0 for token in answer.token_ids)
+        assert seen == [answer.token_ids[:at] for at in range(6)]
+        for mask, said in (
+            (lambda _: torch.zeros(VOCAB, dtype=torch.bool), "mask allows no token"),
+            (lambda _: torch.ones(3, dtype=torch.bool), r"mask must return a torch.bool tensor of \[96\]"),
+            (lambda _: [True], "found list"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                engine.submit([1, 2, 3], 6, mask=mask).result()
+
+
+def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured", "batching.max_sequences=1") as engine:
+        held, free = threading.Event(), threading.Event()
+
+        def hold(ids: Sequence[int]) -> None:
+            held.set()
+            free.wait(SECONDS)
+
+        running = engine.submit([1, 2], 20, mask=hold, deadline=0.2, ignore_eos=True)
+        assert held.wait(SECONDS)
+        waiting = engine.submit([1, 2], 20, deadline=0.1)
+        time.sleep(0.3)
+        free.set()
+        assert waiting.result(SECONDS).finish_reason == "deadline"
+        assert waiting.result().token_ids == ()
+        assert running.result(SECONDS).finish_reason == "deadline"
+        assert 1 <= len(running.result().token_ids) < 20
+        for wrong in (0, -1.0, "soon", True):
+            with pytest.raises(ConfigError, match="deadline="):
+                engine.submit([1], deadline=wrong)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_refuses_and_generate_waits(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured", "batching.max_sequences=1", "batching.max_waiting=2") as engine:
+        held, free = threading.Event(), threading.Event()
+
+        def hold(ids: Sequence[int]) -> None:
+            held.set()
+            free.wait(SECONDS)
+
+        first = engine.submit([1, 2], 3, mask=hold)
+        assert held.wait(SECONDS)
+        others = [engine.submit([3, at], 3) for at in range(2)]
+        assert [status.is_running for status in engine.status()] == [True, False, False]
+        with pytest.raises(BusyError, match=r"2 requests wait already, and batching.max_waiting=2"):
+            engine.submit([5, 6], 3)
+        with ThreadPoolExecutor(1) as pool:
+            patient = pool.submit(engine.generate, [[7, at] for at in range(5)], 3)
+            time.sleep(0.05)
+            assert not patient.done()
+            free.set()
+            assert len(patient.result(SECONDS)) == 5
+        assert all(handle.result(SECONDS).token_ids for handle in (first, *others))
+
+
+def test_a_long_prompt_goes_in_chunks_between_the_tokens_of_another(tiny_model: Tiny) -> None:
+    """The other sequence gets a token in each pass, and the prompt's chunks are 16 tokens."""
+    with load(tiny_model("llama3"), "captured") as engine:
+        seen: list[tuple[str, int, int]] = []
+        engine._on_progress = lambda stage, _, done, total: seen.append((stage, done, total))
+        short = engine.submit([1, 2], 60, ignore_eos=True)
+        assert short.event(3) is not None
+        long = engine.submit(list(range(80)), 2, ignore_eos=True)
+        long.result(SECONDS), short.result(SECONDS)
+        chunks = [at for at, report in enumerate(seen) if report[0] == "prefill" and report[2] == 80]
+        assert [seen[at][1] for at in chunks] == [16, 32, 48, 64, 80]
+        assert [seen[at][0] for begin, end in pairwise(chunks) for at in range(begin + 1, end)] == ["generate"] * 4
