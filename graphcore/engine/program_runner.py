@@ -110,13 +110,15 @@ class ProgramRunner(ModelRunner):
         """Whether a decode program computes each row with the same bits, whatever the other rows are.
 
         A native program does. torch's own products and functions do not: which instructions compute a number depends on
-        its place among all rows. Compiled code computes rows alike, but mixtures call torch inside.
+        its place among all rows. Compiled code computes rows alike; mixtures call torch inside, and layers' features are
+        made by torch.
         """
         builder, size = self.builder, self.sizes.batch_size
         if size == 1 or builder.records(size):
             return True
-        has_experts = any(isinstance(block.mlp, MoESpec) for block in builder.decoder.spec.blocks)
-        return builder.functions.compiles and not has_experts
+        spec = builder.decoder.spec
+        calls_torch = spec.per_layer is not None or any(isinstance(block.mlp, MoESpec) for block in spec.blocks)
+        return builder.functions.compiles and not calls_torch
 
     def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
         """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""

@@ -20,9 +20,10 @@ CODE_UNIT = 128  # codes are divided by it before a product: exact, and their su
 ALIKE_ROWS = 4
 """A library's product of a multiple of so many rows has the same bits in each row, whatever the others are.
 
-Measured with torch 2.13 on the CPU (oneDNN, MKL), 14 shapes, 1 to 32 rows: in float32 the last of 5, 6, 7, 9, 10 or 11 rows
-differ, and rows of 1 to 3 differ from those of more; in 16 bits a single row may differ.
+Measured with torch 2.13 on the CPU (oneDNN, MKL), 14 shapes, 1 to 32 rows: in float32 the last of 5, 6, 7, 9, 10 or 11
+rows differ, and rows of 1 to 3 differ from those of more; in 16 bits a single row may differ.
 """
+
 
 class Linear(nn.Module):
     """x @ weight.T (+ bias); with an `int8_order`, x is first rounded to int8 per token.

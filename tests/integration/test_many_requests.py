@@ -209,10 +209,18 @@ def test_a_long_prompt_goes_in_chunks_between_the_tokens_of_another(tiny_model: 
     """The other sequence gets a token in each pass, and the prompt's chunks are 16 tokens."""
     with load(tiny_model("llama3"), "captured") as engine:
         seen: list[tuple[str, int, int]] = []
-        engine._on_progress = lambda stage, _, done, total: seen.append((stage, done, total))
+        is_submitted = threading.Event()
+
+        def report(stage: str, _: object, done: int, total: int) -> None:
+            seen.append((stage, done, total))
+            if stage == "generate":
+                is_submitted.wait(SECONDS)
+
+        engine._on_progress = report
         short = engine.submit([1, 2], 60, ignore_eos=True)
-        assert short.event(3) is not None
+        assert short.event(0) is not None
         long = engine.submit(list(range(80)), 2, ignore_eos=True)
+        is_submitted.set()
         long.result(SECONDS), short.result(SECONDS)
         chunks = [at for at, report in enumerate(seen) if report[0] == "prefill" and report[2] == 80]
         assert [seen[at][1] for at in chunks] == [16, 32, 48, 64, 80]
