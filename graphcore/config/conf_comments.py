@@ -49,7 +49,7 @@ def groups() -> list[KeyComment]:
 
 def top_level_keys() -> tuple[KeyComment, ...]:
     """Return the keys of conf/config.yaml outside the groups; those inside a mapping with its name before theirs."""
-    return _keys(_lines("config"))
+    return _keys(_lines("config"), with_inner=True)
 
 
 def option_comment(group: str, option: str) -> OptionComment:
@@ -64,14 +64,20 @@ def _lines(name: str) -> list[str]:
     return (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
 
 
-def _keys(lines: list[str]) -> tuple[KeyComment, ...]:
-    """Return the keys that have a comment; a key inside a mapping has the mapping's name before its own."""
+def _keys(lines: list[str], with_inner: bool = False) -> tuple[KeyComment, ...]:
+    """Return the unindented keys that have a comment.
+
+    Args:
+        with_inner: True also for the keys inside a mapping, with its name before theirs.
+    """
     found, outer = list[KeyComment](), ""
     for line in lines:
         match = KEY_LINE.fullmatch(line.removeprefix("  "))
         if match is None:
             continue
         is_inner = line.startswith("  ")
+        if is_inner and not with_inner:
+            continue
         outer = outer if is_inner else match[1]
         if match[3] and outer not in UNSAID:
             found.append(KeyComment(f"{outer}.{match[1]}" if is_inner else match[1], match[2] or "", match[3]))

@@ -111,11 +111,14 @@ class ContinuousPasses(Passes):
             on_prompt = min(sequence.fed, len(sequence.request.prompt_ids))
             if not sequence.request.token_ids:
                 on_progress("prefill", None, on_prompt, len(sequence.request.prompt_ids))
+        has_chosen = bool(ended)
         for program, sequences in decodes:
-            self._chooser.choose(*due_of(sequences, program.state.logits))
+            due, logits = due_of(sequences, program.state.logits)
+            self._chooser.choose(due, logits)
+            has_chosen = has_chosen or bool(due)
         for sequence in ended:
             self._chooser.choose([sequence], self._chunk_program(sequence.slot).state.logits)
-        if ended or any(not sequence.to_feed for sequence in tokens):
+        if has_chosen:
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
@@ -186,7 +189,7 @@ class ContinuousPasses(Passes):
 
     def _decode_alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
         assert sequence.slot is not None, "a running sequence has a row"
-        program = self._runner.token_program(sequence.slot)
+        program = self._runner.program_of_row("token", sequence.slot)
         program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
         return program, [sequence]
 
@@ -198,7 +201,7 @@ class ContinuousPasses(Passes):
 
     def _chunk_program(self, slot: int | None) -> Program:
         assert slot is not None, "a running sequence has a row"
-        return self._runner.chunk_program(slot)
+        return self._runner.program_of_row("prefill", slot)
 
     def _report(
         self,

@@ -50,8 +50,7 @@ class ProgramRunner(ModelRunner):
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
         self.library = None if builder.library is None else str(builder.library)
         self._programs: dict[tuple[str, int, bool], Program] = {}
-        self._chunk_programs: dict[int, Program] = {}
-        self._token_programs: dict[int, Program] = {}
+        self._programs_of_rows: dict[tuple[str, int], Program] = {}
 
     @property
     def num_compiled(self) -> int:
@@ -93,25 +92,20 @@ class ProgramRunner(ModelRunner):
             self._programs[key] = build[phase]()
         return self._programs[key]
 
-    def chunk_program(self, slot: int) -> Program:
-        """Return the program that runs a chunk of one sequence, which has that row of the caches."""
-        if slot not in self._chunk_programs:
-            self._chunk_programs[slot] = self.builder.prefill(1, slot)
-        return self._chunk_programs[slot]
-
-    def token_program(self, slot: int) -> Program:
-        """Return the program that runs a token of one sequence, which has that row of the caches."""
-        if slot not in self._token_programs:
-            self._token_programs[slot] = self.builder.token(1, slot)
-        return self._token_programs[slot]
+    def program_of_row(self, phase: str, slot: int) -> Program:
+        """Return the program of one sequence, which has that row of the caches: "prefill" or "token"."""
+        key = (phase, slot)
+        if key not in self._programs_of_rows:
+            build = self.builder.prefill if phase == "prefill" else self.builder.token
+            self._programs_of_rows[key] = build(1, slot)
+        return self._programs_of_rows[key]
 
     @property
     def has_rows_alike(self) -> bool:
         """Whether a decode program computes each row with the same bits, whatever the other rows are.
 
         A native program does. torch's own products and functions do not: which instructions compute a number depends on
-        its place among all rows. Compiled code computes rows alike; mixtures call torch inside, and layers' features are
-        made by torch.
+        its place among all rows. Compiled code does, unless it calls torch: for experts, and for layers' features.
         """
         builder, size = self.builder, self.sizes.batch_size
         if size == 1 or builder.records(size):
@@ -143,8 +137,7 @@ class ProgramRunner(ModelRunner):
     def release(self) -> None:
         """Free programs and captured graphs; the model cannot run any more."""
         self._programs.clear()
-        self._chunk_programs.clear()
-        self._token_programs.clear()
+        self._programs_of_rows.clear()
         self.builder.captures.release()
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ from graphcore.kernels.gpu.sampling.kept_tokens import (
     Searched,
     kept_by_top_p,
     launch_search,
-    weights_of,
+    sampling_weights,
 )
 from graphcore.kernels.gpu.sampling.likeliest import (
     FIELDS,
@@ -112,7 +112,7 @@ def _draw(
     scores = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
     parts += row * NUM_FIELDS * PARTS
     if tl.load(numbers + TEMPERATURE) > 0.0:
-        weights = weights_of(scores, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS, PARTS)
+        weights = sampling_weights(scores, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS, PARTS)
         is_kept = weights >= tl.load(numbers + MIN_P)
         if NARROWS:
             if tl.load(numbers + TOP_P) < 1.0:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
-from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, mass_of, weight_of
+from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, mass_of, sampling_weight
 
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
@@ -100,12 +100,12 @@ def threshold_before(numbers, sums, found, number, row, num_rows, IS_MASS: tl.co
 
 
 @triton.jit
-def weights_of(
+def sampling_weights(
     values, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS: tl.constexpr, PARTS: tl.constexpr
 ):
     """Return the weights of a part's tokens, 0 for those that top-k cuts; `parts` are the row's."""
     largest = largest_of(parts, HIGHEST, PARTS)
-    weights = weight_of((values - largest) * factor_of(tl.load(numbers + TEMPERATURE)))
+    weights = sampling_weight((values - largest) * factor_of(tl.load(numbers + TEMPERATURE)))
     if NARROWS:
         if cuts_count(numbers, vocab):
             is_there &= key_of(values) >= threshold_before(numbers, sums, found, PASSES, row, num_rows, False, PARTS)
@@ -141,7 +141,7 @@ def _search(
         values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
         if IS_MASS:
             parts += row * NUM_FIELDS * PARTS
-            weights = weights_of(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
+            weights = sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
             keys = mass_of(weights)
             amounts = keys
         else:
@@ -176,7 +176,9 @@ def _count_ties(
         is_there = at < vocab
         values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
         parts += row * NUM_FIELDS * PARTS
-        masses = mass_of(weights_of(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS))
+        masses = mass_of(
+            sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
+        )
         ties += row * 2 * PARTS + part
         tl.store(ties, tl.sum((masses == least).to(tl.int64), axis=0))
         tl.store(ties + PARTS, tl.sum(tl.where(masses > least, masses, 0), axis=0))

@@ -17,7 +17,7 @@ def factor_of(temperature):
 
 
 @triton.jit
-def weight_of(x):
+def sampling_weight(x):
     """Return exp(x) for x <= 0, and 0 below -87."""
     low = tl.maximum(x, -87.0)
     power = (low * 1.44269504 + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 rounds to a whole number

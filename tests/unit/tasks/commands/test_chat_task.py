@@ -77,7 +77,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.Monke
     first, second = run.record["turns"]
     assert run.status == 0
     assert (first["finish_reason"], second["finish_reason"]) == ("interrupted", "length")
-    assert second["reused_tokens"] == first["prompt_tokens"] + first["new_tokens"] - 1
+    # The step that was under way may have run the last token, too.
+    assert second["reused_tokens"] - first["prompt_tokens"] - first["new_tokens"] in (-1, 0)
 
 
 def test_ctrl_c_between_piped_lines_ends_with_what_was_said(say, monkeypatch: pytest.MonkeyPatch) -> None:
