@@ -110,7 +110,7 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
         """Copy rows out of the caches, to the host; the function that is returned puts them back."""
 
     @abstractmethod

@@ -79,19 +79,19 @@ class ContinuousPasses(Passes):
 
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
         """Give each sequence a free row, one that holds the beginning of its prompt if it may use that."""
-        taken = {sequence.slot for sequence in self.running}
-        free = [slot for slot in range(len(self._held)) if slot not in taken]
+        taken = {sequence.cache_row for sequence in self.running}
+        free = [cache_row for cache_row in range(len(self._held)) if cache_row not in taken]
         admitted = 0
         for sequence in waiting[: len(free)]:
             prompt = sequence.request.prompt_ids
             known = dict.fromkeys(free, 0)
             if sequence.reuses_cache:
-                known = {slot: self._runner.reusable(self._held[slot], prompt) for slot in free}
+                known = {cache_row: self._runner.reusable(self._held[cache_row], prompt) for cache_row in free}
             # Of equal rows the one that holds least, so that what may be used again stays.
-            slot = max(free, key=lambda slot: (known[slot], -len(self._held[slot])))
-            free.remove(slot)
-            self._held[slot] = []
-            sequence.begin(slot, known[slot])
+            cache_row = max(free, key=lambda cache_row: (known[cache_row], -len(self._held[cache_row])))
+            free.remove(cache_row)
+            self._held[cache_row] = []
+            sequence.begin(cache_row, known[cache_row])
             self.running.append(sequence)
             admitted += 1
         return admitted
@@ -117,7 +117,7 @@ class ContinuousPasses(Passes):
             self._chooser.choose(due, logits)
             has_chosen = has_chosen or bool(due)
         for sequence in ended:
-            self._chooser.choose([sequence], self._chunk_program(sequence.slot).state.logits)
+            self._chooser.choose([sequence], self._chunk_program(sequence.cache_row).state.logits)
         if has_chosen:
             on_progress("generate", None, *done_of(self.running))
 
@@ -126,8 +126,8 @@ class ContinuousPasses(Passes):
         for sequence in [sequence for sequence in self.running if sequence.has_ended]:
             self.running.remove(sequence)
             self._chooser.forget(sequence)
-            assert sequence.slot is not None, "a running sequence has a row"
-            self._held[sequence.slot] = sequence.ids[: sequence.fed] if sequence.reuses_cache else []
+            assert sequence.cache_row is not None, "a running sequence has a row"
+            self._held[sequence.cache_row] = sequence.ids[: sequence.fed] if sequence.reuses_cache else []
 
     def fail(self, error: BaseException) -> None:
         """End all running sequences with an error; no row holds tokens that can be used."""
@@ -148,7 +148,9 @@ class ContinuousPasses(Passes):
     def put_aside(self) -> Callable[[], None]:
         """Copy the running sequences' rows; rows that are free hold nothing afterwards."""
         self._held = [[] for _ in self._held]
-        return self._runner.put_aside([sequence.slot for sequence in self.running if sequence.slot is not None])
+        return self._runner.put_aside(
+            [sequence.cache_row for sequence in self.running if sequence.cache_row is not None]
+        )
 
     def _work(self) -> tuple[list[TokenSequence], list[tuple[TokenSequence, list[int]]]]:
         """Return the sequences that run one token, and those that run a chunk of their prompt, with it."""
@@ -178,30 +180,30 @@ class ContinuousPasses(Passes):
         ids: list[list[int]] = [[] for _ in rows]
         starts = [0] * len(rows)
         for sequence in self.running:
-            assert sequence.slot is not None, "a running sequence has a row"
-            starts[sequence.slot] = sequence.fed
+            assert sequence.cache_row is not None, "a running sequence has a row"
+            starts[sequence.cache_row] = sequence.fed
         for sequence in sequences:
-            assert sequence.slot is not None, "a running sequence has a row"
-            rows[sequence.slot], ids[sequence.slot] = sequence, sequence.next_ids(1)
+            assert sequence.cache_row is not None, "a running sequence has a row"
+            rows[sequence.cache_row], ids[sequence.cache_row] = sequence, sequence.next_ids(1)
         program = self._runner.program("decode", self._runner.width(len(rows)))
         program.state.put_rows(ids, starts)
         return [(program, rows)]
 
     def _decode_alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
-        assert sequence.slot is not None, "a running sequence has a row"
-        program = self._runner.program_of_row("token", sequence.slot)
+        assert sequence.cache_row is not None, "a running sequence has a row"
+        program = self._runner.program_of_row("token", sequence.cache_row)
         program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
         return program, [sequence]
 
     def _chunk(self, sequence: TokenSequence, ids: list[int]) -> Program:
         """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""
-        program = self._chunk_program(sequence.slot)
+        program = self._chunk_program(sequence.cache_row)
         program.state.put_rows([ids], [sequence.fed])
         return program if sequence.to_feed == len(ids) else program.without_head()
 
-    def _chunk_program(self, slot: int | None) -> Program:
-        assert slot is not None, "a running sequence has a row"
-        return self._runner.program_of_row("prefill", slot)
+    def _chunk_program(self, cache_row: int | None) -> Program:
+        assert cache_row is not None, "a running sequence has a row"
+        return self._runner.program_of_row("prefill", cache_row)
 
     def _report(
         self,

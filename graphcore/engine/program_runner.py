@@ -92,12 +92,12 @@ class ProgramRunner(ModelRunner):
             self._programs[key] = build[phase]()
         return self._programs[key]
 
-    def program_of_row(self, phase: str, slot: int) -> Program:
+    def program_of_row(self, phase: str, cache_row: int) -> Program:
         """Return the program of one sequence, which has that row of the caches: "prefill" or "token"."""
-        key = (phase, slot)
+        key = (phase, cache_row)
         if key not in self._programs_of_rows:
             build = self.builder.prefill if phase == "prefill" else self.builder.token
-            self._programs_of_rows[key] = build(1, slot)
+            self._programs_of_rows[key] = build(1, cache_row)
         return self._programs_of_rows[key]
 
     @property
@@ -141,14 +141,14 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     @torch.inference_mode()
-    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
         """Copy rows out of the caches, to the host; the function that is returned puts them back."""
         caches = self.builder.caches
-        kept = {slot: tuple(tensor.cpu() for tensor in snapshot(caches, slot)) for slot in slots}
+        kept = {row: tuple(tensor.cpu() for tensor in snapshot(caches, row)) for row in rows}
 
         def bring_back() -> None:
-            for slot, tensors in kept.items():
-                restore(caches, slot, tensors)
+            for row, tensors in kept.items():
+                restore(caches, row, tensors)
 
         return bring_back
 

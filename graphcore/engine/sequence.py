@@ -48,7 +48,7 @@ class TokenSequence:
         mask: function that narrows the next token; None for none.
         deadline: time.perf_counter() at which it ends; None for none.
         reuses_cache: True to skip the beginning of the prompt that an ended sequence left in the caches.
-        slot: row of the caches; None while it waits, and after its end.
+        cache_row: row of the caches; None while it waits, and after its end.
         fed: tokens that the caches hold.
         cached: tokens of the prompt that the caches held already.
         beside: most sequences that ran at once while it ran, itself included.
@@ -63,7 +63,7 @@ class TokenSequence:
     mask: Mask | None = None
     deadline: float | None = None
     reuses_cache: bool = False
-    slot: int | None = None
+    cache_row: int | None = None
     fed: int = 0
     cached: int = 0
     beside: int = 1
@@ -83,7 +83,7 @@ class TokenSequence:
         """How far it is."""
         request = self.request
         counts = len(request.prompt_ids), self.fed, len(request.token_ids), request.max_new_tokens
-        return RequestStatus(self.slot is not None, *counts)
+        return RequestStatus(self.cache_row is not None, *counts)
 
     @property
     def ids(self) -> list[int]:
@@ -102,9 +102,9 @@ class TokenSequence:
             return list(prompt[self.fed : self.fed + most])
         return self.request.token_ids[self.fed - len(prompt) :][:most]
 
-    def begin(self, slot: int, cached: int) -> None:
+    def begin(self, cache_row: int, cached: int) -> None:
         """Take a row of the caches that holds the prompt's first `cached` tokens."""
-        self.slot, self.fed, self.cached = slot, cached, cached
+        self.cache_row, self.fed, self.cached = cache_row, cached, cached
         self._began = time.perf_counter()
 
     def take(self, token_id: int, logprob: float | None, context: int) -> None:

@@ -45,8 +45,8 @@ class WavePasses(Passes):
         prompt = first.request.prompt_ids
         is_one = len(wave) == 1 and first.reuses_cache
         first.begin(0, self._runner.reusable(held, prompt) if is_one and held else 0)
-        for slot, sequence in enumerate(wave[1:], start=1):
-            sequence.begin(slot, 0)
+        for cache_row, sequence in enumerate(wave[1:], start=1):
+            sequence.begin(cache_row, 0)
         self._wave, self.running, self._is_new = tuple(wave), wave, True
         return len(wave)
 

@@ -180,9 +180,9 @@ class TransformersRunner(ModelRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, slots: Sequence[int]) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
         """Take another cache from now on; the function that is returned takes the one of before again."""
-        if not slots:
+        if not rows:
             return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 

@@ -1,0 +1,160 @@
+"""Measures requests that run at once, through `Engine.submit`, on the CPU.
+
+`python -m benchmarks.many_requests speed MODEL [key=value ...]`
+    tokens/s of 1, 8 and 16 sequences that decode together after prompts of 128 tokens, in turns, and the share of a
+    pass that is not spent in programs: the queue, the choice of tokens, and text.
+`python -m benchmarks.many_requests gap MODEL [key=value ...]`
+    the longest time between two tokens of a request while a long prompt runs beside it, and the slowest pass.
+`python -m benchmarks.many_requests storm MODEL [key=value ...]`
+    thousands of requests of random lengths, some cancelled or failed; each answer is compared with its answer alone,
+    and the process's memory is printed on the way.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+from graphcore import Engine
+from graphcore.engine import passes
+from graphcore.errors import GraphcoreError
+from graphcore.tasks.measuring.process_memory import resident_nbytes
+
+PROMPT, NEW = 128, 128
+COUNTS = (1, 8, 16)
+
+
+class Clock:
+    """Sums the seconds of all programs that passes run.
+
+    Attributes:
+        passes: seconds of each pass's programs.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[float] = []
+        run: Callable[..., None] = vars(passes)["run_together"]
+
+        def timed(*arguments: object) -> None:
+            began = time.perf_counter()
+            run(*arguments)
+            self.passes.append(time.perf_counter() - began)
+
+        setattr(passes, "run_together", timed)  # noqa: B010  # the module imports it, so mypy knows no such attribute
+
+
+def prompts_of(count: int, length: int, vocab: int) -> list[list[int]]:
+    """Return random prompts, other ones for each position."""
+    generator = random.Random(count)
+    return [[generator.randrange(vocab) for _ in range(length)] for _ in range(count)]
+
+
+def speed(engine: Engine, rounds: int, sampling: dict[str, Any]) -> None:
+    """Print tokens/s of several sequences while all of them decode."""
+    clock, found = Clock(), dict[int, list[tuple[float, float]]]()
+    vocab = engine.config.vocab_size
+    for _ in range(rounds):
+        for count in COUNTS:
+            times: list[float] = []
+            with engine.holding_back():
+                prompts = prompts_of(count, PROMPT, vocab)
+                handles = [engine.submit(ids, NEW, ignore_eos=True, **sampling) for ids in prompts]
+            engine._on_progress = lambda stage, *_, times=times: times.append(time.perf_counter())
+            for handle in handles:
+                handle.result()
+            steps = NEW - 2 - count  # those in which every sequence decodes and none ends
+            seconds = times[-3] - times[-3 - steps]
+            inside = sum(clock.passes[-2 - steps : -2])
+            found.setdefault(count, []).append((count * steps / seconds, 1 - inside / seconds))
+    one = statistics.median(rate for rate, _ in found[1])
+    for count, values in found.items():
+        rates = sorted(rate for rate, _ in values)
+        rate, host = statistics.median(rates), statistics.median(share for _, share in values)
+        spread = f"{rates[0]:.1f} to {rates[-1]:.1f}"
+        print(f"{count} sequences: {rate:.1f} tokens/s ({spread}), {rate / one:.2f} x one, host {100 * host:.1f} %")
+
+
+def gap(engine: Engine, rounds: int, tokens: int) -> None:
+    """Print the longest gap between two tokens beside a long prompt."""
+    clock, vocab = Clock(), engine.config.vocab_size
+    for _ in range(rounds):
+        stamps: list[float] = []
+        short = engine.submit(prompts_of(1, 16, vocab)[0], 4000, ignore_eos=True)
+        for at in range(10):
+            short.event(at)
+        before = len(clock.passes)
+        long = engine.submit(prompts_of(1, tokens, vocab)[0], 1, ignore_eos=True)
+        long_events, at = long.has_ended, 10
+        while not long_events:
+            short.event(at)
+            stamps.append(time.perf_counter())
+            at, long_events = at + 1, long.has_ended
+        short.cancel()
+        longest, slowest = max(end - begin for begin, end in pairwise(stamps)), max(clock.passes[before:])
+        print(f"longest gap {1e3 * longest:.1f} ms, slowest pass {1e3 * slowest:.1f} ms, {longest / slowest:.2f}")
+
+
+def storm(engine: Engine, count: int) -> None:
+    """Run many requests and compare each answer with its answer alone."""
+    vocab = engine.config.vocab_size
+    generator = random.Random(0)
+    prompts = [prompts_of(1, generator.randint(1, 40), vocab)[0] for _ in range(64)]
+    lengths = [generator.randint(1, 24) for _ in prompts]
+    settled = zip(prompts, lengths, strict=True)
+    alone = [engine.generate(ids, most, ignore_eos=True)[0].token_ids for ids, most in settled]
+
+    def fail(_: Sequence[int]) -> None:
+        raise ZeroDivisionError
+
+    def one(number: int) -> None:
+        which, fate = random.Random(number).randrange(len(prompts)), number % 10
+        handle = engine.submit(prompts[which], lengths[which], ignore_eos=True, mask=fail if fate == 9 else None)
+        if fate == 8:
+            handle.cancel()
+        try:
+            found = handle.result().token_ids
+        except ZeroDivisionError:
+            assert fate == 9, "a request failed that had no mask"
+            return
+        assert found == (alone[which][: len(found)] if fate == 8 else alone[which]), f"request {number}"
+
+    step = max(1, count // 10)
+    with ThreadPoolExecutor(32) as pool:
+        for begin in range(0, count, step):
+            for done in [pool.submit(one, number) for number in range(begin, min(begin + step, count))]:
+                done.result()
+            print(f"{min(begin + step, count)} requests: {resident_nbytes('VmRSS') / 2**20:.1f} MiB", flush=True)
+
+
+def main() -> None:
+    """Load the model and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "gap", "storm"))
+    parser.add_argument("model")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=4000, help="of the long prompt")
+    parser.add_argument("--count", type=int, default=10_000, help="requests of the storm")
+    parser.add_argument("--sampled", action="store_true", help="temperature, top-k and top-p instead of greedy")
+    given = parser.parse_args()
+    context = given.tokens + 200 if given.what == "gap" else 512
+    sizes = ["batching.max_sequences=16", f"context_length={context}", *given.overrides]
+    try:
+        with Engine.load(given.model, dtype="bf16", device="cpu", overrides=sizes) as engine:
+            if given.what == "speed":
+                cuts = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+                speed(engine, given.rounds, cuts if given.sampled else {})
+            elif given.what == "gap":
+                gap(engine, given.rounds, given.tokens)
+            else:
+                storm(engine, given.count)
+    except GraphcoreError as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
