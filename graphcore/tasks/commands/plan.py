@@ -39,6 +39,8 @@ from graphcore.weights.planning.plan import Plan
 from graphcore.weights.planning.prediction import Rates, predict
 from graphcore.weights.planning.sizes import sizes_of
 
+PREDICTED_SEQUENCES = (1, 8, 32)  # whose speeds are predicted
+
 
 @dataclass
 class PlanSettings:
@@ -85,7 +87,8 @@ def run(context: Context, task: PlanSettings) -> Record:
     machine = machine_of(settings, task.device_memory, task.ram)
     outcome = planned(settings, machine, speeds, console.progress)
     config, choices, plan = outcome.config, outcome.choices, outcome.plan
-    predicted = predict(plan, outcome.rates) if outcome.rates and outcome.error is None else None
+    rates = outcome.rates if outcome.error is None else None
+    predicted = [] if rates is None else [predict(plan, rates, sequences) for sequences in PREDICTED_SEQUENCES]
     for note in (*choices.notes, *group_note(context, config.model_type), *([outcome.note] if outcome.note else [])):
         console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)

@@ -1,7 +1,7 @@
 """A plan as rows of a table, and as the fields of result.json."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
@@ -113,8 +113,12 @@ def plan_fits(plan: Plan) -> bool:
     return plan.budget is None or plan.peak_nbytes <= plan.budget
 
 
-def movement_line(plan: Plan, source: str, predicted: Prediction | None) -> str:
-    """Return a line about the bytes that move for each token, with the predicted speed if rates are known."""
+def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) -> str:
+    """Return a line about the bytes that move for each token, with the predicted speeds if rates are known.
+
+    Args:
+        predictions: for one sequence, then for more; empty where rates are not known.
+    """
     if not plan.is_streaming:
         moves = "nothing moves"
     else:
@@ -122,12 +126,14 @@ def movement_line(plan: Plan, source: str, predicted: Prediction | None) -> str:
         moves = f"{in_words(expected_bytes_per_token(plan))} move for each token from {wait}"
         if plan.experts is not None and plan.experts.expected_hit_rate:
             moves += f" ({in_words(bytes_per_token(plan))} if none of its experts is there)"
-    if predicted is None:
+    if not predictions:
         return moves
+    predicted, *others = predictions
+    together = ", ".join(f"{each.tokens_per_second:.3g} with {each.sequences}" for each in others)
     return (
         f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
-        f"{'at the same time' if predicted.is_overlapped else 'one after the other'}"
+        f"{'at the same time' if predicted.is_overlapped else 'one after the other'}; in all {together} sequences"
     )
 
 
@@ -165,8 +171,12 @@ def planned_streaming_record(plan: Plan, source: str) -> Record:
     }
 
 
-def prediction_record(predicted: Prediction | None) -> Record:
-    """Return the prediction for result.json; all null without rates."""
-    if predicted is None:
-        return dict.fromkeys(("tokens_per_second", "copy_seconds", "fetch_seconds", "compute_seconds", "is_overlapped"))
-    return {"tokens_per_second": predicted.tokens_per_second, **asdict(predicted)}
+def prediction_record(predictions: Sequence[Prediction]) -> Record:
+    """Return the predictions for result.json; all null without rates."""
+    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "is_overlapped")
+    if not predictions:
+        return dict.fromkeys(("tokens_per_second", "tokens_per_second_of", *times))
+    one = predictions[0]
+    speeds = {str(each.sequences): each.tokens_per_second for each in predictions}
+    own = {name: getattr(one, name) for name in times}
+    return {"tokens_per_second": one.tokens_per_second, "tokens_per_second_of": speeds, **own}

@@ -4,11 +4,18 @@ copy     = bytes that move for a token / link
 compute  = bytes of weights that a token reads from the device's memory / memory
 seconds  = max(copy, compute)    if groups are read ahead: two slots or more, async
            copy + compute        otherwise, and always for fetched experts
+
+Several sequences share a step: its groups move once, and its weights are read once. They choose other experts: for n
+sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token chooses k of them independently.
 """
 
 from dataclasses import dataclass
 
 from graphcore.weights.planning.plan import Plan, expected_bytes_per_token
+
+# Share of one sequence's compute that each further sequence adds on the CPU: with 16 sequences 0.25 to 0.40 of it were
+# measured (docs/numbers.md, "Several sequences in one native step"). A GPU's steps are taken as bound by its memory.
+CPU_ROW_SHARE = 0.35
 
 
 @dataclass(frozen=True)
@@ -26,9 +33,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted times of one decode step of one sequence.
+    """The predicted times of one decode step.
 
     Attributes:
+        sequences: number of sequences that the step serves.
         copy_seconds: time to copy the groups, which may overlap with compute.
         fetch_seconds: time to move experts, at the expected hit rate; it cannot overlap, because the router chooses
             them too late.
@@ -36,6 +44,7 @@ class Prediction:
         is_overlapped: True if the next group is read while one computes.
     """
 
+    sequences: int
     copy_seconds: float
     fetch_seconds: float
     compute_seconds: float
@@ -49,16 +58,27 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed of one sequence."""
-        return 1.0 / self.seconds
+        """Decode speed of all sequences together."""
+        return self.sequences / self.seconds
 
 
-def predict(plan: Plan, rates: Rates) -> Prediction:
-    """Predict the times of a decode step under a plan, at the given rates."""
+def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
+    """Predict the times of a decode step of some sequences under a plan, at the given rates."""
     mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.are_mapped else 0
+    fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
+    rows = 1 + (sequences - 1) * (CPU_ROW_SHARE if plan.device == "cpu" else 0.0)
     return Prediction(
+        sequences,
         copy_seconds=plan.groups.streamed_nbytes / rates.link,
-        fetch_seconds=(expected_bytes_per_token(plan) - plan.groups.streamed_nbytes) / rates.link,
-        compute_seconds=(plan.read_nbytes - mapped) / rates.memory,
+        fetch_seconds=fetched * distinct_share(plan, sequences) / rates.link,
+        compute_seconds=(plan.read_nbytes - mapped) / rates.memory * rows,
         is_overlapped=plan.groups.num_slots > 1 and plan.mode == "async",
     )
+
+
+def distinct_share(plan: Plan, sequences: int) -> float:
+    """Return how many times the experts of one token the tokens of several sequences choose together."""
+    if plan.experts is None:
+        return 1.0
+    experts, routed = plan.experts.num_experts, plan.experts.num_routed
+    return experts * (1 - (1 - routed / experts) ** sequences) / routed

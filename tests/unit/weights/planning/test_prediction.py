@@ -42,3 +42,16 @@ def test_fetched_experts_wait_for_the_router() -> None:
     # 4 of 8 experts have slots, where 89.1 % of the routed ones are found: of 400 routed bytes 43.6 are fetched
     assert (predicted.copy_seconds, predicted.fetch_seconds) == (pytest.approx(9.0), pytest.approx(0.0436))
     assert predicted.seconds == pytest.approx(9.0436)
+
+
+def test_sequences_share_what_moves_and_choose_other_experts() -> None:
+    sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
+    plan = plan_streaming(sizes, replace(wishes("on", 100_000), expert_cache=400), COSTS, PLENTY)
+    rates = Rates(link=1000.0, memory=9411.0)
+    one, two = predict(plan, rates), predict(plan, rates, 2)
+    assert two.copy_seconds == one.copy_seconds
+    assert two.fetch_seconds == pytest.approx(
+        one.fetch_seconds * 1.5
+    )  # of 4 experts 2, and of those left 2 once more: 3
+    assert two.compute_seconds == pytest.approx(one.compute_seconds * 1.35)
+    assert two.tokens_per_second == pytest.approx(2 / two.seconds)
