@@ -8,6 +8,7 @@ way when the first product of matrices begins, and those between a read from a f
 import ast
 import statistics
 import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,9 +70,13 @@ def frames_of(frame: FrameType | None) -> Iterator[tuple[str, str]]:
 
 
 class Hops:
-    """Notes the calls that are under way at the first product, the first packing, and the read before it."""
+    """Notes the calls that are under way at the first product, the first packing, and the read before it.
+
+    The product's are those of the engine's thread, after those of the call that put the request into its queue.
+    """
 
     def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
         self.product: list[tuple[str, str]] = []
         self.packing: list[tuple[str, str]] = []
         self.read: list[tuple[str, str]] = []
@@ -85,8 +90,10 @@ class Hops:
         place = (frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_name)
         if not self.packing and place[0].startswith("kernels/") and place[1] == "pack_rows":
             self.packing = list(frames_of(frame))[::-1]
+        if place == ("engine/scheduler.py", "submit"):
+            self.asked = list(frames_of(frame))[::-1]
         if not self.product and place == ("nn/linear.py", "forward"):
-            self.product = list(frames_of(frame))[::-1]
+            self.product = [*self.asked, *list(frames_of(frame))[::-1]]
 
     def show(self) -> None:
         """Print what was seen."""
@@ -109,10 +116,12 @@ def main() -> None:
         return
     hops = Hops()
     sys.setprofile(hops.watch)
+    threading.setprofile(hops.watch)
     try:
         run_command()
     finally:  # a command ends by SystemExit
         sys.setprofile(None)
+        threading.setprofile(None)
         hops.show()
 
 

@@ -79,6 +79,7 @@ def _keys(lines: list[str], with_inner: bool = False) -> tuple[KeyComment, ...]:
         if is_inner and not with_inner:
             continue
         outer = outer if is_inner else match[1]
-        if match[3] and outer not in UNSAID:
+        is_mapping = with_inner and not is_inner and not match[2]
+        if match[3] and outer not in UNSAID and not is_mapping:
             found.append(KeyComment(f"{outer}.{match[1]}" if is_inner else match[1], match[2] or "", match[3]))
     return tuple(found)

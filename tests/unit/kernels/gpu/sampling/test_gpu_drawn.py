@@ -12,7 +12,7 @@ from torch import Tensor
 from graphcore.kernels import draw as rule
 from graphcore.kernels.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
 from graphcore.kernels.gpu.sampling.likeliest import PART
-from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, weight_of
+from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, sampling_weight
 
 WARM = Draw(seed=5, temperature=0.8)
 CUTS = [
@@ -62,7 +62,7 @@ def _store_noise(seed, position, out, SIZE: tl.constexpr):
 @triton.jit
 def _store_weights(x, out, SIZE: tl.constexpr):
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    tl.store(out + at, weight_of(tl.load(x + at)))
+    tl.store(out + at, sampling_weight(tl.load(x + at)))
 
 
 @pytest.mark.parametrize(("seed", "position"), [(3, 9), (-(1 << 63) + 5, (7 << 32) + 11), ((1 << 63) - 1, 4095)])
@@ -77,7 +77,7 @@ def test_every_weight_has_the_bits_of_the_statement() -> None:
     x = torch.cat([-torch.linspace(0, 90, 8 * PART - 3), torch.tensor([-0.0, -1e38, float("-inf")])])
     found = torch.empty(len(x))
     _store_weights[(8,)](x, found, SIZE=PART, enable_fp_fusion=False)
-    assert torch.equal(found, rule.weight_of(x))
+    assert torch.equal(found, rule.sampling_weight(x))
 
 
 @pytest.mark.parametrize(("vocab", "seed"), [(50, 1), (50, 2), (50, 3), (700, 4), (2 * PART - 100, 5)])
