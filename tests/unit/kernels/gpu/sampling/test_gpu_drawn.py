@@ -77,7 +77,7 @@ def test_every_weight_has_the_bits_of_the_statement() -> None:
     x = torch.cat([-torch.linspace(0, 90, 8 * PART - 3), torch.tensor([-0.0, -1e38, float("-inf")])])
     found = torch.empty(len(x))
     _store_weights[(8,)](x, found, SIZE=PART, enable_fp_fusion=False)
-    assert torch.equal(found, rule.sampling_weight(x))
+    assert torch.equal(found, rule.weight_of(x))
 
 
 @pytest.mark.parametrize(("vocab", "seed"), [(50, 1), (50, 2), (50, 3), (700, 4), (2 * PART - 100, 5)])
