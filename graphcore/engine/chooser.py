@@ -50,7 +50,7 @@ class Chooser:
         """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
         try:
             return None if sequence.has_ended else self._row(sequence)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001  # sys.exit() too
             sequence.fail(error)
             return None
 

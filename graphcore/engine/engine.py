@@ -262,8 +262,9 @@ class Engine:
         )
 
     def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
+        handle = Handle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
         self._scheduler.submit(sequences, name, waits=False)
-        return Handle(sequences, self)
+        return handle
 
     def chat_ids(
         self,

@@ -4,11 +4,13 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from graphcore.engine.running_request import Generation, TokenEvent
 from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.token_feed import Readers
 
 
 class Handle:
@@ -27,7 +29,7 @@ class Handle:
         self._sequences = tuple(sequences)
         self._feed = sequences[0].feed
         self._owner = owner  # what computes must not be collected while somebody waits for it
-        weakref.finalize(self, _drop, self._sequences).atexit = False
+        weakref.finalize(self, _drop, self._feed.readers).atexit = False
 
     @property
     def has_ended(self) -> bool:
@@ -92,22 +94,21 @@ class Handle:
     async def _until(self, is_true: Callable[[], bool]) -> None:
         """Wait, without stopping the event loop, until a condition of the feed holds."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not is_true():
             changed = asyncio.Event()
             self._feed.call_at_change(partial(_set, loop, changed))
-            if is_true():
+            if is_true():  # it came meanwhile
                 return
             await changed.wait()
 
 
-def _drop(sequences: Sequence[TokenSequence]) -> None:
-    """Note that nobody wants the sequences. It takes no lock, as a garbage collector calls it, anywhere."""
-    for sequence in sequences:
-        sequence.is_unwanted = True
+def _drop(readers: Readers) -> None:
+    """Note that nobody can read the answers. It holds no mask, which may hold the handle; it takes no lock."""
+    readers.are_gone = True
 
 
 def _set(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(changed.set)
 
 
@@ -123,7 +124,11 @@ class TokenStream(Generator[TokenEvent, None, None]):
         """Return the next event; several threads get one each."""
         with self._taking:
             at, self._at = self._at, self._at + 1
-        event = None if self._is_closed else self._handle.event(at)
+        try:
+            event = None if self._is_closed else self._handle.event(at)
+        except BaseException:  # Ctrl-C too: like every generator, it is over after an error
+            self.close()
+            raise
         if event is None:
             raise StopIteration
         return event

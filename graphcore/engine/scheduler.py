@@ -110,7 +110,11 @@ class Scheduler:
             self.check_open()
             self._jobs.append((work, answer))
             self._start()
-        return answer.result()
+        try:
+            return answer.result()
+        except BaseException:  # Ctrl-C too
+            answer.cancel()
+            raise
 
     def status(self) -> list[RequestStatus]:
         """Return how far each sequence is that has not ended, running ones first."""
@@ -156,13 +160,14 @@ class Scheduler:
         """Wake the thread, or start one; the lock is held."""
         if self._thread is None:
             arguments = weakref.ref(self), self.changes
-            self._thread = threading.Thread(target=_serve, args=arguments, name="graphcore", daemon=False)
-            self._thread.start()
+            thread = EngineThread(target=_serve, args=arguments, name="graphcore", daemon=False)
+            thread.start()
+            self._thread = thread
         self.changes.notify_all()
 
     def next_work(self) -> Callable[[], None] | None:
         """Return what the thread is to do next; None if there is nothing. The lock is held."""
-        if self.is_closed or not threading.main_thread().is_alive():
+        if self.is_closed or is_interpreter_ending():
             self._end_all(closed_error())
             return None
         self._drop_ended()
@@ -178,7 +183,7 @@ class Scheduler:
         Args:
             is_late: whether it has had nothing to do for a while.
         """
-        ends = is_late or self.is_closed or not threading.main_thread().is_alive()
+        ends = is_late or self.is_closed or is_interpreter_ending()
         if ends:
             self._thread = None
         return ends
@@ -224,18 +229,26 @@ class Scheduler:
 
     def _is_given_up(self) -> bool:
         """Return whether nobody waits for the pass that runs."""
-        if self.is_closed or not threading.main_thread().is_alive():
+        if self.is_closed or is_interpreter_ending():
             return True
         return all(sequence.has_ended or sequence.is_unwanted for sequence in self._passes.running)
 
-    def _drop_ended(self) -> None:
-        """Forget sequences that ended while they waited, and end those whose deadline has passed."""
+    def end_overdue(self) -> None:
+        """End sequences that nobody wants, and those whose deadline has passed.
+
+        The lock is not held, as whoever is told of an end may need a lock of another caller.
+        """
         now = time.perf_counter()
-        for sequence in (*self._waiting, *self._passes.running):
+        with self.changes:
+            sequences = (*self._waiting, *self._passes.running)
+        for sequence in sequences:
             if sequence.is_unwanted:
                 sequence.end("interrupted")
             elif sequence.deadline is not None and now > sequence.deadline:
                 sequence.end("deadline")
+
+    def _drop_ended(self) -> None:
+        """Forget sequences that have ended."""
         if any(sequence.has_ended for sequence in self._waiting):
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.has_ended)
             self.changes.notify_all()
@@ -247,8 +260,21 @@ class Scheduler:
         self._waiting.clear()
         self._passes.leave()
         for _, answer in self._jobs:
-            answer.set_exception(error)
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
         self._jobs.clear()
+
+
+class EngineThread(threading.Thread):
+    """A thread that computes for an engine."""
+
+
+def is_interpreter_ending() -> bool:
+    """Return whether the main thread has ended, and no other thread is left that the interpreter waits for."""
+    if threading.main_thread().is_alive():
+        return False
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    return all(isinstance(thread, EngineThread) or thread.daemon for thread in others)
 
 
 def _serve(owner: "weakref.ref[Scheduler]", changes: threading.Condition) -> None:
@@ -258,6 +284,11 @@ def _serve(owner: "weakref.ref[Scheduler]", changes: threading.Condition) -> Non
     """
     idle_since = time.monotonic()
     while True:
+        scheduler = owner()
+        if scheduler is None:
+            return
+        scheduler.end_overdue()
+        del scheduler
         with changes:
             scheduler = owner()
             if scheduler is None:

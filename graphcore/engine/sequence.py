@@ -52,7 +52,6 @@ class TokenSequence:
         fed: tokens that the caches hold.
         cached: tokens of the prompt that the caches held already.
         beside: most sequences that ran at once while it ran, itself included.
-        is_unwanted: True once nobody can read its events any more.
     """
 
     request: RunningRequest
@@ -67,16 +66,22 @@ class TokenSequence:
     fed: int = 0
     cached: int = 0
     beside: int = 1
-    is_unwanted: bool = False
     _began: float | None = None
     _first: float | None = None
     _last: float | None = None
-    _ending: threading.Lock = field(default_factory=threading.Lock)
+    _is_taking: bool = False
+    _ends_soon: bool = False
+    _ending: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def has_ended(self) -> bool:
         """Whether no token will come any more."""
         return self.request.finish_reason is not None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether nobody wants another token, so that it is to end before the next pass."""
+        return self._ends_soon or self.feed.readers.are_gone or self.feed.has_failed
 
     @property
     def status(self) -> RequestStatus:
@@ -122,16 +127,25 @@ class TokenSequence:
             self._last = time.perf_counter()
             self._first = self._first or self._last
             used = len(request.prompt_ids) + len(request.token_ids) + 1
-            text = request.push(token_id, is_context_full=used > context)
+            self._is_taking = True
+            try:
+                text = request.push(token_id, is_context_full=used > context)
+            finally:
+                self._is_taking = False
             event = TokenEvent(self.row, token_id, text, logprob, request.finish_reason)
         self.feed.put(event)
         if event.finish_reason is not None:
             self.feed.end_one()
 
     def end(self, reason: str) -> None:
-        """End the sequence for a reason, with the tokens that it has, unless it has ended."""
+        """End the sequence for a reason, with the tokens that it has, unless it has ended.
+
+        A finalizer or a signal handler may call it at any point of `take`; the sequence then ends after the token.
+        """
         with self._ending:
-            if self.has_ended:
+            if self._is_taking:
+                self._ends_soon = True
+            if self.has_ended or self._is_taking:
                 return
             self.request.finish(reason)
         self.feed.end_one()

@@ -1,11 +1,20 @@
 """The events of one submitted request: written by the thread that computes, read by any thread or asyncio task."""
 
+import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from graphcore.engine.running_request import TokenEvent
 from graphcore.errors import GraphError
+
+LOG = logging.getLogger("graphcore")
+
+
+class Readers:
+    """Whether anybody can read a feed; a garbage collector notes it, at any point of any thread, so without a lock."""
+
+    are_gone = False
 
 
 class TokenFeed:
@@ -13,9 +22,13 @@ class TokenFeed:
 
     Args:
         answers: number of answers that write to it.
+
+    Attributes:
+        readers: whether anybody can read it.
     """
 
     def __init__(self, answers: int = 1) -> None:
+        self.readers = Readers()
         self._changed = threading.Condition()
         self._events: list[TokenEvent] = []
         self._running = answers
@@ -26,25 +39,33 @@ class TokenFeed:
     @property
     def has_ended(self) -> bool:
         """Whether no event will come any more."""
-        return self._running == 0 or self._error is not None
+        return self._running == 0 or self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an answer has ended with an error, so that nobody gets the others."""
+        return self._error is not None
 
     def put(self, event: TokenEvent) -> None:
         """Append an event."""
         with self._changed:
             self._events.append(event)
-            self._wake()
+            wakers = self._woken()
+        call_all(wakers)
 
     def end_one(self) -> None:
         """Record that an answer has ended."""
         with self._changed:
             self._running -= 1
-            self._wake()
+            wakers = self._woken()
+        call_all(wakers)
 
     def fail(self, error: BaseException) -> None:
         """End the feed with an error, which readers get after the events so far."""
         with self._changed:
             self._error = self._error or error
-            self._wake()
+            wakers = self._woken()
+        call_all(wakers)
 
     def read(self, at: int, timeout: float | None = None) -> TokenEvent | None:
         """Return event number `at`, waiting for it; None if there will be no such event.
@@ -80,12 +101,15 @@ class TokenFeed:
                 raise self._error
 
     def call_at_change(self, waker: Callable[[], None]) -> None:
-        """Call a function, once, at the next change, from the thread that makes it."""
+        """Call a function, once, at the next change, from the thread that makes it; its errors are only logged."""
         with self._changed:
             self._wakers.append(waker)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
-        """Call a function once the feed has ended, from the thread that ends it, or now if it has."""
+        """Call a function once the feed has ended, from the thread that ends it, or now if it has.
+
+        In the other thread its errors are only logged.
+        """
         with self._changed:
             if not self.has_ended:
                 self._wakers.append(lambda: self.call_at_end(callback))
@@ -96,11 +120,20 @@ class TokenFeed:
         if self._process != os.getpid():
             raise forked_error()
 
-    def _wake(self) -> None:
+    def _woken(self) -> list[Callable[[], None]]:
+        """Wake all readers and return what is to be called after the lock is free again."""
         self._changed.notify_all()
         wakers, self._wakers = self._wakers, []
-        for waker in wakers:
+        return wakers
+
+
+def call_all(wakers: Sequence[Callable[[], None]]) -> None:
+    """Call all functions; an error in one, which belongs to a caller, does not stop the thread that computes."""
+    for waker in wakers:
+        try:
             waker()
+        except BaseException:
+            LOG.exception("a function that was to be called at the end of a request has failed")
 
 
 def forked_error() -> GraphError:

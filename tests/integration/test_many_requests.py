@@ -1,8 +1,12 @@
 """Requests that run beside others get the answers that they get alone, to the bit, whoever joins, leaves or fails."""
 
+import gc
 import random
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -225,3 +229,106 @@ def test_a_long_prompt_goes_in_chunks_between_the_tokens_of_another(tiny_model: 
         chunks = [at for at, report in enumerate(seen) if report[0] == "prefill" and report[2] == 80]
         assert [seen[at][1] for at in chunks] == [16, 32, 48, 64, 80]
         assert [seen[at][0] for begin, end in pairwise(chunks) for at in range(begin + 1, end)] == ["generate"] * 4
+
+
+def test_an_error_in_a_callers_function_at_the_end_stops_nobody(tiny_model: Tiny) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with load(tiny_model("llama3"), "captured") as engine:
+        ended = engine.submit([1, 2], 10, ignore_eos=True)
+        ended.call_at_end(fail)
+        late = engine.submit([1, 2], 60, ignore_eos=True, deadline=0.02, mask=lambda _: time.sleep(0.01))
+        late.call_at_end(fail)
+        assert ended.result(SECONDS).finish_reason == "length"
+        assert late.result(SECONDS).finish_reason == "deadline"
+        assert engine.submit([3, 4], 3).result(SECONDS).token_ids
+
+
+def test_a_function_at_the_end_may_take_a_lock_that_a_caller_of_the_engine_holds(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        lock, is_called = threading.Lock(), threading.Event()
+
+        def take() -> None:
+            is_called.set()
+            with lock:
+                pass
+
+        with lock:
+            late = engine.submit([1, 2], 60, ignore_eos=True, deadline=0.02, mask=lambda _: time.sleep(0.01))
+            late.call_at_end(take)
+            assert is_called.wait(SECONDS)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(engine.status).result(SECONDS) == []
+
+
+def test_an_error_ends_the_other_answers_of_its_request_alone(tiny_model: Tiny) -> None:
+    calls: list[int] = []
+
+    def fail(ids: Sequence[int]) -> None:
+        calls.append(len(ids))
+        if len(calls) == 4:
+            raise SystemExit(3)
+        time.sleep(0.01)
+
+    with load(tiny_model("llama3"), "captured") as engine:
+        other = engine.submit([3, 4], 60, ignore_eos=True)
+        failing = engine.submit([1, 2], 60, n=3, mask=fail, ignore_eos=True)
+        with pytest.raises(SystemExit):
+            failing.results(SECONDS)
+        assert other.result(SECONDS).finish_reason == "length"
+        assert engine.submit([5], 1).result(SECONDS).token_ids
+        assert engine.status() == []
+        assert len(calls) < 12
+
+
+def test_a_handle_that_its_own_mask_holds_is_collected(tiny_model: Tiny) -> None:
+    def submitted() -> "weakref.ref[Handle]":
+        held: list[Handle] = []
+
+        def mask(ids: Sequence[int]) -> None:
+            assert len(held) < 2
+
+        held.append(engine.submit([1, 2], 3, mask=mask))
+        held[0].result(SECONDS)
+        return weakref.ref(held[0])
+
+    with load(tiny_model("llama3"), "captured") as engine:
+        found = submitted()
+        end = time.monotonic() + 10.0
+        while found() is not None and time.monotonic() < end:  # the engine's thread has it for a moment
+            time.sleep(0.01)
+            gc.collect()
+        assert found() is None
+
+
+def test_a_stream_is_over_after_ctrl_c(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        events = engine.stream([1, 2], 60)
+
+        def interrupt(self: Handle, at: int) -> None:
+            raise KeyboardInterrupt
+
+        next(events)
+        with monkeypatch.context() as patch:
+            patch.setattr(Handle, "event", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(events)
+        assert list(events) == []
+
+
+def test_a_thread_goes_on_after_the_main_thread(tiny_model: Tiny) -> None:
+    script = f"""
+import threading, time
+from graphcore import Engine
+
+engine = Engine.load({str(tiny_model("llama3").folder)!r}, device="cpu", overrides=["context_length=64"])
+
+def work():
+    threading.main_thread().join()
+    print(len(engine.generate([1, 2, 3], 5, ignore_eos=True)[0].token_ids))
+
+threading.Thread(target=work).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr

@@ -136,7 +136,8 @@ def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationR
 
     A few more are submitted than run at once, so that none waits for this thread.
     """
-    ahead = 2 * context.settings.batching.max_sequences
+    batching = context.settings.batching
+    ahead = min(2 * batching.max_sequences, batching.max_waiting)
     handles: list[Handle] = []
     ended: SimpleQueue[int] = SimpleQueue()
     try:
