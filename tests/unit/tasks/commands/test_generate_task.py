@@ -179,6 +179,13 @@ def test_a_base_model_that_is_asked_says_that_it_has_no_chat_template(
     assert not said(chat_folder, "prompt=Why?")
 
 
+def test_a_file_has_more_prompts_than_may_wait(run_task: RunTask, tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"prompt_ids": IDS}) + "\n" for _ in range(5)), encoding="utf-8")
+    run = run_task(LLAMA, f"task.prompts_jsonl={lines}", "max_new_tokens=3", "batch_size=2", "batching.max_waiting=1")
+    assert len(run.record["generations"]) == 5
+
+
 def test_what_a_prompt_draws_does_not_depend_on_the_batch_size(run_task: RunTask, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt_ids": IDS}) + "\n" for _ in range(3)), encoding="utf-8")
