@@ -118,6 +118,7 @@ class Scheduler:
 
     def status(self) -> list[RequestStatus]:
         """Return how far each sequence is that has not ended, running ones first."""
+        self._leave_parent()
         with self.changes:
             return [each.status for each in (*self._passes.running, *self._waiting) if not each.has_ended]
 
@@ -135,6 +136,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """Refuse further requests and let the thread end after what it is doing."""
+        self._leave_parent()
         with self.changes:
             self.is_closed = True
             self.changes.notify_all()
@@ -143,6 +145,10 @@ class Scheduler:
         """Check that a call may put something into the queue."""
         refuse_forked(torch.get_num_threads())
         self._refuse_inside(name)
+        self._leave_parent()
+
+    def _leave_parent(self) -> None:
+        """In a process that was forked, forget what the parent's thread had and may have locked."""
         if self._process != os.getpid():  # the parent's thread is not here, and its requests are the parent's
             self._process, self._thread = os.getpid(), None
             self.changes = threading.Condition(threading.RLock())

@@ -332,3 +332,31 @@ threading.Thread(target=work).start()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+
+
+def test_a_forked_process_does_not_wait_for_a_lock_of_its_parent(tiny_model: Tiny) -> None:
+    script = f"""
+import faulthandler, os, threading
+from graphcore import Engine
+
+engine = Engine.load({str(tiny_model("llama3").folder)!r}, device="cpu", overrides=["context_length=64", "threads=1"])
+is_held, free = threading.Event(), threading.Event()
+
+def hold():
+    with engine.holding_back():
+        is_held.set()
+        free.wait()
+
+threading.Thread(target=hold).start()
+is_held.wait()
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(10, exit=True)
+    engine.status()
+    engine.close()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+free.set()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
