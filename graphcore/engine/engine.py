@@ -235,7 +235,7 @@ class Engine:
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
-        """Let requests that are submitted in this block begin together, when it ends."""
+        """Let requests that are submitted in this block begin together, when it ends; wait for no answer inside it."""
         with self._scheduler.changes:
             yield
 

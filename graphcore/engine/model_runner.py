@@ -76,6 +76,11 @@ class ModelRunner(ABC):
         """Number of graphs compiled so far."""
 
     @property
+    def needs_equal_lengths(self) -> bool:
+        """Whether prompts that begin together must have one length."""
+        return False
+
+    @property
     def captures(self) -> Captures | None:
         """The captured CUDA graphs of decode steps; None where there are none."""
         return None

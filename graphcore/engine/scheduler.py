@@ -216,13 +216,13 @@ class Scheduler:
     @torch.inference_mode()
     def _run_pass(self) -> None:
         passes = self._passes
-        with self.changes:
-            for _ in range(passes.admit(tuple(self._waiting))):
-                self._waiting.popleft()
-            self.changes.notify_all()  # there is room in the queue
-        for sequence in passes.running:
-            sequence.beside = max(sequence.beside, len(passes.running))
         try:
+            with self.changes:
+                for _ in range(passes.admit(tuple(self._waiting))):
+                    self._waiting.popleft()
+                self.changes.notify_all()  # there is room in the queue
+            for sequence in passes.running:
+                sequence.beside = max(sequence.beside, len(passes.running))
             self._enter_thread()
             passes.run(self._on_progress, self._is_given_up)
         except StoppedError:

@@ -5,6 +5,8 @@ and end rows themselves, a few steps ahead of the host. Requests that come meanw
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
 
 from graphcore.engine.chooser import Chooser
 from graphcore.engine.decode_steps import LAG, DeviceDecoding, Picked
@@ -39,7 +41,7 @@ class WavePasses(Passes):
         """Begin a wave if none runs: as many of the first sequences as fit."""
         if self._wave or not waiting:
             return 0
-        wave = list(waiting[: self._runner.sizes.batch_size])
+        wave = list(takewhile(partial(self._fits, waiting[0]), waiting[: self._runner.sizes.batch_size]))
         first = wave[0]
         held, self._held = self._held, []
         prompt = first.request.prompt_ids
@@ -49,6 +51,11 @@ class WavePasses(Passes):
             sequence.begin(cache_row, 0)
         self._wave, self.running, self._is_new = tuple(wave), wave, True
         return len(wave)
+
+    def _fits(self, first: TokenSequence, sequence: TokenSequence) -> bool:
+        """Return whether a sequence may be in a wave with another one."""
+        lengths = len(first.request.prompt_ids), len(sequence.request.prompt_ids)
+        return lengths[0] == lengths[1] or not self._runner.needs_equal_lengths
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run the wave's prompts, or a token of each of its sequences."""

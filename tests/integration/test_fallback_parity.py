@@ -181,3 +181,17 @@ def test_closing_ends_a_generation_that_is_under_way(fallback_model: Callable[[s
     events.close_engine()
     with pytest.raises(ConfigError, match="closed"):
         list(events)
+
+
+def test_a_model_that_cannot_leave_padding_out_runs_prompts_of_one_length_together(
+    fallback_model: Callable[[str, str], FallbackModel],
+) -> None:
+    model = fallback_model("phi3", "sdpa")
+    prompts = [[5, 6, 7], [8, 9, 10], [11], [12, 13, 14]]
+    with load(model) as engine:
+        alone = [engine.generate(prompt, max_new_tokens=5)[0].token_ids for prompt in prompts]
+        cached = engine.runner.cached  # type: ignore[attr-defined]
+        cached.takes = cached.takes - {"attention_mask"}
+        together = engine.generate(prompts, max_new_tokens=5)
+        assert [answer.token_ids for answer in together] == alone
+        assert [answer.timings.batch for answer in together] == [2, 2, 1, 1]

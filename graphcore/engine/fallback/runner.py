@@ -161,6 +161,11 @@ class TransformersRunner(ModelRunner):
         """Number of compiled graphs: 0, because nothing is compiled."""
         return 0
 
+    @property
+    def needs_equal_lengths(self) -> bool:
+        """Whether prompts that begin together must have one length: the model cannot leave padding out."""
+        return "attention_mask" not in self.cached.takes
+
     def width(self, num_sequences: int) -> int:
         """Return the number of rows of a pass for that many sequences: one for each."""
         most = self.sizes.batch_size
