@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from graphcore.engine.engine_thread import EngineThread, compute_for, is_interpreter_ending
 from graphcore.engine.passes import Passes
 from graphcore.engine.sequence import RequestStatus, TokenSequence
 from graphcore.engine.token_feed import forked_error
@@ -27,8 +28,6 @@ from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.streaming.scheduler import StoppedError
 
-LINGER = 2.0  # seconds that the thread waits for more work before it ends
-GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, while the thread waits
 Answer = TypeVar("Answer")
 
 
@@ -166,7 +165,7 @@ class Scheduler:
         """Wake the thread, or start one; the lock is held."""
         if self._thread is None:
             arguments = weakref.ref(self), self.changes
-            thread = EngineThread(target=_serve, args=arguments, name="graphcore", daemon=False)
+            thread = EngineThread(target=compute_for, args=arguments, name="graphcore", daemon=False)
             thread.start()
             self._thread = thread
         self.changes.notify_all()
@@ -269,47 +268,6 @@ class Scheduler:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
         self._jobs.clear()
-
-
-class EngineThread(threading.Thread):
-    """A thread that computes for an engine."""
-
-
-def is_interpreter_ending() -> bool:
-    """Return whether the main thread has ended, and no other thread is left that the interpreter waits for."""
-    if threading.main_thread().is_alive():
-        return False
-    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    return all(isinstance(thread, EngineThread) or thread.daemon for thread in others)
-
-
-def _serve(owner: "weakref.ref[Scheduler]", changes: threading.Condition) -> None:
-    """Do what there is to do, until there was nothing for a while.
-
-    While the thread waits it holds no scheduler, so that an engine nobody uses any more is freed at once.
-    """
-    idle_since = time.monotonic()
-    while True:
-        scheduler = owner()
-        if scheduler is None:
-            return
-        scheduler.end_overdue()
-        del scheduler
-        with changes:
-            scheduler = owner()
-            if scheduler is None:
-                return
-            work = scheduler.next_work()
-            if work is None:
-                if scheduler.end_thread(time.monotonic() - idle_since > LINGER):
-                    return
-                del scheduler
-                changes.wait(GLANCE)
-                continue
-            del scheduler
-        work()
-        del work
-        idle_since = time.monotonic()
 
 
 def closed_error() -> ConfigError:
