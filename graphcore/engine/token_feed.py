@@ -29,7 +29,9 @@ class TokenFeed:
 
     def __init__(self, answers: int = 1) -> None:
         self.readers = Readers()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._ended = threading.Condition(lock)  # who waits for the end is not woken, and takes no core, for each token
         self._events: list[TokenEvent] = []
         self._running = answers
         self._error: BaseException | None = None
@@ -94,8 +96,8 @@ class TokenFeed:
             TimeoutError: they have not within `timeout` seconds.
         """
         self._refuse_forked()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.has_ended, timeout):
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.has_ended, timeout):
                 raise TimeoutError(f"the answer was not complete within {timeout} s")
             if self._error is not None:
                 raise self._error
@@ -123,6 +125,8 @@ class TokenFeed:
     def _woken(self) -> list[Callable[[], None]]:
         """Wake all readers and return what is to be called after the lock is free again."""
         self._changed.notify_all()
+        if self.has_ended:
+            self._ended.notify_all()
         wakers, self._wakers = self._wakers, []
         return wakers
 
