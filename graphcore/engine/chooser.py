@@ -1,6 +1,6 @@
 """Chooses the next token of each sequence from its logits, on the host.
 
-Legend: n sequences, V vocab.
+Legend: V vocab.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,11 @@ class Chooser:
         self._sampler = Sampler(runner.library)
         self._rows: dict[TokenSequence, RowSampling] = {}
 
-    def choose(self, sequences: Sequence[TokenSequence], logits: Tensor) -> None:
-        """Give each sequence its next token, chosen from [n, V] float32; an error ends the sequence that made it."""
+    def choose(self, sequences: Sequence[TokenSequence], logits: Sequence[Tensor]) -> None:
+        """Give each sequence its next token, chosen from its logits, [V] float32.
+
+        An error ends the sequence that made it.
+        """
         at, rows = list[int](), list[RowSampling]()
         for index, sequence in enumerate(sequences):
             row = self._row_or_failure(sequence)
@@ -32,7 +35,7 @@ class Chooser:
                 rows.append(row)
         if not rows:
             return
-        chosen = self._chosen(logits if len(at) == len(logits) else logits[at], rows)
+        chosen = self._chosen([logits[index] for index in at], rows)
         for index, row, token in zip(at, rows, chosen, strict=True):
             sequence = sequences[index]
             if isinstance(token, Exception):
@@ -64,16 +67,16 @@ class Chooser:
             row.mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
         return row
 
-    def _chosen(self, logits: Tensor, rows: Sequence[RowSampling]) -> Sequence[int | Exception]:
+    def _chosen(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> Sequence[int | Exception]:
         """Return each row's next token, or why it has none."""
         try:
             return self._sampler.choose(logits, rows)
         except Exception:  # noqa: BLE001  # a row's error ends that row
-            return [self._alone(logits[index : index + 1], row) for index, row in enumerate(rows)]
+            return [self._alone(one, row) for one, row in zip(logits, rows, strict=True)]
 
     def _alone(self, logits: Tensor, row: RowSampling) -> int | Exception:
         try:
-            return self._sampler.choose(logits, [row])[0]
+            return self._sampler.choose([logits], [row])[0]
         except Exception as error:  # noqa: BLE001  # it belongs to the row's reader
             return error
 

@@ -7,14 +7,10 @@
 
 A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; one decode program runs the
 tokens of all other sequences, each in the row of its caches. So nothing that a sequence computes depends on others.
-
-Legend: V vocab.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-
-from torch import Tensor
 
 from graphcore.engine.chooser import Chooser
 from graphcore.engine.program_runner import ProgramRunner
@@ -113,8 +109,8 @@ class ContinuousPasses(Passes):
                 on_progress("prefill", None, on_prompt, len(sequence.request.prompt_ids))
         has_chosen = bool(ended)
         for program, sequences in decodes:
-            due, logits = due_of(sequences, program.state.logits)
-            self._chooser.choose(due, logits)
+            due = {row: sequence for row, sequence in enumerate(sequences) if sequence and not sequence.to_feed}
+            self._chooser.choose([*due.values()], [program.state.logits[row] for row in due])
             has_chosen = has_chosen or bool(due)
         for sequence in ended:
             self._chooser.choose([sequence], self._chunk_program(sequence.cache_row).state.logits)
@@ -217,12 +213,6 @@ class ContinuousPasses(Passes):
             return watched(self._runner.policy, on_progress, "generate", done, total)
         sequence, _ = chunks[0]
         return watched(self._runner.policy, on_progress, "prefill", sequence.fed, len(sequence.request.prompt_ids))
-
-
-def due_of(rows: Sequence[TokenSequence | None], logits: Tensor) -> tuple[list[TokenSequence], Tensor]:
-    """Return the sequences that get a token now, all of whose tokens have run, and their logits [n, V]."""
-    due = {row: sequence for row, sequence in enumerate(rows) if sequence is not None and not sequence.to_feed}
-    return [*due.values()], logits if len(due) == len(logits) else logits[[*due]]
 
 
 def done_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:

@@ -91,11 +91,11 @@ class Sampler:
     def __init__(self, library: str | None) -> None:
         self._kernel = None if library is None else DrawKernel(library, torch.get_num_threads())
 
-    def choose(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[int]:
+    def choose(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> list[int]:
         """Return each row's next token; neither the logits nor the rows change.
 
         Args:
-            logits: [n, V] float32.
+            logits: [V] float32 of each row.
             rows: settings of each row.
 
         Raises:

@@ -108,17 +108,14 @@ class DrawKernel:
         self._library, self._threads = open_library(library), threads
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Return each row's token, as `choose_tokens`; logits: [B, V] float32 on the CPU."""
-        assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
-        assert logits.device.type == "cpu", f"logits on {logits.device}"
-        logits = logits.contiguous()
-        count, vocab = logits.shape
+    def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
+        """Return each row's token, as `choose_tokens`; logits: [V] float32 of each row, contiguous, on the CPU."""
+        count, vocab = len(draws), len(logits[0])
         threads = 1 if count == 1 else self._threads
         nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
         if len(self._scratch) < nbytes:
             self._scratch = torch.empty(nbytes, dtype=torch.uint8)  # torch aligns to 64 bytes
-        rows = (_Row * count)(*map(_row, logits.unbind(0), draws))
+        rows = (_Row * count)(*map(_row, logits, draws))
         self._library.graphcore_draw(threads, ctypes.byref(rows), count, vocab, self._scratch.data_ptr())
         if any(row.num_bad for row in rows):
             raise not_finite()
@@ -128,6 +125,9 @@ class DrawKernel:
 
 
 def _row(logits: Tensor, draw: Draw) -> _Row:
+    assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
+    assert logits.device.type == "cpu", f"logits on {logits.device}"
+    assert logits.is_contiguous(), "logits are not contiguous"
     for one in (draw.seen, draw.mask):
         assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
     seen, mask = (None if one is None else one.data_ptr() for one in (draw.seen, draw.mask))
@@ -136,18 +136,19 @@ def _row(logits: Tensor, draw: Draw) -> _Row:
     return _Row(logits.data_ptr(), seen, mask, draw.seed, draw.position, *numbers, top_k)
 
 
-def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
     """Return each row's token.
 
     Args:
-        logits: [B, V] float32; not changed.
+        logits: [V] float32 of each row; not changed.
         draws: settings of each row.
 
     Raises:
         GraphError: a logit is NaN or infinite, or a mask allows no token.
     """
-    check_finite(logits)
-    return [choose_token(row, draw) for row, draw in zip(logits.unbind(0), draws, strict=True)]
+    for row in logits:
+        check_finite(row)
+    return [choose_token(row, draw) for row, draw in zip(logits, draws, strict=True)]
 
 
 def choose_token(logits: Tensor, draw: Draw) -> int:

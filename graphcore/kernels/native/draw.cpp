@@ -113,8 +113,9 @@ struct Kept {
     int32_t least = 0, last = INT_MAX;
 };
 
-// Writes a block to x, with the penalty, and -infinity for tokens that may not be chosen. Returns how many logits are not finite.
-template <bool IS_CHANGED>
+// Finds a block's peak and writes the block to x, if that is wanted, with the penalty, and -infinity for tokens that may not be
+// chosen. Returns how many logits are not finite.
+template <bool IS_CHANGED, bool IS_WRITTEN = true>
 int prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allowed, float penalty, float* x, float& peak) {
     IntPart bad{};
     FloatPart most = splat(HIDDEN);
@@ -128,27 +129,26 @@ int prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allow
             value = widen_bytes(seen + i) != 0 ? lowered : value;
             value = widen_bytes(allowed + i) != 0 ? value : splat(HIDDEN);
         }
-        store(x + i, value);
+        if constexpr (IS_WRITTEN) store(x + i, value);
         most = larger(most, value);
     }
     peak = largest(most);
     return -sum(bad);
 }
 
-// Fills x and peaks, and returns the highest logit.
+bool is_changed(const Draw& row) { return row.seen || row.allowed; }
+
+// Fills peaks, and x where logits alone do not tell the token. Returns the highest logit.
 float prepare(Draw& row, int vocab, const Room& room) {
     alignas(64) uint8_t none[BLOCK] = {}, all[BLOCK];
     std::memset(all, 1, BLOCK);
     row.num_bad = 0;
     const int whole = vocab / BLOCK;
+    const auto prepare_one = is_changed(row) ? prepare_block<true> : row.temperature ? prepare_block<false> : prepare_block<false, false>;
     for (int block = 0; block < whole; block++) {
         const int begin = block * BLOCK;
-        const float* const logits = row.logits + begin;
-        float &peak = room.peaks[block], *const x = room.x + begin;
-        const bool is_changed = row.seen || row.allowed;
-        row.num_bad += is_changed ? prepare_block<true>(logits, row.seen ? row.seen + begin : none,
-                                                        row.allowed ? row.allowed + begin : all, row.penalty, x, peak)
-                                  : prepare_block<false>(logits, nullptr, nullptr, 1.0f, x, peak);
+        const uint8_t *const seen = row.seen ? row.seen + begin : none, *const allowed = row.allowed ? row.allowed + begin : all;
+        row.num_bad += prepare_one(row.logits + begin, seen, allowed, row.penalty, room.x + begin, room.peaks[block]);
     }
     if (whole < room.blocks) {
         const int begin = whole * BLOCK, count = vocab - begin;
@@ -329,7 +329,8 @@ void draw_token(Draw& row, int vocab, uint8_t* memory) {
     if (row.num_bad || highest == HIDDEN) return;
     if (row.temperature == 0.0f) {
         const int block = first_of(peaks, highest);
-        row.token = int64_t(block) * BLOCK + first_of(x + block * BLOCK, highest);
+        const float* const values = is_changed(row) || block == vocab / BLOCK ? x : row.logits;  // x has the last block's rest
+        row.token = int64_t(block) * BLOCK + first_of(values + block * BLOCK, highest);
         return;
     }
     const float least = 0 < row.top_k && row.top_k < vocab ? kth_highest(room, row.top_k) : HIDDEN;
