@@ -12,6 +12,7 @@ from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.sampler import RowSampling, Sampler
 from graphcore.engine.sequence import TokenSequence
 from graphcore.errors import ConfigError
+from graphcore.kernels.draw import not_finite
 
 
 class Chooser:
@@ -22,10 +23,14 @@ class Chooser:
         self._sampler = Sampler(runner.library)
         self._rows: dict[TokenSequence, RowSampling] = {}
 
-    def choose(self, sequences: Sequence[TokenSequence], logits: Sequence[Tensor]) -> None:
-        """Give each sequence its next token, chosen from its logits, [V] float32.
+    def choose(
+        self, sequences: Sequence[TokenSequence], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
+    ) -> None:
+        """Give each sequence its next token; an error ends the sequence that made it.
 
-        An error ends the sequence that made it.
+        Args:
+            logits: [V] float32 of each sequence.
+            likeliest: each sequence's likeliest token, -1 where a logit is not finite; None where it is not known.
         """
         at, rows = list[int](), list[RowSampling]()
         for index, sequence in enumerate(sequences):
@@ -35,7 +40,11 @@ class Chooser:
                 rows.append(row)
         if not rows:
             return
-        chosen = self._chosen([logits[index] for index in at], rows)
+        chosen: Sequence[int | Exception]
+        if likeliest is not None and all(row.takes_likeliest for row in rows):
+            chosen = [likeliest[index] if likeliest[index] >= 0 else not_finite() for index in at]
+        else:
+            chosen = self._chosen([logits[index] for index in at], rows)
         for index, row, token in zip(at, rows, chosen, strict=True):
             sequence = sequences[index]
             if isinstance(token, Exception):

@@ -110,7 +110,10 @@ class ContinuousPasses(Passes):
         has_chosen = bool(ended)
         for program, sequences in decodes:
             due = {row: sequence for row, sequence in enumerate(sequences) if sequence and not sequence.to_feed}
-            self._chooser.choose([*due.values()], [program.state.logits[row] for row in due])
+            logits = program.state.logits.unbind(0)
+            likeliest = program.state.chosen.tolist() if self._runner.finds_likeliest else None
+            found = None if likeliest is None else [likeliest[row] for row in due]
+            self._chooser.choose([*due.values()], [logits[row] for row in due], found)
             has_chosen = has_chosen or bool(due)
         for sequence in ended:
             self._chooser.choose([sequence], self._chunk_program(sequence.cache_row).state.logits)
@@ -181,7 +184,7 @@ class ContinuousPasses(Passes):
         for sequence in sequences:
             assert sequence.cache_row is not None, "a running sequence has a row"
             rows[sequence.cache_row], ids[sequence.cache_row] = sequence, sequence.next_ids(1)
-        program = self._runner.program("decode", self._runner.width(len(rows)))
+        program = self._runner.program("decode", self._runner.width(len(rows)), self._runner.finds_likeliest)
         program.state.put_rows(ids, starts)
         return [(program, rows)]
 

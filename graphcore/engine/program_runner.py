@@ -114,6 +114,11 @@ class ProgramRunner(ModelRunner):
         calls_torch = spec.per_layer is not None or any(isinstance(block.mlp, MoESpec) for block in spec.blocks)
         return builder.functions.compiles and not calls_torch
 
+    @property
+    def finds_likeliest(self) -> bool:
+        """Whether the threads that run a decode step of all sequences find the likeliest tokens on the way."""
+        return self.builder.records(self.sizes.batch_size)
+
     def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
         """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
         if not self.builder.captures_graphs:
@@ -128,8 +133,8 @@ class ProgramRunner(ModelRunner):
         """
         width = self.width(num_sequences)
         self.program("prefill", width)
-        self.program("decode", width)
-        chosen = self.choosing_program(width, [params or SamplingParams()]) or self.program("decode", width, True)
+        chosen = self.choosing_program(width, [params or SamplingParams()])
+        chosen = chosen or self.program("decode", width, self.finds_likeliest)
         for step in chosen.steps:
             if isinstance(step, CapturedStep):
                 step.prepare()

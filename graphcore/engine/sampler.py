@@ -76,6 +76,11 @@ class RowSampling:
             self.seen[token_id] = True
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether the next token is the likeliest of all."""
+        return self.params.is_greedy and self.mask is None
+
+    @property
     def draw(self) -> Draw:
         """The choice in the words of the kernels."""
         return Draw(self.params.seed, self.position, *self.params.numbers, self.seen, self.mask)

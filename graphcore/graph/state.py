@@ -30,7 +30,8 @@ class StepState:
             order. No two sequences of a step may have the same row.
         per_layer: [L, B, T, P] float32, the tokens' features of each layer; None where layers have none.
         logits: [B, V] float32, after each sequence's last real token.
-        chosen: [B] int64, the tokens that a greedy program chose.
+        chosen: [B] int64, the tokens that a greedy program chose; a native program's are -1 for a row with a logit that
+            is not finite.
     """
 
     token_ids: Tensor

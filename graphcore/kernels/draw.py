@@ -24,7 +24,7 @@ rarely than that; tokens below 1e-9 of the likeliest have no mass.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +55,7 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 MASS_ONE = 2.0**30
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """The choice of one token; the defaults take the likeliest.
 
     Attributes:
@@ -126,8 +125,8 @@ class DrawKernel:
 
 def _row(logits: Tensor, draw: Draw) -> _Row:
     assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
-    assert logits.device.type == "cpu", f"logits on {logits.device}"
-    assert logits.is_contiguous(), "logits are not contiguous"
+    assert logits.is_cpu, f"logits on {logits.device}"
+    assert logits.is_contiguous(), "the logits of a row are one run of memory"
     for one in (draw.seen, draw.mask):
         assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
     seen, mask = (None if one is None else one.data_ptr() for one in (draw.seen, draw.mask))

@@ -114,10 +114,9 @@ struct Kept {
 };
 
 // Finds a block's peak and writes the block to x, if that is wanted, with the penalty, and -infinity for tokens that may not be
-// chosen. Returns how many logits are not finite.
+// chosen. Subtracts the logits that are not finite from `bad`.
 template <bool IS_CHANGED, bool IS_WRITTEN = true>
-int prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allowed, float penalty, float* x, float& peak) {
-    IntPart bad{};
+void prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allowed, float penalty, float* x, float& peak, IntPart& bad) {
     FloatPart most = splat(HIDDEN);
     for (int i = 0; i < BLOCK; i += PART_LANES) {
         FloatPart value = load<FloatPart>(logits + i);
@@ -133,7 +132,6 @@ int prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allow
         most = larger(most, value);
     }
     peak = largest(most);
-    return -sum(bad);
 }
 
 bool is_changed(const Draw& row) { return row.seen || row.allowed; }
@@ -142,13 +140,13 @@ bool is_changed(const Draw& row) { return row.seen || row.allowed; }
 float prepare(Draw& row, int vocab, const Room& room) {
     alignas(64) uint8_t none[BLOCK] = {}, all[BLOCK];
     std::memset(all, 1, BLOCK);
-    row.num_bad = 0;
+    IntPart bad{};
     const int whole = vocab / BLOCK;
     const auto prepare_one = is_changed(row) ? prepare_block<true> : row.temperature ? prepare_block<false> : prepare_block<false, false>;
     for (int block = 0; block < whole; block++) {
         const int begin = block * BLOCK;
         const uint8_t *const seen = row.seen ? row.seen + begin : none, *const allowed = row.allowed ? row.allowed + begin : all;
-        row.num_bad += prepare_one(row.logits + begin, seen, allowed, row.penalty, room.x + begin, room.peaks[block]);
+        prepare_one(row.logits + begin, seen, allowed, row.penalty, room.x + begin, room.peaks[block], bad);
     }
     if (whole < room.blocks) {
         const int begin = whole * BLOCK, count = vocab - begin;
@@ -157,8 +155,9 @@ float prepare(Draw& row, int vocab, const Room& room) {
         std::memcpy(logits, row.logits + begin, size_t(count) * 4);
         if (row.seen) std::memcpy(seen, row.seen + begin, size_t(count));
         std::memcpy(allowed, row.allowed ? row.allowed + begin : all, size_t(count));
-        row.num_bad += prepare_block<true>(logits, seen, allowed, row.penalty, room.x + begin, room.peaks[whole]);
+        prepare_block<true>(logits, seen, allowed, row.penalty, room.x + begin, room.peaks[whole], bad);
     }
+    row.num_bad = -sum(bad);
     return *std::max_element(room.peaks, room.peaks + room.blocks);
 }
 

@@ -118,19 +118,20 @@ void run_add_norm(const AddNorm& a, int row, Scratch& scratch) {
 void choose_part(const Choose& a, int row, int part) {
     const Range mine = share(a.vocab, part, CHOICE_PARTS);
     const float* logits = a.logits.at(row);
-    float best = -INFINITY;
-    int64_t index = mine.begin;
-    int i = mine.begin;
+    FloatPart most = splat(-INFINITY);
+    IntPart bad{};
+    int i = mine.begin, index = mine.begin;
     for (; i + PART_LANES <= mine.end; i += PART_LANES) {
-        const float most = largest(load<FloatPart>(logits + i));
-        if (!(most > best)) continue;
-        best = most;
-        for (index = i; logits[index] != most;) index++;
+        const FloatPart values = load<FloatPart>(logits + i);
+        most = larger(most, values);
+        bad |= (values - values) != splat(0.0f);
     }
-    for (; i < mine.end; i++)
-        if (logits[i] > best) best = logits[i], index = i;
-    a.best[row * CHOICE_PARTS + part] = best;
-    a.best_index[row * CHOICE_PARTS + part] = index;
+    float best = largest(most);
+    bool is_finite = sum(bad) == 0;
+    for (; i < mine.end; i++) best = std::max(best, logits[i]), is_finite &= std::isfinite(logits[i]);
+    while (is_finite && index < mine.end && logits[index] != best) index++;
+    a.best[row * CHOICE_PARTS + part] = is_finite ? best : INFINITY;  // it wins, so that the row is known to be damaged
+    a.best_index[row * CHOICE_PARTS + part] = is_finite ? index : -1;
 }
 
 void run_advance(const Advance& a, int row) {
@@ -138,7 +139,8 @@ void run_advance(const Advance& a, int row) {
     int winner = 0;
     for (int other = 1; other < CHOICE_PARTS; other++)
         if (best[other] > best[winner]) winner = other;
-    a.chosen[row] = a.token_ids[row] = a.best_index[row * CHOICE_PARTS + winner];
+    a.chosen[row] = a.best_index[row * CHOICE_PARTS + winner];
+    a.token_ids[row] = std::max<int64_t>(0, a.chosen[row]);
     ++a.starts[row];
 }
 

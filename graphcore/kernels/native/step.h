@@ -100,8 +100,8 @@ constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads sear
 struct Choose {
     PerRow<const float> logits;
     int32_t vocab;
-    float* best;         // [rows, CHOICE_PARTS]
-    int64_t* best_index; // [rows, CHOICE_PARTS]
+    float* best;         // [rows, CHOICE_PARTS], infinite for a part with a logit that is not finite
+    int64_t* best_index; // [rows, CHOICE_PARTS], -1 for such a part
 };
 
 // Takes the best of all parts as each row's next token, and moves on to the next position.

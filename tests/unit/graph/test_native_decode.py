@@ -213,6 +213,19 @@ def test_a_greedy_step_chooses_the_likeliest_token_and_feeds_it(threads: int) ->
         assert native.state.token_ids.tolist() == [native.state.chosen.tolist()]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("token", [0, 17, -1])
+def test_a_row_whose_logits_are_not_finite_has_no_likeliest_token(token: int, bad: float) -> None:
+    decoder = filled_decoder(model_of(PLAIN))
+    decoder.head.lm_head.weight[token] = bad
+    program = builder_of(model_of(PLAIN), "captured", decoder=decoder).decode(1, is_greedy=True)
+    program.state.span.counts.fill_(1)
+    program.steps[0].replay()
+    assert not program.state.logits.isfinite().all()
+    assert program.state.chosen.tolist() == [-1]
+    assert program.state.token_ids.tolist() == [[0]]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_of_equal_logits_the_first_is_chosen(threads: int) -> None:
     torch.set_num_threads(threads)

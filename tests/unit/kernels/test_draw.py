@@ -5,7 +5,6 @@ Legend: B rows, V vocab.
 
 import math
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,7 +112,7 @@ def test_the_kernel_chooses_what_torch_chooses(vocab: int, spread: float, kernel
 def test_the_kernel_chooses_what_torch_chooses_from_large_vocabularies(vocab: int, kernel: DrawKernel) -> None:
     warm = Draw(seed=3, temperature=0.8)
     cuts = ({}, {"top_k": 40}, {"top_p": 0.95}, {"top_k": 400, "top_p": 0.9, "min_p": 0.01}, {"top_p": 0.999})
-    draws = [replace(warm, position=at, **cut) for at, cut in enumerate(cuts)]
+    draws = [warm._replace(position=at, **cut) for at, cut in enumerate(cuts)]
     for spread in (0.5, 3.0):
         logits = logits_of(len(draws), vocab, spread)
         assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
@@ -144,7 +143,7 @@ def test_of_equals_top_k_keeps_all_and_top_p_the_first(kernel: DrawKernel) -> No
         (Draw(temperature=1e-4), {100, 101, 102, 103}),
     ):
         assert set(kept_weights(logits[0], draw).nonzero()[:, 0].tolist()) == kept
-        rows = [replace(draw, position=at) for at in range(300)]
+        rows = [draw._replace(position=at) for at in range(300)]
         assert set(kernel.choose(logits.expand(300, -1), rows)) == kept
 
 
@@ -163,7 +162,7 @@ def test_draws_are_distributed_as_float64_says(cuts: dict[str, float], kernel: D
     expected = count * weights / weights.sum()
     kept = expected > 0
     for of in (lambda at: (77, at), lambda at: (at, 5), lambda at: (at % 200, at // 200)):
-        rows = [replace(draw, seed=of(at)[0], position=of(at)[1]) for at in range(count)]
+        rows = [draw._replace(seed=of(at)[0], position=of(at)[1]) for at in range(count)]
         found = np.bincount(kernel.choose(logits.expand(count, -1), rows), minlength=vocab)
         assert not found[~kept].any()
         degrees = kept.sum() - 1
@@ -176,7 +175,7 @@ def test_neighbouring_seeds_and_positions_draw_independently(seeds: int, positio
     """Pairs of draws from 8 equal tokens: 64 cells, 63 degrees of freedom."""
     count, logits = 20_000, torch.zeros(1, 8)
     draws = [Draw(seed=at % 141, position=at // 141 + 1, temperature=1.0) for at in range(count)]
-    others = [replace(draw, seed=draw.seed + seeds, position=draw.position + positions) for draw in draws]
+    others = [draw._replace(seed=draw.seed + seeds, position=draw.position + positions) for draw in draws]
     first, second = (np.array(kernel.choose(logits.expand(count, -1), each)) for each in (draws, others))
     found = np.bincount(first * 8 + second, minlength=64)
     assert ((found - count / 64) ** 2 / (count / 64)).sum() < 63 + 7 * math.sqrt(2 * 63)
@@ -210,7 +209,7 @@ def test_a_mask_comes_before_everything_else(temperature: float, kernel: DrawKer
     assert found == choose_tokens(logits.expand(200, -1), rows)
     for choose in (kernel.choose, choose_tokens):
         with pytest.raises(GraphError, match="allows no token"):
-            choose(logits, [replace(rows[0], mask=torch.zeros(95, dtype=torch.bool))])
+            choose(logits, [rows[0]._replace(mask=torch.zeros(95, dtype=torch.bool))])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -1,7 +1,5 @@
 """Drawing on the device chooses the tokens that kernels/draw.py chooses, ties included, row by row."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import triton
@@ -45,10 +43,10 @@ def logits_of(rows: int, vocab: int, seed: int = 0) -> Tensor:
 def many_draws(vocab: int, seed: int) -> list[Draw]:
     """Return draws with all kinds of cuts at other positions, some with a penalty."""
     generator = torch.Generator().manual_seed(seed)
-    draws = [replace(WARM, **cuts, position=1 + at * (seed + 7)) for at, cuts in enumerate(CUTS)]
+    draws = [WARM._replace(**cuts, position=1 + at * (seed + 7)) for at, cuts in enumerate(CUTS)]
     seen = torch.rand(len(draws), vocab, generator=generator) < 0.2
     return [
-        replace(draw, repetition_penalty=1.4, seen=row) if at % 3 == 1 else draw
+        draw._replace(repetition_penalty=1.4, seen=row) if at % 3 == 1 else draw
         for at, (draw, row) in enumerate(zip(draws, seen, strict=True))
     ]
 
@@ -103,7 +101,7 @@ def test_rows_of_different_settings_choose_the_tokens_of_the_statement(vocab: in
 def test_ties_and_extremes(values: list[float], cuts: dict[str, float], kept: list[int]) -> None:
     draw, logits = Draw(temperature=1.0, position=1, **cuts), torch.tensor([values])
     assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == kept  # the statement says the same
-    draws = [replace(draw, seed=seed_of(token, len(values))) for token in range(len(values))]
+    draws = [draw._replace(seed=seed_of(token, len(values))) for token in range(len(values))]
     rows = logits.expand(len(draws), -1).contiguous()
     found = drawn(rows, draws).chosen.tolist()
     assert [token for row, token in enumerate(found) if token == row] == kept
@@ -120,7 +118,7 @@ def seed_of(token: int, vocab: int) -> int:
 
 def test_a_share_that_is_one_in_float32_cuts_nothing() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, -1.0]]).expand(40, -1).contiguous()
-    draws = [replace(WARM, top_p=0.9999999999, seed=seed, position=1) for seed in range(40)]
+    draws = [WARM._replace(top_p=0.9999999999, seed=seed, position=1) for seed in range(40)]
     assert set(drawn(logits, draws).chosen.tolist()) == {0, 1, 2, 3}
 
 
@@ -130,7 +128,7 @@ def test_a_tie_over_the_parts_of_the_vocabulary_ends_in_the_right_one() -> None:
     logits[0, likely] = 1.0
     draw = Draw(temperature=1.0, top_p=0.7)
     assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == likely[:11]
-    draws = [replace(draw, position=at) for at in range(1, 50)]
+    draws = [draw._replace(position=at) for at in range(1, 50)]
     rows = logits.expand(len(draws), -1).contiguous()
     found = drawn(rows, draws).chosen.tolist()
     assert likely[10] in found
