@@ -2,7 +2,7 @@
 
 `python -m benchmarks.many_requests speed MODEL [key=value ...]`
     tokens/s of 1, 8 and 16 sequences that decode together after prompts of 128 tokens, in turns, and the share of a
-    pass that is not spent in programs: the queue, the choice of tokens, and text.
+    pass that is not spent in programs: the queue, inputs, draws, and text.
 `python -m benchmarks.many_requests gap MODEL [key=value ...]`
     the longest time between two tokens of a request while a long prompt runs beside it, and the slowest pass.
 `python -m benchmarks.many_requests storm MODEL [key=value ...]`
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,7 @@ from graphcore.engine import passes
 from graphcore.errors import GraphcoreError
 from graphcore.tasks.measuring.process_memory import resident_nbytes
 
-PROMPT, NEW = 128, 128
+PROMPT = 128
 COUNTS = (1, 8, 16)
 
 
@@ -53,7 +54,13 @@ def prompts_of(count: int, length: int, vocab: int) -> list[list[int]]:
     return [[generator.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
-def speed(engine: Engine, rounds: int, sampling: dict[str, Any]) -> None:
+def stamp(times: list[float], _stage: str, group: str | None, *_: object) -> None:
+    """Note the time of each pass; a pass that moves weights reports its groups, too."""
+    if group is None:
+        times.append(time.perf_counter())
+
+
+def speed(engine: Engine, rounds: int, new: int, sampling: dict[str, Any]) -> None:
     """Print tokens/s of several sequences while all of them decode."""
     clock, found = Clock(), dict[int, list[tuple[float, float]]]()
     vocab = engine.config.vocab_size
@@ -62,11 +69,11 @@ def speed(engine: Engine, rounds: int, sampling: dict[str, Any]) -> None:
             times: list[float] = []
             with engine.holding_back():
                 prompts = prompts_of(count, PROMPT, vocab)
-                handles = [engine.submit(ids, NEW, ignore_eos=True, **sampling) for ids in prompts]
-            engine._on_progress = lambda stage, *_, times=times: times.append(time.perf_counter())
+                handles = [engine.submit(ids, new, ignore_eos=True, **sampling) for ids in prompts]
+            engine._on_progress = partial(stamp, times)
             for handle in handles:
                 handle.result()
-            steps = NEW - 2 - count  # those in which every sequence decodes and none ends
+            steps = new - 2 - count  # those in which every sequence decodes and none ends
             seconds = times[-3] - times[-3 - steps]
             inside = sum(clock.passes[-2 - steps : -2])
             found.setdefault(count, []).append((count * steps / seconds, 1 - inside / seconds))
@@ -137,6 +144,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--new", type=int, default=128, help="new tokens of each sequence of speed")
     parser.add_argument("--tokens", type=int, default=4000, help="of the long prompt")
     parser.add_argument("--count", type=int, default=10_000, help="requests of the storm")
     parser.add_argument("--sampled", action="store_true", help="temperature, top-k and top-p instead of greedy")
@@ -147,7 +155,7 @@ def main() -> None:
         with Engine.load(given.model, dtype="bf16", device="cpu", overrides=sizes) as engine:
             if given.what == "speed":
                 cuts = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-                speed(engine, given.rounds, cuts if given.sampled else {})
+                speed(engine, given.rounds, given.new, cuts if given.sampled else {})
             elif given.what == "gap":
                 gap(engine, given.rounds, given.tokens)
             else:

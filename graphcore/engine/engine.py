@@ -235,8 +235,8 @@ class Engine:
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
-        """Let requests that are submitted in this block begin together, when it ends; wait for no answer inside it."""
-        with self._scheduler.changes:
+        """Let requests that are submitted in this block begin together, when it ends; no answer comes inside it."""
+        with self._scheduler.holding_back():
             yield
 
     def status(self) -> list[RequestStatus]:

@@ -54,6 +54,7 @@ class Handle:
 
         Raises:
             TimeoutError: the answers were not complete in time; the request goes on.
+            BusyError: the call is inside `holding_back`, `on_progress` or a mask, and would wait for ever.
             GraphcoreError: the request has failed, or the engine was closed.
         """
         return self.results(timeout)[0]
@@ -95,6 +96,7 @@ class Handle:
         """Wait, without stopping the event loop, until a condition of the feed holds."""
         loop = asyncio.get_running_loop()
         while not is_true():
+            self._feed.before_waiting()
             changed = asyncio.Event()
             self._feed.call_at_change(partial(_set, loop, changed))
             if is_true():  # it came meanwhile
@@ -134,9 +136,13 @@ class TokenStream(Generator[TokenEvent, None, None]):
         return event
 
     def throw(self, *error: Any) -> TokenEvent:
-        """Cancel the request and raise an error."""
+        """Cancel the request and raise an error: an exception, or its type, value and traceback."""
         self.close()
-        raise error[0] if isinstance(error[0], BaseException) else error[0]()
+        kind, value, traceback = (*error, None, None)[:3]
+        raised = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else None
+        if raised is None:
+            raised = kind() if value is None else kind(value)
+        raise raised.with_traceback(traceback)
 
     def close(self) -> None:
         """Cancel the request; no event comes any more."""

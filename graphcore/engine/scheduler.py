@@ -13,8 +13,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +57,7 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._was_job = False
+        self._holder: int | None = None  # the thread that lets nothing begin
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -88,6 +90,7 @@ class Scheduler:
                     "submit later, or set more"
                 )
             for sequence in sequences:
+                sequence.feed.before_waiting = self._refuse_waiting
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
                 self._waiting.append(sequence)
@@ -114,6 +117,16 @@ class Scheduler:
         except BaseException:  # Ctrl-C too
             answer.cancel()
             raise
+
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """Let nothing begin inside the block."""
+        with self.changes:
+            before, self._holder = self._holder, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = before
 
     def status(self) -> list[RequestStatus]:
         """Return how far each sequence is that has not ended, running ones first."""
@@ -152,7 +165,6 @@ class Scheduler:
             self._process, self._thread = os.getpid(), None
             self.changes = threading.Condition(threading.RLock())
             self._end_all(forked_error())
-            self._passes.fail(forked_error())
 
     def _refuse_inside(self, name: str) -> None:
         if threading.current_thread() is self._thread:
@@ -160,6 +172,16 @@ class Scheduler:
                 f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
                 "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
             )
+
+    def _refuse_waiting(self) -> None:
+        """Check that the calling thread may wait for an answer.
+
+        Raises:
+            BusyError: it is the one that makes answers, or lets none begin.
+        """
+        self._refuse_inside("result")
+        if self._holder == threading.get_ident():
+            raise BusyError("no answer comes inside holding_back(); wait for it after the block")
 
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""
@@ -173,8 +195,8 @@ class Scheduler:
     def next_work(self) -> Callable[[], None] | None:
         """Return what the thread is to do next; None if there is nothing. The lock is held."""
         if self.is_closed or is_interpreter_ending():
-            self._end_all(closed_error())
-            return None
+            has_any = bool(self._waiting or self._passes.running or self._jobs)
+            return self._end_all if has_any else None
         self._drop_ended()
         has_sequences = bool(self._waiting or self._passes.running)
         self._was_job = bool(self._jobs) and not (self._was_job and has_sequences)  # jobs and passes take turns
@@ -259,15 +281,18 @@ class Scheduler:
             self.changes.notify_all()
         self._passes.leave()
 
-    def _end_all(self, error: Exception) -> None:
-        for sequence in (*self._waiting, *self._passes.running):
+    def _end_all(self, error: Exception | None = None) -> None:
+        """End everything, as the engine is closed or for another reason; whoever is told may need a caller's lock."""
+        error = error or closed_error()
+        with self.changes:
+            waiting, self._waiting = self._waiting, deque()
+            jobs, self._jobs = self._jobs, deque()
+        for sequence in waiting:
             sequence.fail(error)
-        self._waiting.clear()
-        self._passes.leave()
-        for _, answer in self._jobs:
+        self._passes.fail(error)
+        for _, answer in jobs:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
-        self._jobs.clear()
 
 
 def closed_error() -> ConfigError:

@@ -25,10 +25,12 @@ class TokenFeed:
 
     Attributes:
         readers: whether anybody can read it.
+        before_waiting: function that is called by a reader who would have to wait, and raises if that were for ever.
     """
 
     def __init__(self, answers: int = 1) -> None:
         self.readers = Readers()
+        self.before_waiting: Callable[[], None] = no_objection
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._ended = threading.Condition(lock)  # who waits for the end is not woken, and takes no core, for each token
@@ -74,8 +76,11 @@ class TokenFeed:
 
         Raises:
             TimeoutError: it did not come within `timeout` seconds.
+            BusyError: it could never come while the caller waits.
         """
         self._refuse_forked()
+        if not self.is_ready(at):
+            self.before_waiting()
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_ready(at), timeout):
                 raise TimeoutError(f"no token within {timeout} s")
@@ -94,8 +99,11 @@ class TokenFeed:
 
         Raises:
             TimeoutError: they have not within `timeout` seconds.
+            BusyError: they never could while the caller waits.
         """
         self._refuse_forked()
+        if not self.has_ended:
+            self.before_waiting()
         with self._ended:
             if not self._ended.wait_for(lambda: self.has_ended, timeout):
                 raise TimeoutError(f"the answer was not complete within {timeout} s")
@@ -129,6 +137,10 @@ class TokenFeed:
             self._ended.notify_all()
         wakers, self._wakers = self._wakers, []
         return wakers
+
+
+def no_objection() -> None:
+    """Let a reader wait."""
 
 
 def call_all(wakers: Sequence[Callable[[], None]]) -> None:

@@ -1,5 +1,6 @@
 """Requests that run beside others get the answers that they get alone, to the bit, whoever joins, leaves or fails."""
 
+import asyncio
 import gc
 import random
 import subprocess
@@ -315,6 +316,66 @@ def test_a_stream_is_over_after_ctrl_c(tiny_model: Tiny, monkeypatch: pytest.Mon
             with pytest.raises(KeyboardInterrupt):
                 next(events)
         assert list(events) == []
+
+
+@pytest.mark.parametrize("error", [(KeyError("x"),), (KeyError, "x"), (KeyError, KeyError("x")), (KeyError,)])
+def test_an_error_thrown_into_a_stream_comes_out_whole(error: tuple[Any, ...], tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        events = engine.stream([1, 2], 60)
+        next(events)
+        with pytest.raises(KeyError) as raised:
+            events.throw(*error)
+        assert raised.value.args == (("x",) if error != (KeyError,) else ())
+        assert list(events) == []
+
+
+def test_who_could_only_wait_for_ever_is_told_so(tiny_model: Tiny) -> None:
+    async def wait(handle: Handle) -> Generation:
+        return await handle
+
+    with load(tiny_model("llama3"), "captured") as engine:
+        with engine.holding_back():
+            handle = engine.submit([1, 2], 3, ignore_eos=True)
+            waits: list[Callable[[], object]] = [
+                handle.result,
+                lambda: next(iter(handle)),
+                lambda: asyncio.run(wait(handle)),
+                lambda: engine.generate([3, 4], 3),
+            ]
+            for one in waits:
+                with pytest.raises(BusyError, match="after the block"):
+                    one()
+        assert len(handle.result(SECONDS).token_ids) == 3
+
+        def mask(ids: Sequence[int]) -> None:
+            if ids:
+                inside.result()
+
+        inside = engine.submit([1, 2], 3, mask=mask, ignore_eos=True)
+        with pytest.raises(BusyError, match="wait for itself"):
+            inside.result(SECONDS)
+
+
+def test_a_function_at_the_end_may_take_a_lock_while_the_engine_is_closed(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "captured") as engine:
+        lock, is_called = threading.Lock(), threading.Event()
+
+        def take() -> None:
+            is_called.set()
+            with lock:
+                pass
+
+        handles = [engine.submit([1, 2], 90, ignore_eos=True, mask=lambda _: time.sleep(0.01)) for _ in range(8)]
+        for handle in handles:
+            handle.call_at_end(take)
+        with lock, ThreadPoolExecutor(1) as pool:
+            closing = pool.submit(engine._scheduler.stop)
+            assert is_called.wait(SECONDS)
+            assert pool.submit(engine._scheduler.status).result(SECONDS) is not None
+            closing.result(SECONDS)
+        for handle in handles:
+            with pytest.raises(ConfigError, match="closed"):
+                handle.result(SECONDS)
 
 
 def test_a_thread_goes_on_after_the_main_thread(tiny_model: Tiny) -> None:
