@@ -14,15 +14,17 @@ class Paced(Iterator[TokenEvent]):
     """The events of one request, which computes its next token at `next`.
 
     Args:
-        engine: engine whose thread is held back after each pass, whichever request it was for, until `close`.
+        engine: engine whose thread is held back after each pass from the request's first token on, whichever request
+            it was for, until `close`. An earlier request's last pass may still be ending.
         arguments, settings: those of `Engine.submit`.
     """
 
     def __init__(self, engine: Engine, *arguments: object, **settings: object) -> None:
         self._engine, self._before = engine, engine._on_progress
         self._passes, self._is_free, self._at = threading.Semaphore(0), False, 0
-        engine._on_progress = self._hold
-        self.handle: Handle = engine.submit(*arguments, **settings)  # type: ignore[arg-type]
+        with engine.holding_back():
+            self.handle: Handle = engine.submit(*arguments, **settings)  # type: ignore[arg-type]
+            engine._on_progress = self._hold
 
     def __next__(self) -> TokenEvent:
         if self._at:
@@ -61,5 +63,6 @@ class Paced(Iterator[TokenEvent]):
 
     def _hold(self, stage: str, group: int | None, done: int, total: int) -> None:
         self._before(stage, group, done, total)
-        if stage == "generate" and group is None and not self._is_free:
+        has_begun = self.handle._feed.is_ready(0)
+        if stage == "generate" and group is None and has_begun and not self._is_free:
             assert self._passes.acquire(timeout=SECONDS), "nobody asked for the next token"
