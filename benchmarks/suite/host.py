@@ -5,6 +5,7 @@ import time
 import torch
 
 from graphcore.graph.program import Program
+from graphcore.graph.token_choice import RowSettings
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measuring.timed_runs import synchronize, time_repeats
 from suite.bench import Bench, Loaded
@@ -49,7 +50,7 @@ def begin_steps(program: Program, steps: int) -> None:
     """Let one sequence have that many tokens to make: no token ends it, and no limit of an earlier run."""
     program.state.put_rows([[1]], [0])
     if program.choice is not None:
-        program.choice.choosing.begin([steps])
+        program.choice.choosing.put(0, RowSettings(left=steps))
 
 
 def tokens_made(program: Program) -> int:

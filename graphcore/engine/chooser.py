@@ -73,7 +73,8 @@ class Chooser:
             self._rows[sequence] = RowSampling.after(history, sequence.params, self._sizes.vocab, self._device)
         row = self._rows[sequence]
         if sequence.mask is not None:
-            row.mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
+            mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
+            row.mask = None if mask is None else mask.to(self._device)
         return row
 
     def _chosen(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> Sequence[int | Exception]:

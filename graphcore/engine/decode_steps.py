@@ -1,41 +1,48 @@
-"""Decode steps in which the device chooses tokens, a few steps ahead of the host.
+"""Decode steps in which a GPU chooses tokens, a few steps ahead of the host; rows join and leave between two steps.
 
-    device   step 0 | copy | step 1 | copy | step 2 | copy | ...          copies go to locked memory, a slot for each
-    host     ask 0, 1, 2     read 0, ask 3     read 1, ask 4     ...      reading waits for the mark behind the copy
+    device   step 0 | copy | step 1 | B joins | copy | step 2 | copy | ...
+    host     ask 0, 1, B, 2          read 0, ask 3    read 1, ask 4   ...
 
-The device never waits for the host. A stop that only the host sees costs at most LAG steps.
+Copies of the chosen tokens go to locked memory, a slot for each step; reading waits for the mark behind the copy. The
+device never waits for the host. One captured graph runs all rows; those without a sequence have no token, read no cache
+and write none. What the host changes of a row (its inputs when it joins, its end) is work in the same queue as the
+steps, and touches no other row. Each step keeps the sequences that it ran, so that a token never reaches a later
+sequence of the row. A row's numbers do not depend on the other rows: products and sums are those of a graph's width.
 
-Legend: B requests, V vocab.
+The device ends a row at its end tokens and at its limit of tokens. The host ends it otherwise (a stop string, a
+deadline, `cancel`); up to LAG more steps have then run the row, and their tokens are dropped. If other requests may go
+on from the sequence (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
+
+A mask is a function of the host, so the host chooses the tokens of a sequence that has one. The sequence takes part in
+a step when its token is known, and is left out of the steps until its next one is. While it runs, the host is one step
+behind instead of LAG. So it takes part in every second step beside others, and in every step alone; the others keep
+their pace, unless the host takes longer than a step.
+
+While weights move, the host reads each step before it asks for the next one: a pass is long, the first groups of the
+next one are read ahead all the same, and a request that ends costs nothing more.
+
+Legend: B rows, V vocab.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from graphcore.engine.running_request import RunningRequest
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.chooser import Chooser
+from graphcore.engine.decoding import Decoding
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.sampler import choosing_phase
+from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
-from graphcore.graph.token_choice import Choosing
+from graphcore.graph.token_choice import ChoosingRows, RowSettings
 from graphcore.kernels.draw import not_finite
-from graphcore.streaming.policy import Policy
-from graphcore.streaming.scheduler import run_program
+from graphcore.streaming.policy import Resident
 
 LAG = 2  # steps that the host is behind
-
-
-class Picked(NamedTuple):
-    """The tokens that one step chose, one for each row of the batch.
-
-    Attributes:
-        token_ids: chosen tokens; -1 for a row that had already ended.
-        logprobs: natural logarithms of the tokens' probabilities before sampling parameters applied; None if they were
-            not asked for.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float] | None
 
 
 class Readback:
@@ -77,68 +84,135 @@ class Readback:
         values: list[list[float]] = self._values[index].tolist()
         return values
 
+    def drop(self) -> None:
+        """Forget the copies that have not been read."""
+        self._taken = self._sent
 
-class DeviceDecoding:
-    """Captured decode steps in which the device chooses tokens and ends rows at end tokens and length limits.
 
-    The host sees its own stops, such as stop strings, up to LAG steps late; the caches then hold that many tokens more.
-    `launch` starts a step, and `take` returns the tokens of the oldest one.
+class _Step(NamedTuple):
+    """A step whose tokens the host has not read.
 
-    Args:
-        program: a decode program whose last step chooses tokens.
-        params: sampling parameters of each request.
-        most: limit of new tokens for each request.
+    Attributes:
+        rows: sequences that it chose a token of, with their rows.
+        logits: [V] float32 of those whose token the host chooses.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        requests: Sequence[RunningRequest],
-        params: Sequence[SamplingParams],
-        most: Sequence[int],
-        wants_logprobs: bool,
-    ) -> None:
-        assert program.choice is not None, "this program leaves choosing to the host"
-        self.wants_logprobs = wants_logprobs
-        self._program, self._choice, self._requests = program, program.choice, requests
-        self._params, self._most = params, most
-        self._readback = Readback(self._choice.choosing.report, LAG + 1)
-
-    @property
-    def num_waiting(self) -> int:
-        """Steps whose tokens were not taken."""
-        return self._readback.num_waiting
-
-    def first(self, logits: Tensor) -> None:
-        """Choose each request's first token on the device, as the input of the first step."""
-        state, num_requests = self._program.state, len(self._requests)
-        begin_choosing(self._choice.choosing, self._params, self._most, self._requests)
-        state.logits[:num_requests] = logits
-        # The position before the first token: choosing moves on by one.
-        lasts = [len(request.prompt_ids) - 1 for request in self._requests]
-        state.put_rows([[0]] * num_requests, lasts)
-        self._choice.replay()
-        self._readback.send()
-
-    def launch(self, policy: Policy) -> None:
-        """Enqueue a step."""
-        run_program(self._program, policy)
-        self._readback.send()
-
-    def take(self) -> Picked:
-        """Return the tokens of the oldest step that were not taken yet, waiting for it."""
-        rows = self._readback.take()[: len(self._requests)]
-        if any(bad for _, _, bad in rows):
-            raise not_finite()
-        return Picked([int(token) for token, _, _ in rows], [row[1] for row in rows] if self.wants_logprobs else None)
+    rows: Sequence[tuple[int, TokenSequence]]
+    logits: Mapping[TokenSequence, Tensor]
 
 
-def begin_choosing(
-    choosing: Choosing, params: Sequence[SamplingParams], most: Sequence[int], requests: Sequence[RunningRequest]
-) -> None:
-    """Set the sampling parameters, limits and end tokens of a run in the state of a program's choosing step."""
-    choosing.begin(most, [request.end_ids for request in requests])
-    if choosing.drawing is not None:
-        penalised = [each.repetition_penalty != 1.0 for each in params]
-        histories = [request.prompt_ids if has else () for request, has in zip(requests, penalised, strict=True)]
-        choosing.drawing.begin([each.numbers for each in params], [each.seed for each in params], histories)
+class DeviceDecoding(Decoding):
+    """Captured decode steps in which the device chooses tokens and ends rows."""
+
+    def __init__(self, runner: ProgramRunner) -> None:
+        self._runner, self._chooser = runner, Chooser(runner)
+        self._lag = LAG if isinstance(runner.policy, Resident) else 0
+        self._on: dict[int, TokenSequence] = {}  # rows that may have a token in the next step
+        self._due: Sequence[TokenSequence] = ()  # those that take part in the step that was started
+        self._under_way: deque[_Step] = deque()
+        self._late: dict[TokenSequence, list[int]] = {}  # tokens chosen after a sequence's end
+
+    @cached_property
+    def _rows(self) -> ChoosingRows:
+        return self._runner.choosing_rows
+
+    @cached_property
+    def _readback(self) -> Readback:
+        return Readback(self._rows.choosing.report, LAG + 1)
+
+    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
+        """Return the captured program of all rows, if any sequence needs a token beyond those under way."""
+        for row, sequence in list(self._on.items()):
+            if sequence.has_ended:
+                self._rows.stop(row)
+                del self._on[row]
+        self._due = due = [sequence for sequence in sequences if self._is_due(sequence)]
+        for sequence in due:
+            if sequence.mask is not None or sequence.fed < len(sequence.request.prompt_ids):
+                self._on[sequence.own_row] = sequence
+                (token_id,) = sequence.next_ids(1)
+                self._rows.begin(sequence.own_row, token_id, sequence.fed, self._settings(sequence))
+        params = [sequence.params for sequence in due if sequence.mask is None]
+        return ([self._runner.choosing_program(params)] if due else []), due
+
+    def _is_due(self, sequence: TokenSequence) -> bool:
+        """Return whether a sequence may still need a token beyond those of the steps already launched."""
+        if sequence.mask is not None:
+            return sequence.to_feed == 1
+        return sequence.fed + 1 - len(sequence.request.prompt_ids) < self._most(sequence)
+
+    def _most(self, sequence: TokenSequence) -> int:
+        """Return the largest number of new tokens: the request's limit, or fewer if its cache is full earlier."""
+        request = sequence.request
+        return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
+
+    def _settings(self, sequence: TokenSequence) -> RowSettings:
+        """Return how the device chooses; with a mask it may choose once, and the host does not read that token."""
+        if sequence.mask is not None:
+            return RowSettings(left=1)
+        request, params = sequence.request, sequence.params
+        history = request.prompt_ids if params.repetition_penalty != 1.0 else ()
+        return RowSettings(self._most(sequence), request.end_ids, params.numbers, params.seed, history)
+
+    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
+        """Choose first tokens on the device, and read the steps that the host is too far behind."""
+        logits = self._rows.state.logits
+        masked = {one: logits[one.own_row].clone() for one in self._due if one.mask is not None}
+        for sequence, after in ended:
+            if sequence.mask is not None:
+                masked[sequence] = after[0]
+                continue
+            self._on[sequence.own_row] = sequence
+            position, phase = len(sequence.request.prompt_ids), choosing_phase([sequence.params])
+            self._rows.begin_after(sequence.own_row, after, position, self._settings(sequence), phase)
+        rows = [(one.own_row, one) for one in (*self._due, *(sequence for sequence, _ in ended))]
+        self._due = ()
+        most = len(self._under_way) - 1  # if nothing was launched, a step is read
+        if rows:
+            self._readback.send()
+            self._under_way.append(_Step(rows, masked))
+            most = min(self._lag, 1) if any(step.logits for step in self._under_way) else self._lag
+        return self._read_to(max(most, 0))
+
+    def _read_to(self, most: int) -> bool:
+        """Read steps until `most` are left, and return whether any sequence was given a token."""
+        has_given = False
+        while len(self._under_way) > most:
+            step, report = self._under_way.popleft(), self._readback.take()
+            for row, sequence in step.rows:
+                if sequence in step.logits:
+                    self._chooser.choose([sequence], [step.logits[sequence]])
+                else:
+                    self._give(sequence, *report[row])
+                has_given = True
+        return has_given
+
+    def _give(self, sequence: TokenSequence, token_id: float, logprob: float, num_bad: float) -> None:
+        """Give a sequence the token that the device chose in a step, unless the sequence had ended before it."""
+        if token_id < 0:
+            sequence.fed -= 1  # the row had ended: nothing was written
+            return
+        if num_bad:
+            sequence.fail(not_finite())
+        known = len(sequence.request.token_ids)
+        sequence.take(int(token_id), logprob if sequence.wants_logprobs else None, self._runner.sizes.context)
+        if len(sequence.request.token_ids) == known and sequence.reuses_cache:
+            self._late.setdefault(sequence, []).append(int(token_id))
+
+    def may_leave(self, sequence: TokenSequence) -> bool:
+        """Return False for a sequence that others may go on from, while steps are under way that ran it."""
+        if not sequence.reuses_cache:
+            return True
+        return not any(sequence is one for step in self._under_way for _, one in step.rows)
+
+    def leave(self, sequence: TokenSequence) -> list[int]:
+        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
+        self._chooser.forget(sequence)
+        return [*sequence.ids, *self._late.pop(sequence, [])][: sequence.fed]
+
+    def drop(self) -> None:
+        """Forget the steps whose tokens were not read; their sequences have ended, so their rows stop."""
+        if self._under_way:
+            self._readback.drop()
+        self._under_way.clear()
+        self._due = ()

@@ -18,6 +18,8 @@ from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import dtype_name, return_freed_memory
 from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
 from graphcore.engine.choices import describe_choices
+from graphcore.engine.decode_steps import DeviceDecoding
+from graphcore.engine.decoding import HostDecoding
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import LoadedModel, load_model
@@ -421,10 +423,11 @@ def passes_of(runner: ModelRunner, limits: BatchingSettings, is_streaming: bool)
 
     While weights move, a pass over them costs the same for one chunk as for several, so that a pass takes more.
     """
-    if not isinstance(runner, ProgramRunner) or runner.captures is not None:
+    if not isinstance(runner, ProgramRunner):
         return WavePasses(runner)
     chunks = runner.sizes.batch_size if is_streaming else 1
-    return ContinuousPasses(runner, limits.max_tokens_per_step or chunks * runner.sizes.prefill_chunk)
+    decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
+    return ContinuousPasses(runner, decoding, limits.max_tokens_per_step or chunks * runner.sizes.prefill_chunk)
 
 
 Rows = Sequence[Sequence[int]]

@@ -98,10 +98,6 @@ class ModelRunner(ABC):
             is_greedy: True for a program that chooses the likeliest next token and feeds it to itself.
         """
 
-    def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
-        """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
-        return None
-
     @abstractmethod
     def release(self) -> None:
         """Free programs and captured graphs; the model cannot run any more."""

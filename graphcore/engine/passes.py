@@ -5,14 +5,15 @@
     pass 3   A: token   B: token   C: chunk      a pass gives each running sequence a token, or a chunk of its prompt
     pass 4   A: token              C: chunk
 
-A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; one decode program runs the
-tokens of all other sequences, each in the row of its caches. So nothing that a sequence computes depends on others.
+A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; decode steps run the tokens
+of all other sequences (decoding.py), each in the row of its caches. So nothing that a sequence computes depends on
+others.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from graphcore.engine.chooser import Chooser
+from graphcore.engine.decoding import Decoding
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
@@ -64,21 +65,27 @@ class ContinuousPasses(Passes):
 
     Args:
         runner: the model; each running sequence has one row of its caches.
+        decoding: way in which the sequences' tokens run.
         most_prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
     """
 
-    def __init__(self, runner: ProgramRunner, most_prompt_tokens: int) -> None:
+    def __init__(self, runner: ProgramRunner, decoding: Decoding, most_prompt_tokens: int) -> None:
         self.running: list[TokenSequence] = []
-        self._runner, self._most = runner, most_prompt_tokens
-        self._chooser = Chooser(runner)
+        self._runner, self._decoding, self._most = runner, decoding, most_prompt_tokens
         self._held: list[list[int]] = [[] for _ in range(runner.sizes.batch_size)]
 
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
-        """Give each sequence a free row, one that holds the beginning of its prompt if it may use that."""
+        """Give each sequence a free row, one that holds the beginning of its prompt if it may use that.
+
+        While it is not known what a row holds that was just left, a sequence that may use it waits, as do those behind.
+        """
         taken = {sequence.cache_row for sequence in self.running}
         free = [cache_row for cache_row in range(len(self._held)) if cache_row not in taken]
         admitted = 0
+        is_leaving = any(sequence.has_ended for sequence in self.running)
         for sequence in waiting[: len(free)]:
+            if sequence.reuses_cache and is_leaving:
+                break
             prompt = sequence.request.prompt_ids
             known = dict.fromkeys(free, 0)
             if sequence.reuses_cache:
@@ -95,44 +102,36 @@ class ContinuousPasses(Passes):
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each sequence that decodes, and chunks of the prompts of the others."""
         tokens, chunks = self._work()
-        decodes = self._decodes(tokens)
-        programs = [*(program for program, _ in decodes), *(self._chunk(*chunk) for chunk in chunks)]
+        decodes, fed = self._decoding.start(tokens)
         ended = [sequence for sequence, ids in chunks if sequence.to_feed == len(ids)]
-        self._runner.policy.skip([] if tokens or ended else [step.group for step in self._chunk_program(0).heads])
-        policy = self._report(tokens, chunks, on_progress)
-        # A pass over resident weights is short, and its tokens may be used again.
-        run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
-        for sequence, ids in [*((sequence, [0]) for sequence in tokens), *chunks]:
-            sequence.fed += len(ids)
-            on_prompt = min(sequence.fed, len(sequence.request.prompt_ids))
-            if not sequence.request.token_ids:
-                on_progress("prefill", None, on_prompt, len(sequence.request.prompt_ids))
-        has_chosen = bool(ended)
-        for program, sequences in decodes:
-            due = {row: sequence for row, sequence in enumerate(sequences) if sequence and not sequence.to_feed}
-            logits = program.state.logits.unbind(0)
-            likeliest = program.state.chosen.tolist() if self._runner.finds_likeliest else None
-            found = None if likeliest is None else [likeliest[row] for row in due]
-            self._chooser.choose([*due.values()], [logits[row] for row in due], found)
-            has_chosen = has_chosen or bool(due)
-        for sequence in ended:
-            self._chooser.choose([sequence], self._chunk_program(sequence.cache_row).state.logits)
-        if has_chosen:
+        programs = [*decodes, *(self._chunk(*chunk) for chunk in chunks)]
+        if programs:
+            self._runner.policy.skip([] if fed or ended else [step.group for step in self._chunk_program(0).heads])
+            policy = self._report(fed, chunks, on_progress)
+            # A pass over resident weights is short, and its tokens may be used again.
+            run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
+        for sequence, count in [*((sequence, 1) for sequence in fed), *((one, len(ids)) for one, ids in chunks)]:
+            length = len(sequence.request.prompt_ids)
+            is_prompt = sequence.fed < length
+            sequence.fed += count
+            if is_prompt:
+                on_progress("prefill", None, sequence.fed, length)
+        if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
         """Free the rows of sequences that have ended, and note which tokens they hold."""
-        for sequence in [sequence for sequence in self.running if sequence.has_ended]:
+        for sequence in [one for one in self.running if one.has_ended and self._decoding.may_leave(one)]:
             self.running.remove(sequence)
-            self._chooser.forget(sequence)
-            assert sequence.cache_row is not None, "a running sequence has a row"
-            self._held[sequence.cache_row] = sequence.ids[: sequence.fed] if sequence.reuses_cache else []
+            held = self._decoding.leave(sequence)
+            self._held[sequence.own_row] = held if sequence.reuses_cache else []
 
     def fail(self, error: BaseException) -> None:
         """End all running sequences with an error; no row holds tokens that can be used."""
         for sequence in self.running:
             sequence.fail(error)
             sequence.fed = 0
+        self._decoding.drop()
         self.leave()
 
     def give_up(self) -> None:
@@ -142,66 +141,37 @@ class ContinuousPasses(Passes):
         for sequence in self.running:
             sequence.end("interrupted")
             sequence.fed = sequence.fed if is_whole else 0
+        self._decoding.drop()
         self.leave()
 
     def put_aside(self) -> Callable[[], None]:
         """Copy the running sequences' rows; rows that are free hold nothing afterwards."""
         self._held = [[] for _ in self._held]
-        return self._runner.put_aside(
-            [sequence.cache_row for sequence in self.running if sequence.cache_row is not None]
-        )
+        return self._runner.put_aside([sequence.own_row for sequence in self.running])
 
     def _work(self) -> tuple[list[TokenSequence], list[tuple[TokenSequence, list[int]]]]:
-        """Return the sequences that run one token, and those that run a chunk of their prompt, with it."""
+        """Return the sequences that have at most one known token to run, and those that run a chunk, with it."""
         tokens: list[TokenSequence] = []
         chunks: list[tuple[TokenSequence, list[int]]] = []
         left = self._most
         for sequence in self.running:
+            if sequence.has_ended:
+                continue
             ids = sequence.next_ids(self._runner.sizes.prefill_chunk)
-            if len(ids) == 1:
+            if len(ids) <= 1:
                 tokens.append(sequence)
             elif not chunks or len(ids) <= left:
                 chunks.append((sequence, ids))
                 left -= len(ids)
         return tokens, chunks
 
-    def _decodes(self, sequences: Sequence[TokenSequence]) -> list[tuple[Program, Sequence[TokenSequence | None]]]:
-        """Return the programs that run the next token of each sequence, with the sequence of each row of theirs.
-
-        It is one program for all rows of the caches, where a row's bits do not depend on the other rows; else each
-        sequence has a program of its own. Rows without a sequence run no token.
-        """
-        if not sequences:
-            return []
-        if not self._runner.has_rows_alike:
-            return [self._decode_alone(sequence) for sequence in sequences]
-        rows: list[TokenSequence | None] = [None] * len(self._held)
-        ids: list[list[int]] = [[] for _ in rows]
-        starts = [0] * len(rows)
-        for sequence in self.running:
-            assert sequence.cache_row is not None, "a running sequence has a row"
-            starts[sequence.cache_row] = sequence.fed
-        for sequence in sequences:
-            assert sequence.cache_row is not None, "a running sequence has a row"
-            rows[sequence.cache_row], ids[sequence.cache_row] = sequence, sequence.next_ids(1)
-        program = self._runner.program("decode", self._runner.width(len(rows)), self._runner.finds_likeliest)
-        program.state.put_rows(ids, starts)
-        return [(program, rows)]
-
-    def _decode_alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
-        assert sequence.cache_row is not None, "a running sequence has a row"
-        program = self._runner.program_of_row("token", sequence.cache_row)
-        program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
-        return program, [sequence]
-
     def _chunk(self, sequence: TokenSequence, ids: list[int]) -> Program:
         """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""
-        program = self._chunk_program(sequence.cache_row)
+        program = self._chunk_program(sequence.own_row)
         program.state.put_rows([ids], [sequence.fed])
         return program if sequence.to_feed == len(ids) else program.without_head()
 
-    def _chunk_program(self, cache_row: int | None) -> Program:
-        assert cache_row is not None, "a running sequence has a row"
+    def _chunk_program(self, cache_row: int) -> Program:
         return self._runner.program_of_row("prefill", cache_row)
 
     def _report(

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampler import SamplingParams, choosing_phase
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep, Step
+from graphcore.graph.token_choice import ChoosingRows
 from graphcore.nn.layer_cache import LayerCache, restore, snapshot
 from graphcore.nn.spec import MoESpec
 from graphcore.progress import Progress, ignore_progress
@@ -110,20 +111,23 @@ class ProgramRunner(ModelRunner):
         builder, size = self.builder, self.sizes.batch_size
         if size == 1 or builder.records(size):
             return True
-        spec = builder.decoder.spec
-        calls_torch = spec.per_layer is not None or any(isinstance(block.mlp, MoESpec) for block in spec.blocks)
-        return builder.functions.compiles and not calls_torch
+        spec, compiles = builder.decoder.spec, builder.functions.compiles
+        return compiles and spec.per_layer is None and not any(isinstance(each.mlp, MoESpec) for each in spec.blocks)
 
     @property
     def finds_likeliest(self) -> bool:
         """Whether the threads that run a decode step of all sequences find the likeliest tokens on the way."""
         return self.builder.records(self.sizes.batch_size)
 
-    def choosing_program(self, width: int, params: Sequence[SamplingParams]) -> Program | None:
-        """Return a decode program that chooses tokens and ends rows on the device; None if the host must do so."""
-        if not self.builder.captures_graphs:
-            return None
-        return self.program(choosing_phase(params), width, is_greedy=all(each.is_greedy for each in params))
+    def choosing_program(self, params: Sequence[SamplingParams]) -> Program:
+        """Return the captured program of all rows that chooses tokens on the device, for rows with these parameters."""
+        phase = choosing_phase(params)
+        return self.program(phase, self.width(self.sizes.batch_size), is_greedy=phase == "decode")
+
+    @property
+    def choosing_rows(self) -> ChoosingRows:
+        """The rows that all programs of `choosing_program` share."""
+        return self.builder.choosing_rows(self.width(self.sizes.batch_size))
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -133,9 +137,13 @@ class ProgramRunner(ModelRunner):
         """
         width = self.width(num_sequences)
         self.program("prefill", width)
-        chosen = self.choosing_program(width, [params or SamplingParams()])
-        chosen = chosen or self.program("decode", width, self.finds_likeliest)
-        for step in chosen.steps:
+        if not self.builder.captures_graphs:
+            self.program("decode", width, self.finds_likeliest)
+            return
+        params = params or SamplingParams()
+        self.program_of_row("prefill", 0)
+        self.choosing_rows.warm_up(choosing_phase([params]))
+        for step in self.choosing_program([params]).steps:
             if isinstance(step, CapturedStep):
                 step.prepare()
 
@@ -289,10 +297,3 @@ def single_blocks(step: Step) -> list[BlocksStep]:
     """Return one step for each block of a step."""
     assert isinstance(step, BlocksStep), f"{type(step).__name__} has no blocks"
     return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]
-
-
-def choosing_phase(params: Sequence[SamplingParams]) -> str:
-    """Return the phase of the decode program that samples with rows' parameters; "narrow" if any cut tokens."""
-    if all(each.is_greedy for each in params):
-        return "decode"
-    return "narrow" if any(each.top_k > 0 or each.top_p < 1.0 for each in params) else "sample"

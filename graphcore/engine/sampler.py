@@ -44,6 +44,13 @@ class SamplingParams:
         return self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
 
 
+def choosing_phase(params: Sequence[SamplingParams]) -> str:
+    """Return the phase of the decode program that samples with rows' parameters; "narrow" if any cut tokens."""
+    if all(each.is_greedy for each in params):
+        return "decode"
+    return "narrow" if any(each.top_k > 0 or each.top_p < 1.0 for each in params) else "sample"
+
+
 @dataclass
 class RowSampling:
     """How the next token of one sequence is chosen.

@@ -242,8 +242,9 @@ class Scheduler:
                 for _ in range(passes.admit(tuple(self._waiting))):
                     self._waiting.popleft()
                 self.changes.notify_all()  # there is room in the queue
-            for sequence in passes.running:
-                sequence.beside = max(sequence.beside, len(passes.running))
+            running = [sequence for sequence in passes.running if not sequence.has_ended]
+            for sequence in running:
+                sequence.beside = max(sequence.beside, len(running))
             self._enter_thread()
             passes.run(self._on_progress, self._is_given_up)
         except StoppedError:

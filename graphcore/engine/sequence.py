@@ -91,6 +91,12 @@ class TokenSequence:
         return RequestStatus(self.cache_row is not None, *counts)
 
     @property
+    def own_row(self) -> int:
+        """The row of the caches of a sequence that has one."""
+        assert self.cache_row is not None, "a running sequence has a row"
+        return self.cache_row
+
+    @property
     def ids(self) -> list[int]:
         """The tokens of prompt and answer."""
         return [*self.request.prompt_ids, *self.request.token_ids]

@@ -1,7 +1,7 @@
-"""Waves: sequences that begin together, of runners whose sequences cannot join a batch that runs.
+"""Waves: sequences that begin together, of a runner whose sequences cannot join a batch that runs.
 
-A transformers model keeps one cache for the rows that its prompts began with. Captured graphs on a GPU choose tokens
-and end rows themselves, a few steps ahead of the host. Requests that come meanwhile wait for the next wave.
+A transformers model keeps one cache for the rows that its prompts began with. Requests that come meanwhile wait for the
+next wave.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,13 +9,12 @@ from functools import partial
 from itertools import takewhile
 
 from graphcore.engine.chooser import Chooser
-from graphcore.engine.decode_steps import LAG, DeviceDecoding, Picked
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.passes import Passes, done_of
 from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
-from graphcore.streaming.policy import Policy, watched
+from graphcore.streaming.policy import watched
 from graphcore.streaming.scheduler import run_together
 
 
@@ -32,9 +31,7 @@ class WavePasses(Passes):
         self._chooser = Chooser(runner)
         self._wave: tuple[TokenSequence, ...] = ()
         self._is_new = False  # whether the wave's prompts still have to run
-        self._device: DeviceDecoding | None = None
         self._program: Program | None = None
-        self._taken: list[list[int]] = []  # tokens of each step, of all rows
         self._held: list[int] = []
 
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
@@ -65,63 +62,23 @@ class WavePasses(Passes):
             logits = self._runner.feed(rows, [sequence.cached for sequence in self._wave], on_progress)
             for sequence in self._wave:
                 sequence.fed = len(sequence.request.prompt_ids)
-            self._device = self._device_decoding()
-            if self._device is not None:
-                self._device.first(logits)
-            else:
-                self._chooser.choose(self._wave, logits)
-        elif self._device is not None:
-            while self._device.num_waiting <= LAG and self._can_use(self._device.num_waiting):
-                self._device.launch(self._watched(on_progress))
+            self._chooser.choose(self._wave, logits.unbind())
         else:
-            self._run_host(on_progress, is_stopped)
-        if self._device is not None:
-            self._hand_out(self._device.take())
+            self._run_step(on_progress, is_stopped)
         on_progress("generate", None, *done_of(self._wave))
 
-    def _run_host(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run a token of each sequence that has not ended, and choose the next on the host."""
-        width = self._runner.width(len(self._wave))
+    def _run_step(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Run a token of each sequence that has not ended, and choose the next ones."""
         if self._program is None:
-            self._program = self._runner.program("decode", width)
+            self._program = self._runner.program("decode", self._runner.width(len(self._wave)))
         rows = [[] if sequence.has_ended else sequence.request.token_ids[-1:] for sequence in self._wave]
         lasts = [len(sequence.ids) - 1 for sequence in self._wave]
         self._program.state.put_rows(rows, lasts)
-        run_together([self._program], self._watched(on_progress), is_stopped)
+        policy = watched(self._runner.policy, on_progress, "generate", *done_of(self._wave))
+        run_together([self._program], policy, is_stopped)
         for sequence, ids in zip(self._wave, rows, strict=True):
             sequence.fed = len(sequence.ids) if ids else sequence.fed
-        self._chooser.choose(self._wave, self._program.state.logits[: len(rows)])
-
-    def _watched(self, on_progress: Progress) -> Policy:
-        return watched(self._runner.policy, on_progress, "generate", *done_of(self._wave))
-
-    def _device_decoding(self) -> DeviceDecoding | None:
-        """Return the wave's steps if the device chooses tokens; None if the host does."""
-        wave, params = self._wave, [sequence.params for sequence in self._wave]
-        program = self._runner.choosing_program(self._runner.width(len(wave)), params)
-        if program is None or any(sequence.mask for sequence in wave):
-            return None
-        requests, most = [sequence.request for sequence in wave], [*map(self._most, wave)]
-        wants_logprobs = any(sequence.wants_logprobs for sequence in wave)
-        return DeviceDecoding(program, requests, params, most, wants_logprobs)
-
-    def _most(self, sequence: TokenSequence) -> int:
-        """Return the largest number of new tokens: the request's limit, or fewer if its cache is full earlier."""
-        request = sequence.request
-        return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
-
-    def _can_use(self, num_waiting: int) -> bool:
-        """Return whether a sequence may still need a token beyond the `num_waiting` steps already launched."""
-        running = (sequence for sequence in self._wave if not sequence.has_ended)
-        return any(self._most(sequence) - len(sequence.request.token_ids) > num_waiting for sequence in running)
-
-    def _hand_out(self, picked: Picked) -> None:
-        """Give each sequence that runs its token of a step."""
-        self._taken.append(picked.token_ids)
-        for at, sequence in enumerate(self._wave):
-            logprob = picked.logprobs[at] if picked.logprobs is not None and sequence.wants_logprobs else None
-            if not sequence.has_ended:
-                sequence.take(picked.token_ids[at], logprob, self._runner.sizes.context)
+        self._chooser.choose(self._wave, self._program.state.logits[: len(rows)].unbind())
 
     def leave(self) -> None:
         """End the wave when all its sequences have ended, and note which tokens row 0 holds."""
@@ -129,16 +86,8 @@ class WavePasses(Passes):
             return
         first = self._wave[0]
         if first.reuses_cache and len(self._wave) == 1 and not self._is_new:
-            self._held = self._held_by_device(first) if self._device is not None else first.ids[: first.fed]
+            self._held = first.ids[: first.fed]
         self._forget_wave()
-
-    def _held_by_device(self, sequence: TokenSequence) -> list[int]:
-        """Return the tokens that a device ran: those after the end count too, as rings lost older keys to them."""
-        assert self._device is not None, "a device ran the steps"
-        while self._device.num_waiting:
-            self._taken.append(self._device.take().token_ids)
-        chosen = [token_ids[0] for token_ids in self._taken if token_ids[0] >= 0]
-        return [*sequence.request.prompt_ids, *chosen[:-1]]
 
     def fail(self, error: BaseException) -> None:
         """End the wave with an error."""
@@ -161,4 +110,4 @@ class WavePasses(Passes):
         for sequence in self._wave:
             self._chooser.forget(sequence)
         self._wave, self.running, self._is_new = (), [], False
-        self._device, self._program, self._taken = None, None, []
+        self._program = None

@@ -27,7 +27,7 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
-from graphcore.graph.token_choice import Choosing, Drawing, choose_step
+from graphcore.graph.token_choice import ChoosingRows, choose_step
 from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.layer_cache import LayerCache
@@ -71,6 +71,7 @@ class GraphBuilder:
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
+    _rows: dict[int, ChoosingRows] = field(init=False, default_factory=dict)
 
     def __post_init__(
         self,
@@ -105,23 +106,33 @@ class GraphBuilder:
         if self.library is not None and self.records(batch):
             return self._recorded(self.library, batch, is_greedy)
         if self.captures_graphs:
-            return self._captured(batch, Choosing.allocate(batch, self.device) if is_greedy else None)
+            return self._choosing(batch, "decode") if is_greedy else self._captured(self._program(batch, "decode"))
         program = self._program(batch, "decode")
         return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
 
     def sample(self, batch: int, narrows: bool) -> Program:
         """Return a captured decode program that draws the next token; `narrows` is True to apply top-k or top-p."""
-        drawing = Drawing.allocate(batch, self.decoder.spec.vocab, self.device)
-        return self._captured(batch, Choosing.allocate(batch, self.device, drawing), narrows)
+        return self._choosing(batch, "narrow" if narrows else "sample")
 
-    def _captured(self, batch: int, choosing: Choosing | None, narrows: bool = False) -> Program:
-        """Return a decode program as CUDA graphs; the last one also chooses the next token."""
-        program = self._program(batch, "decode")
+    def choosing_rows(self, batch: int) -> ChoosingRows:
+        """Return the rows that all captured programs of `batch` sequences share, if they choose tokens themselves."""
+        if batch not in self._rows:
+            self._rows[batch] = ChoosingRows(self._state(batch), self.decoder.spec.vocab)
+        return self._rows[batch]
+
+    def _choosing(self, batch: int, phase: str) -> Program:
+        """Return a decode program as CUDA graphs, the last of which chooses the next token in the way of a phase."""
+        rows = self.choosing_rows(batch)
+        program = self._program(batch, "decode", state=rows.state)
+        choice = choose_step(rows.state, rows.choosing, phase)
+        return self._captured(Program(program.state, [*program.steps, choice], choice))
+
+    def _captured(self, program: Program) -> Program:
+        """Return a decode program as CUDA graphs."""
         state = program.state
-        choice = None if choosing is None else choose_step(state, choosing, narrows)
-        steps = [*program.steps, *([] if choice is None else [choice])]
-        handover = Handover.allocate(batch, self.decoder.spec, self.tables, self.device)
-        return Program(state, captured(state, steps, self.streamed, handover, self.captures), choice)
+        handover = Handover.allocate(len(state.token_ids), self.decoder.spec, self.tables, self.device)
+        steps = captured(state, program.steps, self.streamed, handover, self.captures)
+        return Program(state, steps, program.choice)
 
     def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:
         """Return the decode step as a native program, which runs the rows that have a token."""
@@ -155,8 +166,8 @@ class GraphBuilder:
         tokens = None if is_one_token else WARMUP_TOKENS
         return Program(state, self._head_steps(state, tokens, takes_all=True))
 
-    def _program(self, batch: int, phase: str, first: int = 0) -> Program:
-        state = self._state(batch)
+    def _program(self, batch: int, phase: str, first: int = 0, state: StepState | None = None) -> Program:
+        state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
         for group, layers in enumerate(self.layer_groups, start=1):

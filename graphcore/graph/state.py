@@ -70,15 +70,15 @@ class StepState:
             return
         device = self.token_ids.device
         padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle
-        self.token_ids = torch.tensor(padded, device=device)
-        self.span = Span(torch.tensor(begins, device=device), torch.tensor(counts, device=device))
+        self.token_ids = on_device(padded, device)
+        self.span = Span(on_device(begins, device), on_device(counts, device))
 
     def _fill(self, *numbers: Sequence[int]) -> None:
         """Write token ids, starts and counts to where they lie."""
         inputs = self.token_ids, self.span.starts, self.span.counts
         if self.token_ids.device.type != "cpu":
             for tensor, values in zip(inputs, numbers, strict=True):
-                tensor.view(-1).copy_(torch.tensor(values))
+                tensor.view(-1).copy_(on_device(values, tensor.device))
             return
         self._arrays = self._arrays or tuple(tensor.view(-1).numpy() for tensor in inputs)
         for array, values in zip(self._arrays, numbers, strict=True):
@@ -88,3 +88,13 @@ class StepState:
         """Make `token_ids` [B] the next input; the previous input counts as cached from now on."""
         self.token_ids[:, 0].copy_(token_ids)
         self.span.starts.add_(self.span.counts)
+
+
+def on_device(
+    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Return numbers as a tensor on a device; the host does not wait for work that a GPU has still to do."""
+    is_gpu = device.type == "cuda"  # a copy from memory that is not locked would wait for the whole stream
+    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu).to(device, non_blocking=is_gpu)

@@ -5,16 +5,21 @@ Legend: B rows, V vocab, E end tokens.
     logits -> token, log probability -> next input; a row that has ended has no token in the next step
 
 Everything that differs between rows and runs (end tokens, how many tokens a row may choose, temperature and cuts,
-seeds) lies in tensors at fixed addresses, so that one graph serves all of them.
+seeds) lies in tensors at fixed addresses, so that one graph serves all of them. Three graphs, which share the tensors,
+choose in three ways (phases); a row's token is the same in each that may choose it:
+
+    "decode"   the likeliest token                       rows that are greedy
+    "sample"   a draw from all tokens, or the likeliest  rows without top-k and top-p
+    "narrow"   a draw from the tokens that are kept      any row
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
-from graphcore.graph.state import StepState
+from graphcore.graph.state import StepState, on_device
 
 MOST_ENDS = 64
 UNLIMITED = 1 << 62
@@ -23,83 +28,72 @@ NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0)  # temperature, top_k, top_p, min_p, repetit
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """The inputs of drawing a token, besides the logits.
+class RowSettings:
+    """The settings of choosing one row's tokens; the defaults take the likeliest, without a limit.
 
     Attributes:
-        numbers: settings of each row, [B, 5] float32: temperature, top_k, top_p, min_p, repetition penalty.
-        seeds: [B] int64; what a row draws follows from its seed and the token's position.
-        seen: [B, V] uint8, 1 for tokens that the penalty applies to.
+        left: number of tokens that the row may choose, the next one included.
+        ends: tokens that end the row; the device knows MOST_ENDS of them, and the host sees others a few steps later.
+        numbers: temperature, top_k, top_p, min_p and repetition penalty.
+        seed: seed of the row's draws; the lower 64 bits count.
+        history: tokens that the penalty applies to from the beginning.
     """
 
-    numbers: Tensor
-    seeds: Tensor
-    seen: Tensor
-
-    @classmethod
-    def allocate(cls, batch: int, vocab: int, device: torch.device) -> "Drawing":
-        """Return neutral settings for that many rows."""
-        numbers = torch.tensor([NEUTRAL] * batch, dtype=torch.float32, device=device)
-        seeds = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls(numbers, seeds, torch.zeros(batch, vocab, dtype=torch.uint8, device=device))
-
-    def begin(
-        self, numbers: Sequence[Sequence[float]], seeds: Sequence[int], histories: Sequence[Sequence[int]]
-    ) -> None:
-        """Copy a run's settings to the device; rows beyond the lists get neutral ones.
-
-        Args:
-            numbers: temperature, top_k, top_p, min_p and repetition penalty of each row.
-            seeds: seed of each row; the lower 64 bits count.
-            histories: tokens that each row has seen.
-        """
-        idle = len(self.seeds) - len(seeds)
-        self.numbers.copy_(torch.tensor([*numbers, *[NEUTRAL] * idle], dtype=torch.float32))
-        signed = [(seed + SEEDS // 2) % SEEDS - SEEDS // 2 for seed in seeds]
-        self.seeds.copy_(torch.tensor([*signed, *[0] * idle], dtype=torch.int64))
-        self.seen.zero_()
-        for row, history in enumerate(histories):
-            self.seen[row, torch.tensor(list(history), dtype=torch.int64, device=self.seen.device)] = 1
+    left: int = UNLIMITED
+    ends: Collection[int] = ()
+    numbers: Sequence[float] = NEUTRAL
+    seed: int = 0
+    history: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """The inputs of choosing tokens on the device, and the report that it leaves for the host.
+    """The inputs of choosing tokens on the device, besides the logits, and the report that it leaves for the host.
 
     Attributes:
         left: [B] int64, tokens that a row may still choose.
         ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
         report: [B, 3] float64 for the last step: token (-1 where the row had none), natural logarithm of its
             probability before sampling changed it, number of logits that were not finite.
-        drawing: inputs of drawing; None where the likeliest token is taken.
+        numbers: settings of each row, [B, 5] float32: temperature, top_k, top_p, min_p, repetition penalty.
+        seeds: [B] int64; what a row draws follows from its seed and the token's position.
+        seen: [B, V] uint8, 1 for tokens that the penalty applies to.
     """
 
     left: Tensor
     ends: Tensor
     report: Tensor
-    drawing: Drawing | None = None
+    numbers: Tensor
+    seeds: Tensor
+    seen: Tensor
 
     @classmethod
-    def allocate(cls, batch: int, device: torch.device, drawing: Drawing | None = None) -> "Choosing":
-        """Return inputs under which every row chooses without a limit."""
+    def allocate(cls, batch: int, vocab: int, device: torch.device) -> "Choosing":
+        """Return inputs under which every row chooses the likeliest token, without a limit."""
 
         def full(value: int, *shape: int) -> Tensor:
             return torch.full(shape, value, dtype=torch.int64, device=device)
 
         report = torch.zeros(batch, 3, dtype=torch.float64, device=device)
-        return cls(full(UNLIMITED, batch), full(-1, batch, MOST_ENDS), report, drawing)
+        numbers = torch.tensor([NEUTRAL] * batch, dtype=torch.float32, device=device)
+        seen = torch.zeros(batch, vocab, dtype=torch.uint8, device=device)
+        return cls(full(UNLIMITED, batch), full(-1, batch, MOST_ENDS), report, numbers, full(0, batch), seen)
 
-    def begin(self, left: Sequence[int], ends: Sequence[Collection[int]] = ()) -> None:
-        """Copy a run's limits to the device.
+    def put(self, row: int, settings: RowSettings) -> None:
+        """Make the settings those of a row, after all work enqueued so far."""
+        device, known = self.left.device, sorted(settings.ends)[:MOST_ENDS]
+        self.left[row].fill_(settings.left)
+        self.ends[row].copy_(on_device([*known, *[-1] * (MOST_ENDS - len(known))], device))
+        self.numbers[row].copy_(on_device(settings.numbers, device, torch.float32))
+        self.seeds[row].fill_((settings.seed + SEEDS // 2) % SEEDS - SEEDS // 2)
+        self.seen[row].zero_()
+        if settings.history:
+            self.seen[row].index_fill_(0, on_device(settings.history, device), 1)
 
-        Args:
-            left: number of tokens that each of the first rows may choose, the next one included.
-            ends: end tokens of each of the first rows, none for the others; the device knows MOST_ENDS of a row, and
-                the host sees others a few steps later.
-        """
-        self.left[: len(left)].copy_(torch.tensor(left, dtype=torch.int64))
-        known = [sorted(each)[:MOST_ENDS] for each in (*ends, *[()] * (len(self.ends) - len(ends)))]
-        self.ends.copy_(torch.tensor([[*each, *[-1] * (MOST_ENDS - len(each))] for each in known], dtype=torch.int64))
+    def copy_row(self, row: int, source: "Choosing") -> None:
+        """Make a row the same as the only row of other inputs, its report included."""
+        for each in fields(self):
+            getattr(self, each.name)[row].copy_(getattr(source, each.name)[0])
 
 
 @dataclass
@@ -107,29 +101,90 @@ class ChooseStep:
     """Chooses the next token of each row and makes it the next input, without leaving the device.
 
     Attributes:
+        phase: way of choosing: "decode", "sample" or "narrow".
         choose: kernel that takes the likeliest token, or draws one (`graphcore.kernels.gpu`).
     """
 
     group: int
     state: StepState
     choosing: Choosing
+    phase: str
     choose: Callable[..., None] = field(repr=False)
-    narrows: bool = False
 
     def replay(self) -> None:
         """Fill `chosen` and the report, and set the next step's inputs."""
-        state, choosing, drawing = self.state, self.choosing, self.choosing.drawing
+        state, choosing = self.state, self.choosing
         flow = (state.token_ids, state.span.starts, state.span.counts, choosing.left, choosing.ends)
         outputs = (state.chosen, choosing.report)
-        if drawing is None:
+        if self.phase == "decode":
             self.choose(state.logits, *flow, *outputs)
             return
-        self.choose(state.logits, drawing.numbers, drawing.seeds, drawing.seen, self.narrows, *flow, *outputs)
+        drawing = (choosing.numbers, choosing.seeds, choosing.seen, self.phase == "narrow")
+        self.choose(state.logits, *drawing, *flow, *outputs)
 
 
-def choose_step(state: StepState, choosing: Choosing, narrows: bool) -> ChooseStep:
-    """Return the step that chooses on the device with Triton kernels."""
+def choose_step(state: StepState, choosing: Choosing, phase: str) -> ChooseStep:
+    """Return the step that chooses on the device with Triton kernels, in the way of a phase."""
     from graphcore.kernels.gpu.sampling.drawn import choose_drawn
     from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
 
-    return ChooseStep(0, state, choosing, choose_likeliest if choosing.drawing is None else choose_drawn, narrows)
+    return ChooseStep(0, state, choosing, phase, choose_likeliest if phase == "decode" else choose_drawn)
+
+
+class ChoosingRows:
+    """The rows of decode programs that choose on the device, which the host starts and stops one by one.
+
+    The host changes a row between two steps, in the order of its calls, and waits for nothing. Rows that it does not
+    name go on as they are. A row's first token is chosen apart, as other rows may not choose then.
+
+    Args:
+        state: inputs and logits of all rows.
+        vocab: size of the vocabulary.
+
+    Attributes:
+        choosing: settings of all rows, and their report.
+    """
+
+    def __init__(self, state: StepState, vocab: int) -> None:
+        self.state = state
+        self._device, self._vocab = state.token_ids.device, vocab
+        self.choosing = Choosing.allocate(len(state.token_ids), vocab, self._device)
+        # One row at addresses of its own: Triton compiles a kernel anew for an address that is aligned otherwise.
+        self._one, self._first = StepState.empty(1, 1, self._device), Choosing.allocate(1, vocab, self._device)
+        self._steps: dict[str, ChooseStep] = {}
+
+    def begin(self, row: int, token_id: int, position: int, settings: RowSettings) -> None:
+        """Make a token, at its position in the sequence, the next input of a row."""
+        self._one.put_rows([[token_id]], [position])
+        self._first.put(0, settings)
+        self._give_to(row)
+
+    def begin_after(self, row: int, logits: Tensor, position: int, settings: RowSettings, phase: str) -> None:
+        """Choose the token at a position from logits [1, V] in the way of a phase, and make it a row's next input."""
+        self._one.put_rows([[0]], [position - 1])  # choosing moves on by one
+        self._first.put(0, settings)
+        self._one.logits = logits
+        self._step(phase).replay()
+        self._give_to(row)
+
+    def stop(self, row: int) -> None:
+        """Let a row have no token in the steps from now on."""
+        self.state.span.counts[row].zero_()
+
+    def warm_up(self, phase: str) -> None:
+        """Load the kernels that choose a first token in the way of a phase."""
+        self._one.logits = torch.zeros(1, self._vocab, device=self._device)
+        self._one.span.counts.zero_()
+        self._step(phase).replay()
+
+    def _step(self, phase: str) -> ChooseStep:
+        if phase not in self._steps:
+            self._steps[phase] = choose_step(self._one, self._first, phase)
+        return self._steps[phase]
+
+    def _give_to(self, row: int) -> None:
+        state, one = self.state, self._one
+        pairs = ((state.token_ids, one.token_ids), (state.span.starts, one.span.starts))
+        for place, value in (*pairs, (state.span.counts, one.span.counts)):
+            place[row].copy_(value[0])
+        self.choosing.copy_row(row, self._first)

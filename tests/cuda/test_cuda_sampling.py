@@ -7,7 +7,7 @@ import torch
 from tiny_models import TinyModel
 
 from graphcore.graph.state import StepState
-from graphcore.graph.token_choice import Choosing, Drawing, choose_step
+from graphcore.graph.token_choice import Choosing, RowSettings, choose_step
 from graphcore.kernels.draw import Draw, choose_tokens
 
 CUTS = (
@@ -87,13 +87,13 @@ def test_the_device_chooses_the_tokens_of_the_statement(vocab: int) -> None:
 
 def device_tokens(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     """Return the tokens that the GPU's kernels choose, each for its row."""
-    rows = len(draws)
-    numbers = [(one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty) for one in draws]
-    drawing = Drawing.allocate(rows, logits.shape[1], torch.device("cuda"))
-    drawing.begin(numbers, [one.seed for one in draws], [])
-    choosing = Choosing.allocate(rows, torch.device("cuda"), drawing)
-    state = StepState.empty(rows, 1, torch.device("cuda"))
+    rows, device = len(draws), torch.device("cuda")
+    choosing = Choosing.allocate(rows, logits.shape[1], device)
+    for row, one in enumerate(draws):
+        numbers = (one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty)
+        choosing.put(row, RowSettings(numbers=numbers, seed=one.seed))
+    state = StepState.empty(rows, 1, device)
     state.put_rows([[0]] * rows, [one.position - 1 for one in draws])
     state.logits = logits.cuda()
-    choose_step(state, choosing, narrows=True).replay()
+    choose_step(state, choosing, "narrow").replay()
     return state.chosen.tolist()

@@ -41,7 +41,7 @@ def test_nothing_compiles_and_nothing_is_captured_again(name: str, tiny_model, l
             engine.generate(batch, max_new_tokens=4, ignore_eos=True, **sampling)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     known = len(captures)
-    assert known >= 2, "the first generations capture a graph for each width"
+    assert known >= 2, "the first generations capture a graph for each way of choosing"
     with torch.compiler.set_stance("fail_on_recompile"):
         for length in (1, 2, 16, 33, 45):
             engine.generate([tiny.ids[0, :length].tolist()], max_new_tokens=70, ignore_eos=True)

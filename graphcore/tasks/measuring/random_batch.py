@@ -11,6 +11,7 @@ import torch
 
 from graphcore.engine.decode_steps import LAG, Readback
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.graph.token_choice import RowSettings
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 
@@ -76,7 +77,8 @@ class RandomBatch:
                 run_program(program, self.runner.policy)
                 program.state.chosen.tolist()
             return
-        program.choice.choosing.begin([steps] * self.batch)
+        for row in range(self.batch):
+            program.choice.choosing.put(row, RowSettings(left=steps))
         readback = Readback(program.choice.choosing.report, LAG + 1)
         for step in range(steps + LAG):  # the host reads LAG steps late, as in generating
             if step < steps:

@@ -1,21 +1,17 @@
 """Tokens chosen in captured graphs and read some steps behind are the tokens that the host would have chosen."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from captured_engines import captured_engine, engine_of, fake_cuda
 from fake_cuda import CountedOps, FakeCuda
 from paced import Paced
 
 from graphcore import Engine
 from graphcore.engine.decode_steps import LAG
 from graphcore.engine.sampler import SamplingParams
-from graphcore.engine.waves import WavePasses
 from graphcore.errors import GraphError
-from graphcore.graph import kinds
 from graphcore.tasks.measuring.random_batch import RandomBatch
 
-TINY = Path(__file__).parents[2] / "golden" / "tiny"
 PROMPT = [1, 2, 3, 4, 5, 6]
 PROMPTS = [PROMPT, [9, 8], [20, 21, 22, 23]]
 NUCLEUS = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.2, "seed": 5}
@@ -24,21 +20,7 @@ PLAIN = {"temperature": 1.0, "min_p": 0.01, "seed": 1}
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
-    return FakeCuda.install(monkeypatch)
-
-
-def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
-    sizes = ["prefill_chunk=16", "batch_size=3", "context_length=320", *overrides]
-    return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=sizes)
-
-
-def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
-    """Return an engine that decodes as on CUDA; `cuda` is what it finds there."""
-    engine = engine_of(name, *overrides)
-    engine.runner.builder.kind, engine.runner.builder.library = "captured", None
-    engine._scheduler._passes = WavePasses(engine.runner)
-    return engine
+    return fake_cuda(monkeypatch)
 
 
 def end_at(engine: Engine, *ends: int) -> None:
@@ -79,7 +61,7 @@ def test_other_settings_of_sampling_take_the_same_graph(cuda: FakeCuda) -> None:
     tokens_of(engine, [PROMPT], 4)
     tokens_of(engine, [PROMPT], 4, **PLAIN)
     tokens_of(engine, PROMPTS, 4)
-    assert engine.runner.captures.num_graphs == 4
+    assert engine.runner.captures.num_graphs == 3
     pools = {pool for pool, *_ in cuda.captures}
     assert (len(pools), cuda.num_pools, len(cuda.streams)) == (1, 1, 1)
 
@@ -91,7 +73,7 @@ def test_where_weights_stream_each_group_is_a_graph_and_the_last_one_chooses(
     expected = tokens_of(engine_of(), [PROMPT], 12, **sampling)
     with captured_engine("qwen3", "streaming=on") as engine:
         assert tokens_of(engine, [PROMPT], 12, **sampling) == expected
-        program = engine.runner.choosing_program(1, [SamplingParams(**sampling)])
+        program = engine.runner.choosing_program([SamplingParams(**sampling)])
         assert [graph.num_replays for graph in cuda.graphs] == [11] * len(cuda.graphs)
         assert program.choice in program.steps[-1].steps
         assert len(cuda.graphs) > len(engine.runner.builder.layer_groups)
@@ -114,7 +96,7 @@ def test_rows_end_at_their_own_end_tokens_and_their_caches_stay(cuda: FakeCuda) 
     expected = [next(at + 1 for at, token in enumerate([*row[:-1], -1]) if token in ends or at == 19) for row in full]
     assert [len(each.token_ids) for each in answers] == expected
     assert answers[1].token_ids == full[1][: expected[1]]
-    state = engine.runner.choosing_program(3, [SamplingParams()]).state
+    state = engine.runner.choosing_rows.state
     lengths = [len(prompt) + count - 1 for prompt, count in zip(PROMPTS, expected, strict=True)]
     assert state.span.starts.tolist() == lengths
     assert state.span.counts.tolist() == [0, 0, 0]
@@ -243,11 +225,11 @@ def test_warming_up_captures_what_will_run(cuda: FakeCuda) -> None:
 def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda) -> None:
     engine = captured_engine()
     tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
-    work = RandomBatch(engine.runner, 1, 4, 3, 6, seed=1)
+    work = RandomBatch(engine.runner, 3, 4, 3, 6, seed=1)
     work.fill()
-    starts = engine.runner.choosing_program(1, [SamplingParams()]).state.span.starts
+    starts = engine.runner.choosing_rows.state.span.starts
     for _ in range(2):
         before = cuda.graphs[0].num_replays
         work.decode()
         assert cuda.graphs[0].num_replays - before == 6
-        assert starts.tolist() == [10]
+        assert starts.tolist() == [10, 10, 10]

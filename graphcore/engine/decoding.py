@@ -1,0 +1,117 @@
+"""The tokens of a pass: which programs run the next step of the sequences that decode, and who chooses.
+
+    start       programs of a step, for all sequences that are due a token
+    ...         the pass runs them, beside the chunks of prompts
+    finish      tokens are chosen, and given to their sequences
+
+`HostDecoding` chooses here, from the logits of each step. decode_steps.py has steps in which a GPU chooses.
+
+Legend: V vocab.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from graphcore.engine.chooser import Chooser
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.sequence import TokenSequence
+from graphcore.graph.program import Program
+
+
+class Decoding(ABC):
+    """A way to run decode steps of sequences that join and leave between any two of them."""
+
+    @abstractmethod
+    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
+        """Return the programs of the next step, and the sequences that get a token into the caches by them.
+
+        Args:
+            sequences: all running sequences of whose prompts at most one token is left.
+        """
+
+    @abstractmethod
+    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
+        """Choose tokens after the programs of `start` have run; return whether any sequence was given one.
+
+        Args:
+            ended: sequences whose prompts have ended with a chunk, with the logits after it, [1, V] float32.
+        """
+
+    @abstractmethod
+    def may_leave(self, sequence: TokenSequence) -> bool:
+        """Return whether it is known what the caches hold of a sequence that has ended, if that matters."""
+
+    @abstractmethod
+    def leave(self, sequence: TokenSequence) -> list[int]:
+        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the steps that have not been finished, after a pass that failed or was given up."""
+
+
+class HostDecoding(Decoding):
+    """Decode steps whose tokens the host chooses before the next step."""
+
+    def __init__(self, runner: ProgramRunner) -> None:
+        self._runner, self._chooser = runner, Chooser(runner)
+        self._steps: list[tuple[Program, Sequence[TokenSequence | None]]] = []
+
+    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
+        """Return one program for all rows, where a row's bits do not depend on the others; else one for each sequence.
+
+        Rows without a sequence run no token.
+        """
+        self._steps = []
+        if sequences and self._runner.has_rows_alike:
+            self._steps = [self._together(sequences)]
+        elif sequences:
+            self._steps = [self._alone(sequence) for sequence in sequences]
+        return [program for program, _ in self._steps], sequences
+
+    def _together(self, sequences: Sequence[TokenSequence]) -> tuple[Program, Sequence[TokenSequence | None]]:
+        size = self._runner.sizes.batch_size
+        rows: list[TokenSequence | None] = [None] * size
+        ids: list[list[int]] = [[] for _ in rows]
+        starts = [0] * size
+        for sequence in sequences:
+            row = sequence.own_row
+            rows[row], ids[row], starts[row] = sequence, sequence.next_ids(1), sequence.fed
+        program = self._runner.program("decode", self._runner.width(size), self._runner.finds_likeliest)
+        program.state.put_rows(ids, starts)
+        return program, rows
+
+    def _alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
+        program = self._runner.program_of_row("token", sequence.own_row)
+        program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
+        return program, [sequence]
+
+    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
+        """Choose a token of each sequence that has run all that is known of it."""
+        has_chosen = bool(ended)
+        for program, sequences in self._steps:
+            due = {row: sequence for row, sequence in enumerate(sequences) if sequence and not sequence.to_feed}
+            logits = program.state.logits.unbind(0)
+            likeliest = program.state.chosen.tolist() if self._runner.finds_likeliest else None
+            found = None if likeliest is None else [likeliest[row] for row in due]
+            self._chooser.choose([*due.values()], [logits[row] for row in due], found)
+            has_chosen = has_chosen or bool(due)
+        for sequence, after in ended:
+            self._chooser.choose([sequence], after.unbind(0))
+        self._steps = []
+        return has_chosen
+
+    def may_leave(self, sequence: TokenSequence) -> bool:
+        """Return True: no step is under way between two passes."""
+        return True
+
+    def leave(self, sequence: TokenSequence) -> list[int]:
+        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
+        self._chooser.forget(sequence)
+        return sequence.ids[: sequence.fed]
+
+    def drop(self) -> None:
+        """Forget the programs of the pass."""
+        self._steps = []

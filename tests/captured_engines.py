@@ -1,0 +1,30 @@
+"""Engines that decode as on CUDA, on `FakeCuda`, and the same engines eager on the CPU."""
+
+from pathlib import Path
+
+import pytest
+from fake_cuda import FakeCuda
+
+from graphcore import Engine
+from graphcore.engine.engine import passes_of
+from graphcore.graph import kinds
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Return what captured engines find for CUDA from now on; nothing is compiled."""
+    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
+    return FakeCuda.install(monkeypatch)
+
+
+def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
+    sizes = ["prefill_chunk=16", "batch_size=3", "context_length=320", *overrides]
+    return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=sizes)
+
+
+def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
+    engine = engine_of(name, *overrides)
+    engine.runner.builder.kind, engine.runner.builder.library = "captured", None
+    engine._scheduler._passes = passes_of(engine.runner, engine.settings.batching, engine.plan.is_streaming)
+    return engine

@@ -1,0 +1,359 @@
+"""Sequences join and leave the steps in which a device chooses tokens, and each gets the answer that it gets alone."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import plain_choice
+import pytest
+import torch
+from captured_engines import captured_engine, engine_of, fake_cuda
+from fake_cuda import FakeCuda
+from paced import Paced
+
+from graphcore import Engine
+from graphcore.engine.decode_steps import LAG
+from graphcore.engine.handle import Handle
+from graphcore.engine.running_request import Generation
+from graphcore.errors import GraphError
+from graphcore.graph.token_choice import MOST_ENDS
+
+SECONDS = 60.0
+VOCAB = 96
+GREEDY: dict[str, float] = {}
+PLAIN = {"temperature": 1.0, "min_p": 0.01, "seed": 1}
+NUCLEUS = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.2, "seed": 5}
+PENALISED = {"repetition_penalty": 1.4}
+SETTINGS = (GREEDY, PLAIN, NUCLEUS, PENALISED)
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    plain_choice.install(monkeypatch)
+    return fake_cuda(monkeypatch)
+
+
+class Request:
+    """A request of a test: a prompt, and the settings of `Engine.submit`."""
+
+    def __init__(self, prompt: Sequence[int], max_new_tokens: int, **settings: Any) -> None:
+        self.prompt, self.settings = list(prompt), {"max_new_tokens": max_new_tokens, "ignore_eos": True, **settings}
+
+    def submit(self, engine: Engine, **more: Any) -> Handle:
+        return engine.submit(self.prompt, **{**self.settings, **more})
+
+    def alone(self, engine: Engine) -> tuple[int, ...]:
+        return self.submit(engine).result(SECONDS).token_ids
+
+
+def drawn_requests(seed: int, count: int) -> list[Request]:
+    """Return requests with prompts of one token, of a chunk and one token more, and of up to three chunks."""
+    generator = random.Random(seed)
+    requests = []
+    for _ in range(count):
+        prompt = [generator.randrange(VOCAB) for _ in range(generator.choice((1, 2, 5, 16, 17, 33, 40)))]
+        settings = {**generator.choice(SETTINGS), "ignore_eos": generator.random() < 0.5}
+        if generator.random() < 0.7:
+            settings["seed"] = generator.randrange(1 << 40)
+        requests.append(Request(prompt, generator.randint(1, 20), **settings))
+    return requests
+
+
+def end_at(engine: Engine, *ends: int) -> None:
+    object.__setattr__(engine.loaded.config, "eos_token_ids", ends)
+
+
+def what(answer: Generation) -> tuple[tuple[int, ...], str]:
+    return answer.token_ids, answer.finish_reason
+
+
+def replays(cuda: FakeCuda) -> int:
+    return sum(graph.num_replays for graph in cuda.graphs)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gptoss"])
+@pytest.mark.parametrize("streaming", ["off", "on"])
+def test_an_answer_does_not_depend_on_who_joins_and_leaves_beside_it(name: str, streaming: str) -> None:
+    requests = drawn_requests(3, 16)
+    with engine_of(name) as eager, captured_engine(name, f"streaming={streaming}") as engine:
+        whole = [request.submit(eager, ignore_eos=True).result(SECONDS).token_ids for request in requests]
+        for each in (eager, engine):
+            end_at(each, *(tokens[len(tokens) // 2] for tokens in whole[::4]))
+        expected = [what(request.submit(eager).result(SECONDS)) for request in requests]
+        assert len({reason for _, reason in expected}) == 2
+        generator = random.Random(4)
+        handles = []
+        for request in requests:
+            handles.append(request.submit(engine))
+            time.sleep(generator.choice((0.0, 0.002, 0.02)))
+        assert [what(handle.result(SECONDS)) for handle in handles] == expected
+        assert max(handle.result().timings.batch for handle in handles) == 3
+        assert engine.status() == []
+
+
+def test_a_request_joins_between_two_tokens_of_another_and_leaves_before_it() -> None:
+    with captured_engine() as engine:
+        short, other = Request([9, 8], 5, **PLAIN), Request(range(20), 6)
+        expected = [short.alone(engine), other.alone(engine)]
+        long = Paced(engine, [1, 2, 3], 40, ignore_eos=True)
+        tokens = [next(long).token_id for _ in range(4)]
+        handles = [short.submit(engine), other.submit(engine)]
+        while not all(handle.has_ended for handle in handles):
+            tokens.append(next(long).token_id)
+        assert len(tokens) < 20
+        assert [handle.result().token_ids for handle in handles] == expected
+        tokens += [event.token_id for event in long]
+        assert tuple(tokens) == Request([1, 2, 3], 40).alone(engine)
+
+
+def test_a_row_gives_its_next_sequence_no_token_of_its_last() -> None:
+    """The second sequence takes the only row while steps of the first are under way."""
+    with captured_engine("qwen3", "batch_size=1") as engine:
+        for other in (Request([9, 8], 7), Request([4], 7, **PLAIN), Request(range(40), 7, **NUCLEUS)):
+            expected = other.alone(engine)
+            for count in (1, 2, 5):
+                first = Paced(engine, [1, 2, 3], 60, ignore_eos=True)
+                for _ in range(count):
+                    next(first)
+                second = other.submit(engine)
+                first.close()
+                assert second.result(SECONDS).token_ids == expected
+                assert len(first.handle.result().token_ids) == count
+
+
+def test_random_cancels_deadlines_and_errors_leave_every_other_answer_as_it_is_alone() -> None:
+    requests = drawn_requests(9, 12)
+    with captured_engine() as engine:
+        alone = {request: what(request.submit(engine).result(SECONDS)) for request in requests}
+
+        def fail(ids: Sequence[int]) -> None:
+            if len(ids) == 2:
+                raise ZeroDivisionError("in a mask")
+
+        def one(number: int) -> None:
+            generator = random.Random(number)
+            request, fate = generator.choice(requests), generator.random()
+            if fate < 0.1:
+                with pytest.raises(ZeroDivisionError):
+                    request.submit(engine, max_new_tokens=5, ignore_eos=True, mask=fail).result(SECONDS)
+            elif fate < 0.4:
+                handle = request.submit(engine, **({"deadline": 0.01} if fate < 0.2 else {}))
+                time.sleep(generator.random() * 0.03)
+                handle.cancel()
+                found, (tokens, reason) = handle.result(SECONDS), alone[request]
+                assert found.token_ids == tokens[: len(found.token_ids)]
+                assert found.finish_reason in (reason, "interrupted", "deadline")
+            elif fate < 0.5:
+                request.submit(engine)  # nobody can read it
+            elif fate < 0.6:
+                assert what(request.submit(engine, reuse_cache=True).result(SECONDS)) == alone[request]
+            else:
+                assert what(request.submit(engine).result(SECONDS)) == alone[request]
+
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(one, number) for number in range(120)]:
+                done.result(SECONDS)
+        assert engine.status() == []
+
+
+def test_an_end_that_the_device_does_not_know_ends_its_row_a_few_steps_later() -> None:
+    """The device knows the 64 lowest end tokens; the host sees the others."""
+    with captured_engine() as engine:
+        other, full = Request([9, 8], 30), Request([1, 2, 3], 30).alone(engine)
+        expected, at = other.alone(engine), next(at for at in range(5, 25) if full[at] not in full[:at])
+        end_at(engine, *range(-1 - MOST_ENDS, -1), full[at])
+        handles = [Request([1, 2, 3], 30, ignore_eos=False).submit(engine), other.submit(engine)]
+        assert [what(handle.result(SECONDS)) for handle in handles] == [(full[: at + 1], "end"), (expected, "length")]
+
+
+def test_rows_of_all_settings_share_a_graph_and_each_uses_its_own(cuda: FakeCuda) -> None:
+    """The graph is the one that the row with most settings needs, while it runs."""
+    with captured_engine() as engine:
+        requests = [Request([1, 2, 3], 24), Request([9, 8], 12, **PLAIN), Request([5], 6, **NUCLEUS)]
+        expected = [request.alone(engine) for request in requests]
+        of_phase = [graph.num_replays for graph in cuda.graphs]
+        assert of_phase == [23, 11, 6]
+        with engine.holding_back():
+            handles = [request.submit(engine) for request in requests]
+        assert [handle.result(SECONDS).token_ids for handle in handles] == expected
+        ran = [graph.num_replays - before for graph, before in zip(cuda.graphs, of_phase, strict=True)]
+        assert ran == [12, 6, 6]  # narrow while the last runs, then sample, then the likeliest
+        assert engine.runner.captures.num_graphs == 3
+
+
+def test_a_row_without_a_sequence_and_its_caches_stay_as_they_are() -> None:
+    with captured_engine("gemma3") as engine, torch.inference_mode():
+        caches = engine.runner.builder.caches
+        Request(range(20), 9).alone(engine)
+        for cache in caches:
+            for tensor in cache.tensors:
+                tensor[1:] = 0.25
+        with engine.holding_back():
+            handles = [Request(range(20), 30).submit(engine), Request([3], 4, **PLAIN).submit(engine)]
+        for handle in handles:
+            handle.result(SECONDS)
+        assert all(bool((tensor[2] == 0.25).all()) for cache in caches for tensor in cache.tensors)
+        assert all(bool((tensor[1] != 0.25).any()) for cache in caches for tensor in cache.tensors)
+        assert engine.runner.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+
+
+def odd(ids: Sequence[int]) -> torch.Tensor:
+    return torch.arange(VOCAB) % 2 == 1
+
+
+@pytest.mark.parametrize("prompt", [[4], [9, 8], list(range(17))], ids=len)
+@pytest.mark.parametrize("settings", [GREEDY, NUCLEUS], ids=["greedy", "nucleus"])
+def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
+    prompt: list[int], settings: dict[str, float], cuda: FakeCuda
+) -> None:
+    masked = {"mask": odd, "logprobs": True, **settings}
+    with engine_of() as eager:
+        expected = eager.submit(prompt, 6, ignore_eos=True, **masked).result(SECONDS)
+    with captured_engine() as engine:
+        other = Request([1, 2, 3], 20, **PLAIN)
+        alone, before = other.alone(engine), replays(cuda)
+        with engine.holding_back():
+            handles = [other.submit(engine), engine.submit(prompt, 6, ignore_eos=True, **masked)]
+        assert handles[0].result(SECONDS).token_ids == alone
+        found = handles[1].result(SECONDS)
+        assert found.token_ids == expected.token_ids
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert replays(cuda) - before == 19 + (prompt == [4])  # those of the other alone; one runs beside its prompt
+        before = replays(cuda)
+        assert engine.submit(prompt, 6, ignore_eos=True, **masked).result(SECONDS).token_ids == expected.token_ids
+        assert replays(cuda) - before == 5 + (len(prompt) % 16 == 1)
+
+
+def test_an_error_in_a_mask_and_numbers_that_are_none_end_their_own_request() -> None:
+    def fail(ids: Sequence[int]) -> None:
+        if len(ids) == 3:
+            raise ZeroDivisionError("in a mask")
+
+    with captured_engine() as engine:
+        other, later = Request([1, 2, 3], 25), [Request([7, at], 9) for at in range(3)]
+        expected, afterwards = other.alone(engine), [request.alone(engine) for request in later]
+        assert not any(90 in tokens for tokens in (expected, *afterwards))
+        with torch.inference_mode():
+            engine.runner.builder.decoder.embed_tokens.weight[90] = float("nan")
+        with engine.holding_back():
+            handles = [Request([90, 4], 9).submit(engine), other.submit(engine)]
+            handles.append(engine.submit([5, 6], 9, mask=fail, ignore_eos=True))
+        with pytest.raises(GraphError, match="not finite"):
+            handles[0].result(SECONDS)
+        with pytest.raises(ZeroDivisionError):
+            handles[2].result(SECONDS)
+        assert handles[1].result(SECONDS).token_ids == expected
+        with engine.holding_back():
+            handles = [request.submit(engine) for request in later]
+        assert [handle.result(SECONDS).token_ids for handle in handles] == afterwards
+
+
+def test_a_deadline_ends_one_row_and_the_other_goes_on() -> None:
+    with captured_engine() as engine:
+        request = Request([1, 2, 3], 60)
+        full = request.alone(engine)
+        engine._on_progress = lambda *_: time.sleep(0.005)
+        late, other = request.submit(engine, deadline=0.1), request.submit(engine)
+        found = late.result(SECONDS)
+        assert found.finish_reason == "deadline"
+        assert found.token_ids == full[: len(found.token_ids)]
+        assert 0 < len(found.token_ids) < 60
+        assert other.result(SECONDS).token_ids == full
+
+
+def test_calls_between_two_passes_leave_rows_and_steps_under_way_as_they_are() -> None:
+    with captured_engine("gemma3") as engine:
+        requests = [Request(range(20), 25), Request([4], 25, **NUCLEUS)]
+        expected = [request.alone(engine) for request in requests]
+        first = Paced(engine, range(20), 25, ignore_eos=True)
+        tokens = [next(first).token_id]
+        second = requests[1].submit(engine)
+        looked = threading.Thread(target=lambda: engine.logits([[7] * 30] * 3))
+        looked.start()
+        while len(tokens) < 5:
+            tokens.append(next(first).token_id)
+        first.let_go()
+        looked.join(SECONDS)
+        assert [first.handle.result().token_ids, second.result(SECONDS).token_ids] == expected
+
+
+@pytest.mark.parametrize("end", ["cancel", "device"])
+def test_a_chat_goes_on_from_all_that_the_device_has_run_while_others_run(end: str) -> None:
+    """Gemma's rings of 8 lose keys to each token, those that nobody was given included."""
+    with captured_engine("gemma3") as engine, engine_of("gemma3") as eager:
+        history, before = [1, 2, 3, 4, 5, 6], 0
+        other = Paced(engine, [9, 8], 200, ignore_eos=True)
+        next(other)
+        for _ in range(2):
+            chat = engine.submit(history, 12 if end == "device" else 100, ignore_eos=True, reuse_cache=True)
+            while len(engine_tokens(chat)) < 12:
+                next(other)
+            chat.cancel()
+            answer = engine_tokens(chat)
+            assert tuple(answer) == Request(history, len(answer)).alone(eager)
+            ran = len(history) + len(answer) - 1
+            history += [*answer, 7, 8]
+            again = engine.submit(history, 1, reuse_cache=True)
+            while not again.has_ended:
+                next(other)
+            assert again.cached in ((ran,) if end == "device" else (0, before))  # rings have moved on
+            assert again.result().token_ids == Request(history, 1).alone(eager)
+            before = len(history)  # another row's
+        other.close()
+
+
+def engine_tokens(handle: Handle) -> list[int]:
+    """Return the tokens that a request has been given so far."""
+    (sequence,) = handle._sequences
+    return list(sequence.request.token_ids)
+
+
+@pytest.mark.parametrize(("streaming", "lag"), [("off", LAG), ("on", 0)])
+def test_the_status_counts_tokens_that_were_launched(streaming: str, lag: int) -> None:
+    """While weights move, the host reads each step before it asks for the next."""
+    with captured_engine("qwen3", f"streaming={streaming}") as engine:
+        stream = Paced(engine, [1, 2, 3], 30, ignore_eos=True)
+        for _ in range(6):
+            next(stream)
+        (status,) = engine.status()
+        assert status.new_tokens == 6
+        assert status.fed_tokens == 3 + 5 + lag
+        stream.close()
+
+
+@pytest.mark.parametrize("fault", ["error", "give up"])
+def test_a_pass_that_fails_leaves_no_row_running(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ("streaming=on",) if fault == "give up" else ()
+    with captured_engine("qwen3", *overrides) as engine:
+        request = Request([9, 8], 8)
+        expected = request.alone(engine)
+        handles = [Request([1, 2, 3], 300).submit(engine, reuse_cache=True) for _ in range(2)]
+        for handle in handles:
+            assert handle.event(3) is not None
+        if fault == "error":
+            break_once(engine, monkeypatch)
+            for handle in handles:
+                with pytest.raises(RuntimeError, match="broken"):
+                    handle.result(SECONDS)
+        for handle in handles:
+            handle.cancel()
+        assert [each.submit(engine).result(SECONDS).token_ids for each in [request] * 3] == [expected] * 3
+        assert engine.runner.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+
+
+def break_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next step of the running graph fail, once."""
+    steps = [step for program in engine.runner._programs.values() for step in program.steps]
+    replay: Callable[[Any], None] = type(steps[0]).replay
+    is_broken: list[bool] = []
+
+    def broken(step: Any) -> None:
+        if not is_broken:
+            is_broken.append(True)
+            raise RuntimeError("broken")
+        replay(step)
+
+    monkeypatch.setattr(type(steps[0]), "replay", broken)
