@@ -30,7 +30,7 @@ from graphcore.graph.step import (
 from graphcore.graph.token_choice import ChoosingRows, choose_step
 from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.nn.decoder import Decoder, Head
-from graphcore.nn.layer_cache import LayerCache
+from graphcore.nn.layer_cache import LayerCache, tokens_together
 
 
 @dataclass
@@ -137,6 +137,7 @@ class GraphBuilder:
     def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:
         """Return the decode step as a native program, which runs the rows that have a token."""
         state = StepState.empty(batch, 1, self.device)
+        state.most_together = tokens_together(self.decoder.spec, self.caches, self.context)
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
         groups, where = self.layer_groups, (self.caches, self.tables, str(library))
         fetched = self.functions.fetched

@@ -205,7 +205,7 @@ class ModuleRecorder:
         arguments.q_norm, arguments.k_norm, arguments.v_norm = map(self._norm, (q_norm, k_norm, v_norm))
         arguments.rope, arguments.sinks = program.address(rope), program.address(scoring.sinks)
         arguments.starts = program.address(self.state.span.starts, torch.int64)
-        arguments.sequences = program.address(self.state.sequences, torch.int64)
+        arguments.sequences = program.address(program.sequences, torch.int64)
         arguments.k_cache = program.address(k_cache, k_cache.dtype)
         arguments.v_cache = program.address(v_cache, v_cache.dtype)
         arguments.heads, arguments.kv_heads, arguments.head_dim = q.shape[-1] // width, kv_heads, width
@@ -222,7 +222,7 @@ class ModuleRecorder:
         parts = DeltaParts(rows[0], rows[1], rows[2], rows[3], *rest)
         span = self.state.span
         parts = parts._replace(starts=span.starts, counts=span.counts)
-        return native.append_delta_heads(self.program, parts, self.state.sequences)
+        return native.append_delta_heads(self.program, parts)
 
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
         """Append sigmoid(gate) * x for one number `gate`."""

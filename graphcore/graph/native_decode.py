@@ -4,8 +4,8 @@
 
 The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
 It computes in float32 what the blocks compute in the compute dtype. A module that is not known here is refused, so that
-nothing is left out silently. A program has a row for each sequence of the batch, up to 16, and a run takes those that
-have a token; wider batches run compiled.
+nothing is left out silently. A program has up to 16 rows, and a run takes those that have a token: one of each of
+several sequences, or consecutive ones of one sequence. Wider batches run compiled.
 """
 
 from collections.abc import Collection, Sequence
@@ -147,7 +147,7 @@ class Recorder:
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step on the state; they fill `logits`, and if greedy also `chosen`."""
-        program = native.NativeProgram(self.library, torch.get_num_threads(), state.span.counts)
+        program = native.NativeProgram(self.library, torch.get_num_threads(), state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
         choices: list[Choice] = []

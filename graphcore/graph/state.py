@@ -5,12 +5,14 @@ Legend: B batch, T tokens, D model dim, E head dim, V vocab.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphcore.errors import GraphError
 from graphcore.nn.span import Span
 
 
@@ -26,12 +28,13 @@ class StepState:
         span: positions of the tokens in their sequences.
         ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
-        sequences: [B] int64, each sequence's row of the caches; only native programs read it, others take the rows in
-            order. No two sequences of a step may have the same row.
+        sequences: [B] int64, each token's row of the caches; only native programs read it, others take the rows in
+            order. Tokens of one sequence lie one after another among those that run, at consecutive positions.
         per_layer: [L, B, T, P] float32, the tokens' features of each layer; None where layers have none.
         logits: [B, V] float32, after each sequence's last real token.
         chosen: [B] int64, the tokens that a greedy program chose; a native program's are -1 for a row with a logit that
             is not finite.
+        most_together: int, largest number of consecutive tokens of one sequence in one step of a decode program.
     """
 
     token_ids: Tensor
@@ -42,6 +45,8 @@ class StepState:
     chosen: Tensor
     sequences: Tensor
     per_layer: Tensor | None = None
+    most_together: int = 1
+    _has_runs: bool = False  # True after `put_runs`, until `put_rows`
     _arrays: tuple[NDArray[np.int64], ...] = ()  # a decode program's inputs on a CPU
 
     @classmethod
@@ -62,6 +67,9 @@ class StepState:
             rows: at most B rows; some of them may be empty.
             starts: position of each row's first token.
         """
+        if self._has_runs:
+            self._has_runs = False
+            self.sequences.copy_(torch.arange(len(self.sequences)))
         idle = len(self.token_ids) - len(rows)
         tokens = max(map(len, rows))
         begins, counts = [*starts, *[0] * idle], [*map(len, rows), *[0] * idle]
@@ -72,6 +80,39 @@ class StepState:
         padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle
         self.token_ids = on_device(padded, device)
         self.span = Span(on_device(begins, device), on_device(counts, device))
+
+    def put_runs(self, runs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[range]:
+        """Make runs of consecutive tokens the inputs of a native decode program, with a row for each token.
+
+        Each token gets the logits, to the bit, that it would get in one step after another.
+
+        Args:
+            runs: token ids of each row of the caches, in order; some may be empty.
+            starts: position of each run's first token.
+
+        Returns:
+            Rows of the program that each run has, where `logits` and `chosen` have the answers after its tokens.
+
+        Raises:
+            GraphError: there are more tokens than rows, or more tokens of one sequence than `most_together`.
+        """
+        most, longest = len(self.token_ids), max(map(len, runs))
+        ends = list(accumulate(map(len, runs), initial=0))
+        if ends[-1] > most:
+            raise GraphError(f"{ends[-1]} tokens for a decode step of {most} rows; run them in several steps")
+        if longest > self.most_together:
+            raise GraphError(
+                f"{longest} tokens of one sequence in a decode step, but its caches have room for "
+                f"{self.most_together}: a sliding window's ring needs a slot beside the window for each further token; "
+                "allocate it, or run the tokens in several steps"
+            )
+        idle = [0] * (most - ends[-1])
+        begins = [start + offset for ids, start in zip(runs, starts, strict=True) for offset in range(len(ids))]
+        self._fill([*chain(*runs), *idle], [*begins, *idle], [*[1] * ends[-1], *idle])
+        sequences = [row for row, ids in enumerate(runs) for _ in ids]
+        self.sequences.copy_(torch.tensor([*sequences, *idle]))
+        self._has_runs = True
+        return [range(begin, end) for begin, end in pairwise(ends)]
 
     def _fill(self, *numbers: Sequence[int]) -> None:
         """Write token ids, starts and counts to where they lie."""

@@ -24,11 +24,13 @@ ALIGNMENT = 64
 class NativeProgram:
     """Native instructions in order, with the memory that they use.
 
-    A program has a fixed number of rows, each for one token of a sequence of its own. A run takes the rows that have a
-    token, and a row's numbers do not depend on the others.
+    A program has a fixed number of rows, each for one token. A run takes the rows that have a token, and a row's numbers
+    do not depend on rows of other sequences. Of the rows that run, those of one sequence lie one after another, at
+    consecutive positions.
 
     Attributes:
         counts: [B] int64, 1 for a row that has a token in the next run, else 0.
+        sequences: [B] int64, number of each row's sequence in the caches.
         kept: objects that the instructions point to.
         row_floats: length in float32 of the longest row that an instruction needs besides its activations.
         activations: rows and columns of the largest activations.
@@ -37,6 +39,7 @@ class NativeProgram:
     library: str
     threads: int
     counts: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64))
+    sequences: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     kept: list[object] = field(default_factory=list)
     arguments: list[ctypes.Structure] = field(default_factory=list)
     row_floats: int = 0
@@ -98,7 +101,7 @@ class NativeProgram:
 
     def needs_attention(self, head_dim: int, slots: int) -> None:
         """Make the scratch large enough for attention over that many cache slots."""
-        self.needs(row_floats=open_library(self.library).graphcore_attend_floats(head_dim, slots))
+        self.needs(row_floats=open_library(self.library).graphcore_attend_floats(head_dim, slots, self.rows))
 
     def run(self, begin: int = 0, count: int | None = None) -> None:
         """Run the instructions from `begin` on, by default all of them."""
@@ -120,9 +123,8 @@ class NativeProgram:
         self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
 
     def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
-        open_library(self.library).graphcore_run(
-            self.threads, self.counts.data_ptr(), self.rows, first, count, scratch.data_ptr(), *self._sizes
-        )
+        rows = self.counts.data_ptr(), self.sequences.data_ptr(), self.rows
+        open_library(self.library).graphcore_run(self.threads, *rows, first, count, scratch.data_ptr(), *self._sizes)
 
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(
@@ -174,12 +176,11 @@ def append_project(
     program.add(arguments)
 
 
-def append_delta_heads(program: NativeProgram, parts: DeltaParts, sequences: Tensor | None = None) -> Tensor:
+def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
     """Append a Gated DeltaNet layer's heads for one token of each row; return their answers [B, H M].
 
     Args:
         parts: the layer's projections [B, 1, ...] float32, weights and states, and the tokens' positions and counts.
-        sequences: [B] int64, each row's number in the states; None if they are in order.
     """
     joined, out = program.buffer(parts.mixed.shape[-1]), program.buffer(parts.z.shape[-1])
     program.kept += [parts.mixed, parts.z, parts.a, parts.b]
@@ -194,7 +195,7 @@ def append_delta_heads(program: NativeProgram, parts: DeltaParts, sequences: Ten
     _, _, key_dim, value_dim = parts.recurrent.shape
     program.needs(row_floats=open_library(program.library).graphcore_delta_floats(key_dim, value_dim))
     for kind in (Convolve, DeltaRule):
-        program.add(delta_arguments(kind, parts, joined, out, address, sequences))
+        program.add(delta_arguments(kind, parts, joined, out, address, program.sequences))
     return out
 
 

@@ -9,7 +9,9 @@ Legend: B batch, K kv heads, S slots, E head dim, H value heads, C channels and 
 A full-attention layer has a slot for each position of the context. A sliding-window layer has a ring of `window` slots:
 position p is in slot p mod S, and a new key overwrites the oldest one, which has just left the window. A ring that
 later layers attend, too, has room for a pass's tokens beside the window, as they read it after those were written. A
-recurrent state has no positions: padding leaves it as it is, and a sequence goes on only after its last token.
+ring that a decode step gives n consecutive tokens of a sequence has n - 1 slots beside the window, so that the last of
+them overwrites no key that the first one sees. A recurrent state has no positions: padding leaves it as it is, and a
+sequence goes on only after its last token.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
@@ -86,60 +88,80 @@ class DeltaCache(LayerCache):
         return tokens == 0
 
 
-def cache_slots(spec: AttentionSpec, context: int, lent_tokens: int = 0) -> int:
+def cache_slots(spec: AttentionSpec, context: int, spare: int = 0) -> int:
     """Return how many positions an attention layer caches for a context of that many tokens.
 
     Args:
-        lent_tokens: most tokens of a sequence in one pass, if later layers attend this layer's keys; else 0.
+        spare: slots of a sliding layer's ring beside the window.
     """
-    return min(spec.window + lent_tokens, context) if spec.window else context
+    return min(spec.window + spare, context) if spec.window else context
 
 
 def buffer_shapes(
-    spec: AttentionSpec | DeltaSpec, context: int, lent_tokens: int = 0
+    spec: AttentionSpec | DeltaSpec, context: int, spare: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of a layer's two buffers for one sequence; `lent_tokens` as for `cache_slots`."""
+    """Return the shapes of a layer's two buffers for one sequence; `spare` as for `cache_slots`."""
     if isinstance(spec, DeltaSpec):
         return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
-    keys = (spec.kv_heads, cache_slots(spec, context, lent_tokens), spec.head_dim)
+    keys = (spec.kv_heads, cache_slots(spec, context, spare), spec.head_dim)
     return keys, keys
 
 
-def own_buffers(spec: ModelSpec, context: int, chunk: int) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+def own_buffers(
+    spec: ModelSpec, context: int, chunk: int, together: int = 1
+) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's.
 
     Args:
         chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+        together: most tokens of a sequence in one decode step.
     """
     lending = spec.lending_layers
-    return {
-        layer: buffer_shapes(spec.blocks[layer].attention, context, (chunk or context) if layer in lending else 0)
-        for layer in sorted(set(spec.cache_layers))
-    }
+
+    def spare(layer: int) -> int:
+        return max(together - 1, (chunk or context) if layer in lending else 0)
+
+    layers = sorted(set(spec.cache_layers))
+    return {layer: buffer_shapes(spec.blocks[layer].attention, context, spare(layer)) for layer in layers}
 
 
-def buffers_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> tuple[int, ...]:
-    """Return the bytes of each buffer of all layers; `dtype` is that of keys and values, `chunk` is `own_buffers`'."""
+def buffers_nbytes(
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1
+) -> tuple[int, ...]:
+    """Return the bytes of each buffer of all layers.
+
+    Args:
+        dtype: dtype of keys and values.
+        chunk, together: the same as in `own_buffers`.
+    """
     return tuple(
         batch * prod(shape) * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
-        for layer, shapes in own_buffers(spec, context, chunk).items()
+        for layer, shapes in own_buffers(spec, context, chunk, together).items()
         for shape in shapes
     )
 
 
-def cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> int:
-    """Return the bytes of all layers' buffers; `dtype` is that of keys and values, `chunk` is `own_buffers`'."""
-    return sum(buffers_nbytes(spec, batch, context, dtype, chunk))
+def cache_nbytes(
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1
+) -> int:
+    """Return the bytes of all layers' buffers; the arguments are those of `buffers_nbytes`."""
+    return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together))
 
 
 def allocate_cache(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, device: torch.device, chunk: int = 0
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    chunk: int = 0,
+    together: int = 1,
 ) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
     Args:
         dtype: dtype of keys and values.
-        chunk: the same as in `own_buffers`.
+        chunk, together: the same as in `own_buffers`.
     """
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
@@ -147,9 +169,22 @@ def allocate_cache(
         buffers = [torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes]
         return DeltaCache(*buffers) if isinstance(layer, DeltaSpec) else KVCache(*buffers)
 
-    own = own_buffers(spec, context, chunk)
+    own = own_buffers(spec, context, chunk, together)
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
     return tuple(made[layer] for layer in spec.cache_layers)
+
+
+def tokens_together(spec: ModelSpec, caches: Sequence[LayerCache], context: int) -> int:
+    """Return the largest number of consecutive tokens of one sequence that a decode step can have in these caches.
+
+    Only rings limit it, unless they have a slot for each position of the context.
+    """
+    rings = (
+        (block.attention.window, cache.k.shape[2])
+        for block, cache in zip(spec.blocks, caches, strict=True)
+        if isinstance(block.attention, AttentionSpec) and block.attention.window and isinstance(cache, KVCache)
+    )
+    return min((1 + slots - window for window, slots in rings if slots < context), default=context)
 
 
 def snapshot(caches: Sequence[LayerCache], row: int) -> Snapshot:

@@ -137,8 +137,11 @@ void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int s
     runs[1] = {keys, values, count - whole};
 }
 
-// Returns the floats of scratch that attention takes: the new entry, the queries of MOST_HEADS heads, and their scores.
-inline size_t attend_floats(int head_dim, int keys) { return size_t(2 + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES); }
+// Returns the floats of scratch that attention takes: the new entries of a sequence's rows, the queries of MOST_HEADS heads, and
+// their scores.
+inline size_t attend_floats(int head_dim, int keys, int rows) {
+    return size_t(2 * rows + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
+}
 
 // Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q over three runs.
 template <class T, int HEADS>
@@ -168,35 +171,42 @@ void attend_some(int heads, const float* q, const Run<T> runs[3], const float* s
     }
 }
 
-// Makes the new token's key and value in the cache's format. entry: [2, head_dim].
+// Returns the rope of a row's token, or null.
+inline const float* rope_of(const Attend& a, int row) { return a.rope ? a.rope + a.starts[row] * (a.head_dim - a.unrotated) : nullptr; }
+
+// Makes the key and value of a row's token in the cache's format: [head_dim] each.
 template <class T>
-void make_entry(const Attend& a, int row, int kv_head, const float* rope, float* work, T* entry) {
+void make_entry(const Attend& a, int row, int kv_head, float* work, T* key, T* value) {
     const int head_dim = a.head_dim;
+    const float* rope = rope_of(a, row);
     normalise(a.k_norm, a.k.at(row) + size_t(kv_head) * head_dim, head_dim, work);
     if (rope) rotate(work, rope, head_dim - a.unrotated);
-    for (int e = 0; e < head_dim; e++) narrow(work[e], entry + e);
+    for (int e = 0; e < head_dim; e++) narrow(work[e], key + e);
     normalise(a.v_norm, a.v.at(row) + size_t(kv_head) * head_dim, head_dim, work);
-    for (int e = 0; e < head_dim; e++) narrow(work[e], entry + head_dim + e);
+    for (int e = 0; e < head_dim; e++) narrow(work[e], value + e);
 }
 
-// Attends with heads first .. last - 1 of one row's token, which belong to one kv head. Every thread makes the new token's entry
-// for itself. The thread that has the kv head's first query head also writes it to the cache; nobody reads that slot before
-// the next phase.
+// Attends with heads first .. last - 1 of the nth row's token, which belong to one kv head. Every thread makes the new entries
+// that the row sees for itself, its own and those of the sequence's earlier rows. The thread that has the kv head's first query
+// head also writes the row's own entry to the cache; nobody reads that slot before the next phase.
 template <class T>
-void attend_heads(const Attend& a, int row, int first, int last, float* scratch) {
+void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int last, float* scratch) {
+    const int row = rows.index[nth];
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
     const int64_t position = a.starts[row];
-    const float* rope = a.rope ? a.rope + position * (head_dim - a.unrotated) : nullptr;
+    const float* rope = rope_of(a, row);
     const size_t cached = (size_t(a.sequences[row]) * a.kv_heads + kv_head) * a.slots * head_dim;
     T *keys = (T*)a.k_cache + cached, *values = (T*)a.v_cache + cached;
-    T* entry = (T*)scratch;
-    float *q = scratch + 2 * head_dim, *scores = q + MOST_HEADS * head_dim;
-    if (a.k) make_entry(a, row, kv_head, rope, q, entry);
     const int64_t reach = a.window && a.window < a.slots ? a.window : a.slots;
+    const int64_t begin = std::max<int64_t>(0, position + 1 - reach), end = position + 1;  // positions that are attended
+    const int made = a.k ? int(std::min<int64_t>(rows.earlier[nth] + 1, end - begin)) : 0;  // the last of them, not read from the cache
+    T *new_keys = (T*)scratch, *new_values = new_keys + size_t(made) * head_dim;  // [made, head_dim] each
+    float *q = scratch + size_t(2 * made) * head_dim, *scores = q + MOST_HEADS * head_dim;
+    for (int i = 0; i < made; i++)
+        make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys + size_t(i) * head_dim, new_values + size_t(i) * head_dim);
     Run<T> runs[3];
-    const int64_t end = a.k ? position : position + 1;  // positions in the cache that are attended
-    ring_runs<T>(keys, values, std::max<int64_t>(0, position + 1 - reach), end, a.slots, head_dim, runs);
-    runs[2] = {entry, entry + head_dim, a.k ? 1 : 0};
+    ring_runs<T>(keys, values, begin, end - made, a.slots, head_dim, runs);
+    runs[2] = {new_keys, new_values, made};
     const bool writes = a.k && first % group == 0;
     for (int together; first < last; first += together) {
         together = std::min(last - first, MOST_HEADS);
@@ -210,9 +220,9 @@ void attend_heads(const Attend& a, int row, int first, int last, float* scratch)
         attend_some<T>(together, q, runs, sinks, a.cap, head_dim, scores, a.out.at(row) + size_t(first) * head_dim);
     }
     if (!writes) return;
-    const size_t slot = size_t(position % a.slots) * head_dim;
-    std::memcpy(keys + slot, entry, size_t(head_dim) * sizeof(T));
-    std::memcpy(values + slot, entry + head_dim, size_t(head_dim) * sizeof(T));
+    const size_t slot = size_t(position % a.slots) * head_dim, own = size_t(made - 1) * head_dim;
+    std::memcpy(keys + slot, new_keys + own, size_t(head_dim) * sizeof(T));
+    std::memcpy(values + slot, new_values + own, size_t(head_dim) * sizeof(T));
 }
 
 }  // namespace graphcore

@@ -266,11 +266,10 @@ void graphcore_experts(int threads, const ExpertsChunk* chunk) {
     carry_out(threads, job);
 }
 
-// Runs a list of instructions once, for the rows of a program that have a token. counts: [rows], 0 or 1.
-void graphcore_run(int threads, const int64_t* counts, int num_rows, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
-    Rows rows;
-    for (int row = 0; row < num_rows; row++)
-        if (counts[row]) rows.index[rows.count++] = row;
+// Runs a list of instructions once, for the rows of a program that have a token. counts: [rows], 0 or 1.  sequences: [rows],
+// each row's sequence.
+void graphcore_run(int threads, const int64_t* counts, const int64_t* sequences, int num_rows, const Instruction* instructions, int count, uint8_t* memory, size_t thread_nbytes, size_t row_nbytes) {
+    const Rows rows(counts, sequences, num_rows);
     if (!rows.count) return;
     Step job(threads, rows, instructions, count, memory, thread_nbytes, row_nbytes);
     carry_out(threads, job, BETWEEN_STEPS);
@@ -293,8 +292,8 @@ uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
     return total;
 }
 
-// Returns how many floats of each thread's row attention over that many slots takes.
-size_t graphcore_attend_floats(int head_dim, int slots) { return attend_floats(head_dim, slots); }
+// Returns how many floats of each thread's row attention over that many slots takes, for that many rows of one sequence.
+size_t graphcore_attend_floats(int head_dim, int slots, int rows) { return attend_floats(head_dim, slots, rows); }
 
 // Returns how many floats of each thread's row the delta rule takes.
 size_t graphcore_delta_floats(int key_dim, int value_dim) { return delta_floats(key_dim, value_dim); }

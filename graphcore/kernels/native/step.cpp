@@ -100,12 +100,12 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
 
 // Attends with heads of one row and one kv head, which share its keys.
 void run_attend(const Attend& a, const Rows& rows, Range units, Scratch& scratch) {
-    const int nth = units.begin / a.heads, row = rows.index[nth];
+    const int nth = units.begin / a.heads;
     const int first = units.begin - nth * a.heads, last = units.end - nth * a.heads;
     switch (a.cache_format) {
-        case F32: return attend_heads<float>(a, row, first, last, scratch.row);
-        case F16: return attend_heads<Fp16>(a, row, first, last, scratch.row);
-        default: return attend_heads<Bf16>(a, row, first, last, scratch.row);
+        case F32: return attend_heads<float>(a, rows, nth, first, last, scratch.row);
+        case F16: return attend_heads<Fp16>(a, rows, nth, first, last, scratch.row);
+        default: return attend_heads<Bf16>(a, rows, nth, first, last, scratch.row);
     }
 }
 
@@ -310,11 +310,19 @@ void by_row(const Rows& rows, Range units, int parts, const Function& function) 
     for (int unit = units.begin; unit < units.end; unit++) function(rows.index[unit / parts], unit % parts);
 }
 
+// Calls function(row, part) for each row of each unit's sequence, in order, where every sequence has `parts` units.
+template <class Function>
+void by_sequence(const Rows& rows, Range units, int parts, const Function& function) {
+    for (int unit = units.begin; unit < units.end; unit++)
+        for (int i = rows.begins[unit / parts]; i < rows.begins[unit / parts + 1]; i++) function(rows.index[i], unit % parts);
+}
+
 }  // namespace
 
 Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
     const void* a = instruction.arguments;
     const auto of_rows = [&](int parts) { return Deal::even(rows.count * parts, threads); };
+    const auto of_sequences = [&](int parts) { return Deal::even(rows.num_sequences * parts, threads); };
     switch (instruction.kind) {
         case Kind::EMBED:
         case Kind::ADD_NORM:
@@ -329,8 +337,8 @@ Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
         case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * *((const ExpertsUp*)a)->sharing.count, threads);
         case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
         case Kind::ELEMENTWISE: return of_rows(units_of(*(const Elementwise*)a));
-        case Kind::CONVOLVE: return of_rows(channel_blocks(*(const Delta*)a));
-        case Kind::DELTA_RULE: return of_rows(((const Delta*)a)->heads);
+        case Kind::CONVOLVE: return of_sequences(channel_blocks(*(const Delta*)a));
+        case Kind::DELTA_RULE: return of_sequences(((const Delta*)a)->heads);
     }
     return {};
 }
@@ -364,11 +372,11 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
         case Kind::CONVOLVE: {
             const auto& delta = *(const Delta*)a;
             const int blocks = channel_blocks(delta);
-            return by_row(rows, units, blocks, [&](int row, int block) { convolve_block(delta, row * blocks + block, 0); });
+            return by_sequence(rows, units, blocks, [&](int row, int block) { convolve_block(delta, row * blocks + block, 0); });
         }
         case Kind::DELTA_RULE: {
             const auto& delta = *(const Delta*)a;
-            return by_row(rows, units, delta.heads, [&](int row, int head) { run_head(delta, row * delta.heads + head, 0, scratch.row); });
+            return by_sequence(rows, units, delta.heads, [&](int row, int head) { run_head(delta, row * delta.heads + head, 0, scratch.row); });
         }
     }
 }

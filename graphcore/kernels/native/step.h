@@ -1,4 +1,4 @@
-// A decode step of up to sixteen sequences as a list of instructions over fixed buffers.
+// A decode step of up to sixteen tokens as a list of instructions over fixed buffers.
 //
 //     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
 //
@@ -6,9 +6,10 @@
 // because this takes less time than one more phase. Activations are float32 throughout. The same structs are in
 // graphcore/kernels/instructions.py.
 //
-// A program has a fixed number of rows, each with a token and a sequence of its own; a run takes those that have a token.
-// Weights are read once for all rows, and a row's numbers do not depend on the other rows. Two rows of one run must not
-// belong to one sequence: a row attends the cache as it was before the run, and itself.
+// A program has a fixed number of rows, each for one token; a run takes those that have one. Weights are read once for all
+// rows, and a row's numbers do not depend on rows of other sequences. Rows of one sequence lie one behind another, at
+// consecutive positions, and get the numbers that they would get in one run after another: each attends the cache as it was
+// before the run, the sequence's earlier rows, and itself. Recurrent states take these rows in order.
 #pragma once
 
 #include "matrix.h"
@@ -24,10 +25,24 @@ enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 constexpr int MOST_ROWS = 16;    // largest number of a program's rows
 constexpr int DOWN_GROUPS = 32;  // groups of rows whose experts' answers are kept before they are added up
 
-// The rows that a run takes: their numbers, in order.
+// The rows that a run takes, in order.
 struct Rows {
-    int count = 0;
-    int index[MOST_ROWS];
+    int count = 0, num_sequences = 0;
+    int index[MOST_ROWS];        // each row's number in the program
+    int earlier[MOST_ROWS];      // for each row, the number of rows before it that belong to its sequence
+    int begins[MOST_ROWS + 1];   // where each sequence's rows begin in `index`, and the end of the last ones
+
+    // counts: 1 for a row that has a token, else 0.  sequences: each row's sequence.
+    Rows(const int64_t* counts, const int64_t* sequences, int num_rows) {
+        for (int row = 0; row < num_rows; row++) {
+            if (!counts[row]) continue;
+            const bool goes_on = count && sequences[row] == sequences[index[count - 1]];
+            if (!goes_on) begins[num_sequences++] = count;
+            earlier[count] = goes_on ? earlier[count - 1] + 1 : 0;
+            index[count++] = row;
+        }
+        begins[num_sequences] = count;
+    }
 };
 
 // An array for each row of a program. stride: elements from one row's to the next one's; 0 if all rows share one.
@@ -70,7 +85,8 @@ struct Project {
 
 // Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
 // sequence's cache, and attends over the live slots. Position p is in slot p mod slots. If k is null, another layer has
-// written the tokens' entries.
+// written the tokens' entries. With n rows of one sequence, slots >= window + n - 1, or no position has wrapped: the last of
+// the rows must not overwrite a key that the first of them sees.
 struct Attend {
     PerRow<const float> q, k, v;
     Norm q_norm, k_norm, v_norm;

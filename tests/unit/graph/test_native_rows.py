@@ -41,9 +41,10 @@ class Row:
     position: int
 
 
-def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32) -> GraphBuilder:
+def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes: int) -> GraphBuilder:
+    """Return a builder over fresh caches. Args: sizes: `chunk` and `together` of `allocate_cache`."""
     spec = decoder.spec
-    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU)
+    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **sizes)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
     return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, library=Path(native_kernels()))
 

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from graphcore.nn.layer_cache import allocate_cache, cache_nbytes, cache_slots, restore, snapshot
+from graphcore.nn.layer_cache import (
+    allocate_cache,
+    cache_nbytes,
+    cache_slots,
+    restore,
+    snapshot,
+    tokens_together,
+)
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)
@@ -41,6 +48,22 @@ def test_planned_bytes_are_the_allocated_bytes() -> None:
     attention = 2 * 3 * (2 * 64 * 8 + 2 * 10 * 16) * 2
     delta = 3 * (6 * 4 * 5 + (2 * 2 * 4 + 6 * 5) * 3) * 4
     assert cache_nbytes(spec, 3, 64, torch.float16) == allocated == attention + delta
+
+
+@pytest.mark.parametrize(("together", "slots"), [(1, 10), (4, 13), (6, 15), (60, 64)])
+def test_a_ring_has_a_spare_slot_for_each_further_token_of_a_step(together: int, slots: int) -> None:
+    spec, sizes = model(FULL, SLIDING, DELTA), (3, 64, torch.float16)
+    caches = allocate_cache(spec, *sizes, torch.device("cpu"), together=together)
+    assert [cache.tensors[0].shape[2] for cache in caches[:2]] == [64, slots]
+    assert tokens_together(spec, caches, 64) == (together if slots < 64 else 64)
+    allocated = sum(tensor.nbytes for cache in caches for tensor in cache.tensors)
+    assert cache_nbytes(spec, *sizes, together=together) == allocated
+
+
+def test_any_number_of_tokens_runs_together_where_no_position_wraps() -> None:
+    for spec, context in ((model(FULL, DELTA), 64), (model(SLIDING), 10), (model(SLIDING), 6)):
+        caches = allocate_cache(spec, 1, context, torch.float32, torch.device("cpu"))
+        assert tokens_together(spec, caches, context) == context
 
 
 def test_rows_share_memory_with_the_whole() -> None:
