@@ -1,6 +1,8 @@
 """The plan of a run: from settings and a model's sizes to what fits on the device and in RAM."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.byte_sizes import parse_nbytes
@@ -8,7 +10,9 @@ from graphcore.config.settings import Settings
 from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import PreparedModel
 from graphcore.errors import PlanError
+from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.layer_cache import cache_nbytes
 from graphcore.quant.format_choice import STORED
@@ -61,7 +65,7 @@ def _plan(settings: Settings, model: Model, parts: PreparedModel, tier: Tier, ma
     return plan_streaming(
         sizes_of(parts.decoder, parts.loader.is_tied, settings.streaming.layer_group_size),
         wishes_of(settings, parts.choices.context, maps_experts(settings, parts, tier)),
-        costs_of(model, parts, tier),
+        costs_of(settings, model, parts, tier),
         machine.memory,
     )
 
@@ -98,7 +102,7 @@ def maps_experts(settings: Settings, parts: PreparedModel, tier: Tier) -> bool:
     return is_lockable and all(packing is None or isinstance(packing, DevicePacking) for packing in packings)
 
 
-def costs_of(model: Model, parts: PreparedModel, tier: Tier) -> Costs:
+def costs_of(settings: Settings, model: Model, parts: PreparedModel, tier: Tier) -> Costs:
     """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
     choices, spec = parts.choices, model.spec
     batch, is_gpu = choices.batch_size, choices.device.type == "cuda"
@@ -113,7 +117,19 @@ def costs_of(model: Model, parts: PreparedModel, tier: Tier) -> Costs:
         overhead_nbytes=overhead_nbytes(spec, parts.decoder, batch, choices.graph == "captured", choices.dtype)
         if is_gpu
         else 0,
+        program_nbytes=programs_of(parts, keeps_of(settings.streaming) != "all"),
     )
+
+
+def programs_of(parts: PreparedModel, is_streaming: bool) -> Callable[[int], int]:
+    """Return the function from a context in tokens to the bytes of native decode programs; 0 where there are none."""
+    choices, library = parts.choices, parts.choices.packing.library
+    if choices.graph != "captured" or choices.device.type != "cpu" or library is None:
+        return lambda context: 0
+    widths = sorted({1, choices.batch_size} if choices.batch_size <= MOST_ROWS else {1})
+    fetches = is_streaming and bool(expert_linears(parts.decoder))
+    sizes = ProgramSizes(widths, choices.kv_dtype, choices.prefill_chunk, library, fetches)
+    return cache(lambda context: programs_nbytes(parts.decoder, sizes, context))
 
 
 def disk_obstacle(settings: Settings, parts: PreparedModel, machine: Machine) -> str:

@@ -30,11 +30,11 @@ def append_choice(
         fetches: True if experts are fetched, so that their places are known only after the choice.
     """
     rows, used = shares.shape
-    chosen = torch.zeros(rows, used, dtype=torch.int32)
-    lists = [torch.zeros(size, dtype=torch.int32) for size in (1, rows * used + 1, rows * used)]
+    chosen = program.zeros(rows, used, dtype=torch.int32)
+    lists = [program.zeros(size, dtype=torch.int32) for size in (1, rows * used + 1, rows * used)]
     sharing = instructions.Sharing(*(program.address(one, torch.int32) for one in lists))
-    is_last = torch.ones(1, dtype=torch.int32) if fetches else None
-    places = torch.zeros_like(chosen) if fetches else chosen
+    is_last = program.zeros(1, dtype=torch.int32).fill_(1) if fetches else None
+    places = program.zeros(rows, used, dtype=torch.int32) if fetches else chosen
     choice = Choice(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
     program.needs(row_floats=scores.shape[1] + 32)
     given, picks, weights = program.per_row(scores), program.address(chosen, torch.int32), program.address(shares)
@@ -64,10 +64,10 @@ def append_experts(
     assert choice.begin == len(program.arguments), "experts come right behind their choice"
     parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
     gate, up, down = (program.matrix(part.weight[0], part.packing) for part in parts)  # the other experts follow
-    biases = [program.address(None if part.bias is None else part.bias.float()) for part in parts]
+    biases = [program.address(None if part.bias is None else program.in_float32(part.bias)) for part in parts]
     rounding, (rows, used) = ROUNDINGS[experts.gate_proj.rounding], shares.shape
     where = [*(program.address(ids, torch.int32) for ids in (choice.chosen, choice.places)), choice.sharing]
-    hidden = program.per_row(program.buffer(used * gate.rows))
+    hidden = program.per_row(program.block_buffer(used * gate.rows))
     program.needs(rows=rows, columns=gate.columns)
     kept_floats = rows * used * instructions.DOWN_GROUPS * GROUP_ROWS
     program.needs(row_floats=kept_floats, rows=rows * used, columns=down.columns)
@@ -75,7 +75,7 @@ def append_experts(
     program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *gating))
     answers = None
     if choice.is_last is not None:  # they may come in several waves
-        answers = program.buffer(used * -(-down.rows // GROUP_ROWS) * GROUP_ROWS)
+        answers = program.block_buffer(used * -(-down.rows // GROUP_ROWS) * GROUP_ROWS)
     waves = (program.address(answers), program.address(choice.is_last, torch.int32))
     answer = (program.address(shares), program.per_row(out), *waves, used, puts)
     program.add(instructions.ExpertsDown(hidden, rounding, down, biases[2], *where, *answer))

@@ -92,7 +92,7 @@ class ModuleRecorder:
 
     def _attribute(self, name: str) -> object:
         owner, _, attribute = name.rpartition(".")
-        return self.modules[owner].get_buffer(attribute).float()
+        return self.program.in_float32(self.modules[owner].get_buffer(attribute))
 
     def project(
         self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
@@ -127,15 +127,15 @@ class ModuleRecorder:
         """Append stream += norm(x)."""
         program, dim = self.program, stream.shape[-1]
         program.needs(row_floats=dim)
-        program.add(instructions.AddNorm(program.per_row(x), self._norm(norm), program.per_row(stream), dim))
+        program.add(instructions.AddNorm(program.per_row(x), self._norm(norm), program.per_row(stream), dim, False, 1))
         return stream
 
     def normed(self, node: Call, x: Tensor, _dtype: torch.dtype | None = None) -> Tensor:
         """Append norm(x)."""
-        program, out = self.program, self.program.buffer(x.shape[-1])
+        program, out = self.program, self.program.block_buffer(x.shape[-1])
         program.needs(row_floats=x.shape[-1])
         norm = norm_of(program, self.modules[node.target])
-        program.add(instructions.AddNorm(program.per_row(x), norm, program.per_row(out), x.shape[-1], True))
+        program.add(instructions.AddNorm(program.per_row(x), norm, program.per_row(out), x.shape[-1], True, 1))
         return out
 
     def add_scaled(self, _node: Call, stream: Tensor, x: Tensor, factor: float) -> Tensor:
@@ -144,12 +144,12 @@ class ModuleRecorder:
 
     def scaled_sum(self, _node: Call, x: Tensor, y: Tensor, factor: float) -> Tensor:
         """Append x + factor * y."""
-        return self.elementwise("add", x, y, self.program.buffer(x.shape[-1]), factor=factor)
+        return self.elementwise("add", x, y, self.program.block_buffer(x.shape[-1]), factor=factor)
 
     def gate(self, _node: Call, x: Tensor, activation: str | None, y: Tensor) -> Tensor:
         """Append activation(x) * y."""
         kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
-        return self.elementwise("gate", x, y, self.program.buffer(y.shape[-1]), kind)
+        return self.elementwise("gate", x, y, self.program.block_buffer(y.shape[-1]), kind)
 
     def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
         """Append cap * tanh(x / cap)."""
@@ -199,7 +199,7 @@ class ModuleRecorder:
             how: fields of `Scoring`.
         """
         program, scoring, (_, kv_heads, slots, width) = self.program, Scoring(*how), k_cache.shape
-        out = program.buffer(q.shape[-1])
+        out = program.block_buffer(q.shape[-1])
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))
         arguments.q_norm, arguments.k_norm, arguments.v_norm = map(self._norm, (q_norm, k_norm, v_norm))
@@ -226,13 +226,13 @@ class ModuleRecorder:
 
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
         """Append sigmoid(gate) * x for one number `gate`."""
-        return self.elementwise("scale", gate, x, self.program.buffer(x.shape[-1]), Activation.SIGMOID)
+        return self.elementwise("scale", gate, x, self.program.block_buffer(x.shape[-1]), Activation.SIGMOID)
 
     def choose(
         self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
     ) -> tuple[Choice, Tensor]:
         """Append the choice of experts; return it and the shares."""
-        shares = self.program.buffer(top_k)
+        shares = self.program.block_buffer(top_k)
         fetches = self.fetches_experts
         choice = append_choice(self.program, self.layer, scores, shares, over == "all", scales, fetches)
         self.choices.append(choice)
@@ -249,7 +249,7 @@ class ModuleRecorder:
         self, _node: Call, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
         """Append the weighted sum of what the chosen experts make of norm(x)."""
-        experts, out = self._module(name, Experts), self.program.buffer(x.shape[-1])
+        experts, out = self._module(name, Experts), self.program.block_buffer(x.shape[-1])
         append_experts(self.program, experts, self._norm(norm), choice, x, shares, out, puts=True)
         return out
 
@@ -263,7 +263,7 @@ class ModuleRecorder:
 
     def out(self, node: Call, size: int) -> Tensor:
         """Return the tensor that a product goes to: its given place, or a buffer of its own."""
-        return self._places[node] if node in self._places else self.program.buffer(size)
+        return self._places[node] if node in self._places else self.program.block_buffer(size)
 
 
 ENTRIES: Mapping[object, Callable[..., Any]] = {

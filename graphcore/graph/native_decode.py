@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from graphcore.graph.embedding_instructions import append_embedding, append_features, features_of
 from graphcore.graph.instruction_entries import ModuleRecorder, obstacle_of_operations
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
@@ -93,34 +94,6 @@ def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
 
 
 @dataclass
-class GatherStep:
-    """Puts tokens' embedding rows into a native program's residual stream, from wherever the embedding gets them.
-
-    Attributes:
-        x: [B, D] float32.
-        features: [L, B, P] float32, the tokens' features of each layer; None where layers have none.
-    """
-
-    group: int
-    state: StepState
-    embedding: Embedding
-    x: Tensor
-    features: Tensor | None = None
-
-    def replay(self) -> None:
-        """Fill `x` and `features`."""
-        token_ids = self.state.token_ids
-        hidden = self.embedding(token_ids, self.state.span)
-        self.x.copy_(hidden.view(self.x.shape))
-        if self.features is None or self.embedding.per_layer is None:
-            return
-        # Row by row: in a product of a library, a row's last bits depend on the number of rows.
-        for row in self.state.span.counts.nonzero().flatten().tolist():
-            features = self.embedding.per_layer(token_ids[row : row + 1], hidden[row : row + 1])  # [L, 1, 1, P]
-            self.features[:, row].copy_(features[:, 0, 0])
-
-
-@dataclass
 class Recorder:
     """Records decode programs of one decoder.
 
@@ -142,7 +115,7 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
-    _features: Tensor | None = None  # [L, B, P], of the tokens
+    _features: Tensor | None = None  # [B, L P], of the tokens
     _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
@@ -151,13 +124,10 @@ class Recorder:
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
         choices: list[Choice] = []
-        per_layer, embedding = self.decoder.spec.per_layer, self.decoder.embed_tokens
-        gathers = embedding.is_gathered or per_layer is not None
-        if per_layer is not None:
-            num_layers = len(self.decoder.layers)
-            self._features = program.buffer(num_layers * per_layer.width).view(num_layers, program.rows, -1)
-        if not gathers:
-            self._embed(program, state, x)
+        gather = append_embedding(program, state, self.decoder.embed_tokens, x)
+        self._features = append_features(program, gather, x)
+        program.end_block()
+        if program.arguments:
             ends.append((0, len(program.arguments)))
         for group, layers in enumerate(self.groups, start=1):
             for index in layers:
@@ -172,7 +142,7 @@ class Recorder:
             self._choose(program, state)
             ends.append((0, len(program.arguments)))
         steps = self._steps(program, ends, choices if self.fetcher is not None else ())
-        return [GatherStep(0, state, embedding, x, self._features), *steps] if gathers else steps
+        return [gather, *steps] if gather.fetches else steps
 
     def _heads(self) -> Sequence[tuple[range, Head]]:
         """Return the head's parts, or the whole head where no part moves: its rows are computed independently."""
@@ -201,11 +171,14 @@ class Recorder:
         rope = None if rope_index is None else self.tables[rope_index]
         k_cache, v_cache = self.caches[index].tensors
         inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": k_cache, "v_cache": v_cache}
-        inputs["per_layer"] = None if self._features is None else self._features[index]
+        per_layer = self.decoder.embed_tokens.per_layer
+        if per_layer is not None and self._features is not None:
+            inputs["per_layer"] = features_of(per_layer, self._features, index)
         modules = dict(block.named_modules())
         recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
         answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)
         assert answer is x, "the stream is changed where it lies"
+        program.end_block()
         return recorder.choices
 
     def _lowered(self, kind: BlockSpec | None, module: nn.Module) -> Traced:
@@ -214,22 +187,10 @@ class Recorder:
             self._operations[kind] = lower_to_instructions(module)
         return self._operations[kind]
 
-    def _embed(self, program: native.NativeProgram, state: StepState, x: Tensor) -> None:
-        embedding = self.decoder.embed_tokens
-        arguments = instructions.Embed()
-        arguments.table = program.matrix(embedding.weight, embedding.packing)
-        if embedding.positions is not None:
-            arguments.positions = program.matrix(embedding.positions, None)
-        arguments.token_ids = program.address(state.token_ids, torch.int64)
-        arguments.starts = program.address(state.span.starts, torch.int64)
-        arguments.x, arguments.scale = program.per_row(x), embedding.scale
-        program.needs(row_floats=self.decoder.spec.dim + 32)
-        program.add(arguments)
-
     def _choose(self, program: native.NativeProgram, state: StepState) -> None:
         """Append the choice of each row's likeliest token, which becomes its next input."""
         best = program.buffer(instructions.CHOICE_PARTS)
-        best_index = torch.zeros(best.shape, dtype=torch.int64)
+        best_index = program.zeros(*best.shape, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)
         program.add(instructions.Choose(program.per_row(state.logits), self.decoder.spec.vocab, *pointers))
         inputs = (state.chosen, state.token_ids, state.span.starts)

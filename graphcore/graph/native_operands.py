@@ -35,9 +35,9 @@ class Choice:
 
 def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
     """Return a linear's matrix, its bias in float32 and where its product goes."""
-    bias = None if linear.bias is None else linear.bias.float()
+    bias = None if linear.bias is None else program.in_float32(linear.bias)
     matrix = program.matrix(linear.weight, linear.packing)
-    if linear.packing is not None and linear.weight_scale is not None:
+    if linear.packing is not None and linear.weight_scale is not None and not linear.weight_scale.is_meta:
         scale = linear.weight_scale.item()
         matrix.scale = 1 / scale if linear.int8_order == "divided" else scale
     return matrix, bias, out

@@ -94,10 +94,10 @@ class Attend(ctypes.Structure):
 
 
 class AddNorm(ctypes.Structure):
-    """x += norm(y), or x = norm(y)."""
+    """x += norm(y), or x = norm(y), for each of some parts of x and y."""
 
     KIND = 3
-    _fields_ = (("y", PerRow), ("norm", Norm), ("x", PerRow), ("dim", INT), ("puts", INT))
+    _fields_ = (("y", PerRow), ("norm", Norm), ("x", PerRow), ("dim", INT), ("puts", INT), ("parts", INT))
 
 
 class Choose(ctypes.Structure):

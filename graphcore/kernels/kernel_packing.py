@@ -105,11 +105,11 @@ class KernelPacking(Packing):
         return int(open_library(self.library).graphcore_packed_nbytes(FORMAT_NUMBERS[self.format], row, self.columns))
 
     def matrix(self, packed: Tensor) -> Matrix:
-        """Return the matrix as the kernels see it; the bytes still belong to the tensor."""
+        """Return the matrix as the kernels see it; the bytes still belong to the tensor, which may have no memory."""
         assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
         assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
         scale = 1.0
-        if not self.can_split:
+        if not self.can_split and not packed.is_meta:
             scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
         number, rows, columns = self.numbers
         return Matrix(packed.data_ptr(), rows, columns, number, scale)

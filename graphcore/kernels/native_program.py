@@ -24,14 +24,15 @@ ALIGNMENT = 64
 class NativeProgram:
     """Native instructions in order, with the memory that they use.
 
-    A program has a fixed number of rows, each for one token. A run takes the rows that have a token, and a row's numbers
-    do not depend on rows of other sequences. Of the rows that run, those of one sequence lie one after another, at
-    consecutive positions.
+    A program has a fixed number of rows, each for one token. A run takes the rows that have a token, and a row's
+    numbers do not depend on rows of other sequences. Of the rows that run, those of one sequence lie one after another,
+    at consecutive positions.
 
     Attributes:
         counts: [B] int64, 1 for a row that has a token in the next run, else 0.
         sequences: [B] int64, number of each row's sequence in the caches.
         kept: objects that the instructions point to.
+        nbytes: bytes of the tensors that were allocated for the program, without its scratch.
         row_floats: length in float32 of the longest row that an instruction needs besides its activations.
         activations: rows and columns of the largest activations.
     """
@@ -41,9 +42,12 @@ class NativeProgram:
     counts: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64))
     sequences: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     kept: list[object] = field(default_factory=list)
+    nbytes: int = 0
     arguments: list[ctypes.Structure] = field(default_factory=list)
     row_floats: int = 0
     activations: tuple[int, int] = (1, 32)
+    _in_block: list[Tensor] = field(default_factory=list)
+    _free: list[Tensor] = field(default_factory=list)
     _table: ctypes.Array[Instruction] | None = None
     _scratch: Tensor | None = None
     _sizes: tuple[int, int] = (0, 0)
@@ -87,11 +91,34 @@ class NativeProgram:
         assert isinstance(packing, KernelPacking), f"no kernel multiplies {packing.format}"
         return packing.matrix(weight)
 
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a new tensor that lives as long as the program."""
+        return self.own(torch.zeros(shape, dtype=dtype))
+
     def buffer(self, size: int) -> Tensor:
         """Return a new buffer, [B, size] float32, that lives as long as the program."""
-        buffer = torch.zeros(self.rows, size, dtype=torch.float32)
-        self.kept.append(buffer)
-        return buffer
+        return self.zeros(self.rows, size)
+
+    def block_buffer(self, size: int) -> Tensor:
+        """Return a buffer, [B, size] float32, for instructions of one block: for those up to `end_block`."""
+        fitting = next((index for index, one in enumerate(self._free) if one.shape[1] == size), None)
+        self._in_block.append(self.buffer(size) if fitting is None else self._free.pop(fitting))
+        return self._in_block[-1]
+
+    def end_block(self) -> None:
+        """Let the buffers of the next block have the memory of this one's, which no later instruction reads."""
+        self._free += self._in_block
+        self._in_block = []
+
+    def in_float32(self, tensor: Tensor) -> Tensor:
+        """Return the tensor in float32: itself, or a copy that lives as long as the program."""
+        return tensor if tensor.dtype is torch.float32 else self.own(tensor.float())
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Keep a tensor alive that was made for the program, count its bytes, and return it."""
+        self.kept.append(tensor)
+        self.nbytes += tensor.nbytes
+        return tensor
 
     def needs(self, row_floats: int = 0, rows: int = 1, columns: int = 32) -> None:
         """Make every thread's scratch at least this large."""
@@ -126,17 +153,25 @@ class NativeProgram:
         rows = self.counts.data_ptr(), self.sequences.data_ptr(), self.rows
         open_library(self.library).graphcore_run(self.threads, *rows, first, count, scratch.data_ptr(), *self._sizes)
 
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of all threads' scratch, which is allocated at the first run."""
+        return self.threads * self._thread_nbytes()[0] + ALIGNMENT
+
+    def _thread_nbytes(self) -> tuple[int, int]:
+        """Return the bytes of one thread's scratch, and of the row that it begins with."""
+        row_nbytes = _aligned(4 * self.row_floats)
+        activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
+        return row_nbytes + _aligned(activations) + ALIGNMENT, row_nbytes
+
     def _seal(self) -> None:
         self._table = (Instruction * len(self.arguments))(
             *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)
         )
-        row_nbytes = _aligned(4 * self.row_floats)
-        activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
-        thread_nbytes = row_nbytes + _aligned(activations) + ALIGNMENT
-        memory = torch.zeros(self.threads * thread_nbytes + ALIGNMENT, dtype=torch.uint8)
+        memory = torch.zeros(self.scratch_nbytes, dtype=torch.uint8)
         start = -memory.data_ptr() % ALIGNMENT
         self._scratch = memory[start:]
-        self._sizes = (thread_nbytes, row_nbytes)
+        self._sizes = self._thread_nbytes()
 
 
 def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor | None, bias: Tensor | None) -> Norm:
@@ -182,7 +217,7 @@ def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
     Args:
         parts: the layer's projections [B, 1, ...] float32, weights and states, and the tokens' positions and counts.
     """
-    joined, out = program.buffer(parts.mixed.shape[-1]), program.buffer(parts.z.shape[-1])
+    joined, out = program.block_buffer(parts.mixed.shape[-1]), program.block_buffer(parts.z.shape[-1])
     program.kept += [parts.mixed, parts.z, parts.a, parts.b]
 
     def address(tensor: Tensor | None) -> int | None:

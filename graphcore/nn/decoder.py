@@ -19,6 +19,7 @@ from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec, PerLayerSpec
 
 EXPERTS = ".experts."  # part of the name of each weight that every expert has its own of
+SUM_SCALE = 2**-0.5  # factor of the sum that layers' features are, which keeps its variance
 
 
 class Table(nn.Module):
@@ -57,13 +58,16 @@ class Table(nn.Module):
 
     def rows(self, token_ids: Tensor) -> Tensor:
         """Return the scaled rows [B, T, D], float32, of `token_ids` [B, T] int64."""
-        if self.gather is not None:
-            rows = self.gather(token_ids).to(RESIDUAL_DTYPE)
-        elif self.packing is None:
-            rows = nn.functional.embedding(token_ids, self.weight).to(RESIDUAL_DTYPE)
-        else:
-            rows = self.packing.gather(token_ids, self.weight, RESIDUAL_DTYPE)
+        rows = self.stored_rows(token_ids)
         return rows * self.scale if self.scale != 1.0 else rows
+
+    def stored_rows(self, token_ids: Tensor) -> Tensor:
+        """Return the rows [B, T, D], float32, of `token_ids` [B, T] int64, not scaled."""
+        if self.gather is not None:
+            return self.gather(token_ids).to(RESIDUAL_DTYPE)
+        if self.packing is None:
+            return nn.functional.embedding(token_ids, self.weight).to(RESIDUAL_DTYPE)
+        return self.packing.gather(token_ids, self.weight, RESIDUAL_DTYPE)
 
 
 class LayerFeatures(nn.Module):
@@ -90,7 +94,7 @@ class LayerFeatures(nn.Module):
         """
         projected = self.projection(hidden.to(self.dtype)).float() * self.dim_scale
         normed = self.norm(projected.unflatten(-1, (-1, self.width)))  # [B, T, stored layers, P]
-        features = (normed + self.table.rows(token_ids).view(normed.shape)) * 2**-0.5
+        features = (normed + self.table.rows(token_ids).view(normed.shape)) * SUM_SCALE
         return features[:, :, : self.num_layers].movedim(2, 0).contiguous()  # type: ignore[no-any-return]  # Module.__call__
 
 

@@ -109,9 +109,10 @@ void run_attend(const Attend& a, const Rows& rows, Range units, Scratch& scratch
     }
 }
 
-void run_add_norm(const AddNorm& a, int row, Scratch& scratch) {
-    float* x = a.x.at(row);
-    normalise(a.norm, a.y.at(row), a.dim, scratch.row);
+void run_add_norm(const AddNorm& a, int row, int part, Scratch& scratch) {
+    const size_t first = size_t(part) * a.dim;
+    float* x = a.x.at(row) + first;
+    normalise(a.norm, a.y.at(row) + first, a.dim, scratch.row);
     for (int i = 0; i < a.dim; i++) x[i] = (a.puts ? 0.0f : x[i]) + scratch.row[i];
 }
 
@@ -325,8 +326,8 @@ Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
     const auto of_sequences = [&](int parts) { return Deal::even(rows.num_sequences * parts, threads); };
     switch (instruction.kind) {
         case Kind::EMBED:
-        case Kind::ADD_NORM:
         case Kind::ADVANCE: return of_rows(1);
+        case Kind::ADD_NORM: return of_rows(((const AddNorm*)a)->parts);
         case Kind::PROJECT: return Deal::even(groups_of(*(const Project*)a), threads);
         case Kind::ATTEND: {
             const auto& attend = *(const Attend*)a;
@@ -359,7 +360,10 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
         case Kind::EMBED: return by_row(rows, units, 1, [&](int row, int) { run_embed(*(const Embed*)a, row, scratch); });
         case Kind::PROJECT: return run_project(*(const Project*)a, rows, units, scratch);
         case Kind::ATTEND: return run_attend(*(const Attend*)a, rows, units, scratch);
-        case Kind::ADD_NORM: return by_row(rows, units, 1, [&](int row, int) { run_add_norm(*(const AddNorm*)a, row, scratch); });
+        case Kind::ADD_NORM: {
+            const auto& add = *(const AddNorm*)a;
+            return by_row(rows, units, add.parts, [&](int row, int part) { run_add_norm(add, row, part, scratch); });
+        }
         case Kind::CHOOSE: return by_row(rows, units, CHOICE_PARTS, [&](int row, int part) { choose_part(*(const Choose*)a, row, part); });
         case Kind::ADVANCE: return by_row(rows, units, 1, [&](int row, int) { run_advance(*(const Advance*)a, row); });
         case Kind::ROUTE: return run_route(*(const Route*)a, rows, scratch);

@@ -101,13 +101,14 @@ struct Attend {
     float cap;  // scores become cap * tanh(score / cap); 0: no cap
 };
 
-// x += norm(y).
+// x += norm(y), for each of so many parts of x and y.
 struct AddNorm {
     PerRow<const float> y;
     Norm norm;
     PerRow<float> x;
-    int32_t dim;
-    int32_t puts;  // 1: x = norm(y)
+    int32_t dim;    // length of a part
+    int32_t puts;   // 1: x = norm(y)
+    int32_t parts;  // they lie one after another
 };
 
 constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads search for the next token

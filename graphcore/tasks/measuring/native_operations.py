@@ -60,7 +60,8 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
             shape, name = _described([arguments.down])
             return OperationName(kind, f"{arguments.used} of ({shape})", name)
         case instructions.AddNorm():
-            return OperationName(kind, str(arguments.dim), "f32")
+            shape = f"{arguments.parts} x {arguments.dim}" if arguments.parts > 1 else str(arguments.dim)
+            return OperationName(kind, shape, "f32")
         case instructions.Choose():
             return OperationName(kind, str(arguments.vocab), "f32")
         case instructions.Route():

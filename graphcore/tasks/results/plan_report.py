@@ -91,6 +91,8 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     yield "kv cache", plan.kv_nbytes, f"{plan.context} tokens"
     if plan.other.workspace_nbytes:
         yield "workspace", plan.other.workspace_nbytes, ""
+    if plan.other.program_nbytes:
+        yield "decode programs", plan.other.program_nbytes, ""
     if plan.other.buffer_nbytes:
         yield "read buffers", plan.other.buffer_nbytes, ""
     if plan.other.overhead_nbytes:
@@ -147,6 +149,7 @@ def memory_record(plan: Plan) -> Record:
         "vector_bytes": plan.always_nbytes,
         "kv_bytes": plan.kv_nbytes,
         "workspace_bytes": plan.other.workspace_nbytes,
+        "program_bytes": plan.other.program_nbytes,
         "buffer_bytes": plan.other.buffer_nbytes,
         "overhead_bytes": plan.other.overhead_nbytes,
         "total_bytes": plan.total_nbytes,

@@ -148,12 +148,19 @@ class OtherMemory:
         buffer_nbytes: bytes of the buffers for reads on their way to a slot.
         overhead_nbytes: bytes of a GPU's libraries, kernels and captured graphs, estimated in `costs.py`.
         loading_nbytes: peak bytes of RAM for making weights while they are loaded, besides the weights themselves.
+        program_nbytes: bytes of the buffers and scratch of native decode programs; 0 on a GPU.
     """
 
     workspace_nbytes: int = 0
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
+    program_nbytes: int = 0
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes on the device once everything is loaded and allocated."""
+        return self.workspace_nbytes + self.program_nbytes + self.buffer_nbytes + self.overhead_nbytes
 
 
 @dataclass(frozen=True)
@@ -204,10 +211,7 @@ class Plan:
     @property
     def total_nbytes(self) -> int:
         """Bytes on the device once everything is loaded and allocated."""
-        other = self.other
-        return (
-            self.weight_nbytes + self.kv_nbytes + other.workspace_nbytes + other.buffer_nbytes + other.overhead_nbytes
-        )
+        return self.weight_nbytes + self.kv_nbytes + self.other.held_nbytes
 
     @property
     def load_peak_nbytes(self) -> int:
@@ -244,6 +248,7 @@ def needs_in_words(plan: Plan) -> str:
         ("slots", plan.groups.slots_nbytes),
         ("kv cache", plan.kv_nbytes),
         ("workspace", plan.other.workspace_nbytes),
+        ("decode programs", plan.other.program_nbytes),
         ("read buffers", plan.other.buffer_nbytes),
         ("CUDA's libraries and graphs", plan.other.overhead_nbytes),
     )

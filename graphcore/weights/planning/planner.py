@@ -1,7 +1,7 @@
 """The planner: pure functions from sizes, wishes and a budget to a plan. Nothing is read or allocated.
 
     budget >= resident groups + slots x the largest streamed group + expert cache + vectors
-              + KV cache + workspace + read buffers + CUDA's libraries and graphs
+              + KV cache + workspace + decode programs + read buffers + CUDA's libraries and graphs
 
 `off` keeps all weights on the device and `on` keeps no matrix. `auto` minimises the bytes that move for a token: it
 keeps layer groups and the head first, then experts, then the embedding's table, of which a token reads only one row.
@@ -80,6 +80,7 @@ class Costs:
         buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
         overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
         loading_nbytes: peak bytes of RAM for making weights, besides the weights themselves.
+        program_nbytes: function from a context in tokens to the bytes of native decode programs; 0 on a GPU.
     """
 
     kv_nbytes: Callable[[int], int]
@@ -87,6 +88,7 @@ class Costs:
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
+    program_nbytes: Callable[[int], int] = lambda context: 0
 
 
 def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Memory) -> Plan:
@@ -149,7 +151,9 @@ def _plans(
         mode=wishes.mode,
         context=context,
         always_nbytes=sizes.always,
-        other=OtherMemory(costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes),
+        other=OtherMemory(
+            costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes, costs.program_nbytes(context)
+        ),
         read_nbytes=sizes.read_nbytes,
     )
     residences = {"all": (True,), "nothing": (False,)}.get(wishes.keeps, (False, True)) if sizes.features else (True,)

@@ -33,7 +33,7 @@ def test_the_plan_is_the_checkpoints_bytes(
     # 2 sequences x 100 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 4 bytes
     assert record["memory"]["kv_bytes"] == 2 * 100 * 2 * 2 * 2 * 32 * 4
     assert record["memory"]["weight_bytes"] == sum(group["bytes"] for group in record["groups"])
-    parts = ("weight_bytes", "kv_bytes", "workspace_bytes")
+    parts = ("weight_bytes", "kv_bytes", "workspace_bytes", "program_bytes")
     assert record["memory"]["total_bytes"] == sum(record["memory"][part] for part in parts)
     assert record["memory"]["workspace_bytes"] > 0
     assert record["fits"] is True

@@ -144,6 +144,17 @@ def test_a_remainder_group_streams_through_a_slot_of_the_largest() -> None:
     assert [plan.groups.nbytes_of(number) for number in (0, *plan.groups.streamed)] == [500, 400, 400, 130, 90]
 
 
+def test_decode_programs_count_with_the_context_that_is_planned() -> None:
+    costs = replace(COSTS, program_nbytes=lambda context: 50 + 2 * context)
+    plain, plan = plan_of(SIZES, wishes("on")), plan_of(SIZES, wishes("on"), costs)
+    assert plan.other.program_nbytes == 50 + 2 * 100
+    assert plan.total_nbytes == plain.total_nbytes + 250
+    least = 1000 + 33 + 77 + 11 + KV * 1024 + 50 + 2 * 1024
+    asked = replace(wishes("on", least), context=4096, may_halve_context=True)
+    assert plan_of(SIZES, asked, costs).context == 1024
+    assert plan_of(SIZES, replace(asked, budget=least - 1), costs).context == 512
+
+
 def test_a_context_that_nobody_asked_for_is_halved_until_it_fits() -> None:
     asked = replace(wishes("on", 2000 + 33 + 77 + 11 + KV * 1500), context=4096, may_halve_context=True)
     plan = plan_of(SIZES, asked)

@@ -1,0 +1,76 @@
+"""The memory of native decode programs, known before any exists.
+
+A program is recorded over tensors without memory, of torch's meta device, by the code that later records it over real
+ones. So the bytes follow from that code, whatever the model's operations are.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from graphcore.graph.native_decode import NativeStep, Recorder
+from graphcore.graph.state import StepState
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.layer_cache import allocate_cache
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class ProgramSizes:
+    """The sizes and choices that a decode program's memory follows from.
+
+    Attributes:
+        widths: number of rows of each program; each width has a greedy program and one that only makes logits.
+        kv_dtype: dtype of keys and values.
+        chunk: most tokens of a sequence in one pass.
+        library: file of the C++ kernels.
+        fetches_experts: True if experts may be fetched between a layer's instructions.
+    """
+
+    widths: Sequence[int]
+    kv_dtype: torch.dtype
+    chunk: int
+    library: Path
+    fetches_experts: bool
+
+
+class _Nowhere:
+    """A fetcher of programs that never run."""
+
+    def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
+        """Raise: a program without memory cannot run."""
+        raise AssertionError(f"layer {layer} asks for {len(experts)} experts in a program that only has sizes")
+
+
+def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
+    """Return the bytes that the decode programs allocate: inputs, buffers, logits, and each thread's scratch.
+
+    Args:
+        decoder: decoder on the meta device.
+        context: tokens of KV cache for each sequence.
+    """
+    spec = decoder.spec
+    tables = decoder.rope_tables(1, META)
+    with META:
+        caches = allocate_cache(spec, max(sizes.widths), context, sizes.kv_dtype, META, sizes.chunk)
+        recorder = Recorder(
+            decoder,
+            [range(len(spec.blocks))],
+            [(range(spec.vocab), decoder.head)],
+            caches,
+            tables,
+            str(sizes.library),
+            fetcher=_Nowhere() if sizes.fetches_experts else None,
+        )
+        return sum(_program_nbytes(recorder, rows, is_greedy) for rows in sizes.widths for is_greedy in (False, True))
+
+
+def _program_nbytes(recorder: Recorder, rows: int, is_greedy: bool) -> int:
+    state = StepState.empty(rows, 1, META)
+    inputs = (state.token_ids, *state.span, state.chosen, state.sequences)
+    step = recorder.record(state, is_greedy)[-1]
+    assert isinstance(step, NativeStep), f"{type(step).__name__} is no part of a native program"
+    return sum(one.nbytes for one in inputs) + step.program.nbytes + step.program.scratch_nbytes

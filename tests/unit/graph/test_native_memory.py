@@ -1,0 +1,124 @@
+"""The bytes that are planned for native decode programs are those that the programs allocate."""
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from block_specs import BLOCKS, WIDE, WIDE_EXPERTS
+from packed_decoder import pack_all
+from packed_matrices import native_kernels
+from test_native_lists import WHOLE
+from test_native_rows import SEQUENCES, builder_of
+from tiny_graph import filled_decoder, model_of
+from tiny_models import ARCHITECTURES, TinyModel
+from torch import Tensor
+
+from graphcore import Engine
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
+from graphcore.graph.program import Program
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.spec import ModelSpec
+
+
+def living() -> dict[int, Tensor]:
+    """Return one tensor of each storage in RAM that Python code holds, by address."""
+    gc.collect()
+    found = (one for one in gc.get_objects() if type(one) is Tensor and one.device.type == "cpu")
+    return {one.untyped_storage().data_ptr(): one for one in found}
+
+
+def allocated_nbytes(make: Callable[[], Sequence[Program]]) -> int:
+    """Return the bytes of all new tensors that are alive after programs were made and ran once, without a token."""
+    before = living()  # they stay alive, so that nothing new has their addresses
+    programs = make()
+    for program in programs:
+        for step in program.steps:
+            step.replay()
+    new = {address: one for address, one in living().items() if address not in before}
+    return sum(one.untyped_storage().nbytes() for one in new.values())
+
+
+def all_programs(builder: GraphBuilder, widths: Sequence[int]) -> list[Program]:
+    return [builder.decode(width, is_greedy) for width in widths for is_greedy in (False, True)]
+
+
+def sizes_of(widths: Sequence[int]) -> ProgramSizes:
+    return ProgramSizes(widths, torch.float32, 0, Path(native_kernels()), fetches_experts=False)
+
+
+def without_memory(spec: ModelSpec) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(spec, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, *WHOLE])
+def test_each_kind_of_block_takes_what_is_planned(name: str) -> None:
+    spec = WHOLE[name] if name in WHOLE else model_of(BLOCKS[name], BLOCKS[name])
+    builder = builder_of(filled_decoder(spec, torch.bfloat16))
+    planned = programs_nbytes(without_memory(spec), sizes_of([1, 16]), builder.context)
+    assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
+
+
+@pytest.mark.parametrize("context", [64, 4096])
+def test_scratch_follows_the_context_and_the_threads(context: int) -> None:
+    spec, found = model_of(BLOCKS["plain"]), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        found.append(programs_nbytes(without_memory(spec), sizes_of([1]), context))
+    torch.set_num_threads(1)
+    assert found[1] - found[0] > 2 * 2 * 4 * 4 * context  # two programs, two more threads, four heads' scores
+
+
+def test_layers_share_their_buffers() -> None:
+    few, many = (
+        programs_nbytes(without_memory(model_of(*[BLOCKS["plain"]] * count)), sizes_of([16]), 64) for count in (2, 9)
+    )
+    assert few == many
+
+
+@pytest.mark.parametrize("rounding", ["wide", "float"])
+def test_packed_matrices_take_the_scratch_that_is_planned(rounding: str) -> None:
+    decoder = pack_all(filled_decoder(model_of(WIDE, WIDE_EXPERTS), torch.bfloat16), "q4_k", rounding)
+    builder = builder_of(decoder)
+    planned = programs_nbytes(decoder, sizes_of([1, 5]), builder.context)
+    assert allocated_nbytes(lambda: all_programs(builder, [1, 5])) == planned
+
+
+@pytest.mark.parametrize("overrides", [(), ("quant.format=q8_0",)])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_plan_has_the_bytes_of_its_programs(
+    tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]
+) -> None:
+    native_kernels()
+    sizes = ("context_length=64", f"batch_size={SEQUENCES - 5}", *overrides)
+    dtype = "bf16" if overrides else "fp32"
+    with Engine.load(tiny_model(name).folder, dtype=dtype, device="cpu", graph="captured", overrides=sizes) as engine:
+        assert isinstance(engine.runner, ProgramRunner)
+        builder = engine.runner.builder
+        found = allocated_nbytes(lambda: all_programs(builder, [1, SEQUENCES - 5]))
+        assert engine.plan.other.program_nbytes == found
+        assert engine.plan.total_nbytes >= engine.plan.weight_nbytes + engine.plan.kv_nbytes + found
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gpt_oss"])
+def test_a_plan_of_a_streamed_model_has_room_for_its_programs(
+    tiny_model: Callable[[str], TinyModel], name: str
+) -> None:
+    native_kernels()
+    how = {"dtype": "fp32", "device": "cpu", "graph": "captured", "streaming": "on"}
+    sizes = ["context_length=64", "batch_size=3", "streaming.source=disk"]
+    with Engine.load(tiny_model(name).folder, overrides=sizes, **how) as engine:  # type: ignore[arg-type]
+        assert isinstance(engine.runner, ProgramRunner)
+        builder = engine.runner.builder
+        found = allocated_nbytes(lambda: all_programs(builder, [1, 3]))
+        assert found <= engine.plan.other.program_nbytes <= 1.1 * found
+
+
+@pytest.mark.parametrize("graph", ["eager", "compiled"])
+def test_a_plan_without_native_programs_has_none(tiny_model: Callable[[str], TinyModel], graph: str) -> None:
+    with Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", graph=graph) as engine:
+        assert engine.plan.other.program_nbytes == 0
