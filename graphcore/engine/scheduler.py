@@ -23,8 +23,8 @@ import torch
 from graphcore.engine.engine_thread import EngineThread, compute_for, is_interpreter_ending
 from graphcore.engine.passes import Passes
 from graphcore.engine.sequence import RequestStatus, TokenSequence
-from graphcore.engine.token_feed import forked_error
-from graphcore.errors import BusyError, ConfigError
+from graphcore.engine.token_feed import closed_error, forked_error
+from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.streaming.scheduler import StoppedError
@@ -294,8 +294,3 @@ class Scheduler:
         for _, answer in jobs:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
-
-
-def closed_error() -> ConfigError:
-    """Return the error of a call on a closed engine."""
-    return ConfigError("this engine is closed; load it again")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from graphcore.engine.running_request import TokenEvent
-from graphcore.errors import GraphError
+from graphcore.errors import ConfigError, GraphError
 
 LOG = logging.getLogger("graphcore")
 
@@ -155,3 +155,8 @@ def call_all(wakers: Sequence[Callable[[], None]]) -> None:
 def forked_error() -> GraphError:
     """Return the error of reading, in a forked process, what its parent computes."""
     return GraphError("this process was forked while its parent ran this request; submit it again here")
+
+
+def closed_error() -> ConfigError:
+    """Return the error of a call on a closed engine."""
+    return ConfigError("this engine is closed; load it again")
