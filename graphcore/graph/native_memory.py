@@ -15,7 +15,7 @@ from graphcore.graph.state import StepState
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 
-META = torch.device("meta")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
         context: tokens of KV cache for each sequence.
     """
     spec = decoder.spec
-    tables = decoder.rope_tables(1, META)
+    tables = decoder.rope_tables(1, CPU)
     with META:
         caches = allocate_cache(spec, max(sizes.widths), context, sizes.kv_dtype, META, sizes.chunk)
         recorder = Recorder(
@@ -69,7 +69,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
 
 
 def _program_nbytes(recorder: Recorder, rows: int, is_greedy: bool) -> int:
-    state = StepState.empty(rows, 1, META)
+    state = StepState.empty(rows, 1, CPU)  # not on the meta device, whose arange would import sympy first
     inputs = (state.token_ids, *state.span, state.chosen, state.sequences)
     step = recorder.record(state, is_greedy)[-1]
     assert isinstance(step, NativeStep), f"{type(step).__name__} is no part of a native program"
