@@ -20,6 +20,7 @@ from test_native_decode import builder_of
 from tiny_graph import CONTEXT, FULL, filled_decoder, model_of
 
 from graphcore.activations import Gating
+from graphcore.graph.native_decode import NativeStep
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import MLPSpec, MoESpec, PerLayerSpec
 
@@ -72,6 +73,11 @@ def golden_lists() -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_is_the_golden_one(name: str) -> None:
     assert found_list(name).splitlines() == golden_lists()[name].splitlines()
+
+
+def test_features_of_layers_are_made_without_the_host() -> None:
+    builder = builder_of(WHOLE["gemma4"], "captured")
+    assert [type(step) for step in builder.decode(3, is_greedy=True).steps] == [NativeStep]
 
 
 def test_there_is_no_golden_program_of_nothing() -> None:
