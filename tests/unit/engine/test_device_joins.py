@@ -208,24 +208,33 @@ def odd(ids: Sequence[int]) -> torch.Tensor:
 @pytest.mark.parametrize("prompt", [[4], [9, 8], list(range(17))], ids=len)
 @pytest.mark.parametrize("settings", [GREEDY, NUCLEUS], ids=["greedy", "nucleus"])
 def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
-    prompt: list[int], settings: dict[str, float], cuda: FakeCuda
+    settings: dict[str, float], prompt: list[int], cuda: FakeCuda
 ) -> None:
-    masked = {"mask": odd, "logprobs": True, **settings}
+    """Its sequence takes part in every second step beside another, and its row runs nothing else."""
+    masked, gaps = {"mask": odd, "logprobs": True, **settings}, set()
     with engine_of() as eager:
-        expected = eager.submit(prompt, 6, ignore_eos=True, **masked).result(SECONDS)
+        expected = eager.submit(prompt, 9, ignore_eos=True, **masked).result(SECONDS)
     with captured_engine() as engine:
+
+        def note(*_: object) -> None:
+            (sequence,) = handles[1]._sequences
+            if len(sequence.request.token_ids) > 1:
+                gaps.add(engine.runner.choosing_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
+
         other = Request([1, 2, 3], 20, **PLAIN)
         alone, before = other.alone(engine), replays(cuda)
         with engine.holding_back():
-            handles = [other.submit(engine), engine.submit(prompt, 6, ignore_eos=True, **masked)]
+            handles = [other.submit(engine), engine.submit(prompt, 9, ignore_eos=True, **masked)]
+            engine._on_progress = note
         assert handles[0].result(SECONDS).token_ids == alone
         found = handles[1].result(SECONDS)
         assert found.token_ids == expected.token_ids
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert gaps == {0}
         assert replays(cuda) - before == 19 + (prompt == [4])  # those of the other alone; one runs beside its prompt
         before = replays(cuda)
-        assert engine.submit(prompt, 6, ignore_eos=True, **masked).result(SECONDS).token_ids == expected.token_ids
-        assert replays(cuda) - before == 5 + (len(prompt) % 16 == 1)
+        assert engine.submit(prompt, 9, ignore_eos=True, **masked).result(SECONDS).token_ids == expected.token_ids
+        assert replays(cuda) - before == 8 + (len(prompt) % 16 == 1)
 
 
 def test_an_error_in_a_mask_and_numbers_that_are_none_end_their_own_request() -> None:
