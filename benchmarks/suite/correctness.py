@@ -80,6 +80,10 @@ def steady(bench: Bench) -> None:
     run_tests(bench, "steady", files("steady", "repeats", "kernel_lists", "sampling"), lists)
 
 
+def joins(bench: Bench) -> None:
+    run_tests(bench, "joins", files("joins"))
+
+
 def compiled(bench: Bench) -> None:
     run_tests(bench, "compiled", files("compiled"))
 

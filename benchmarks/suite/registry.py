@@ -56,6 +56,7 @@ ALL = (
     Part("test_budgets", "correctness:budgets", 200, "tests: budgets, locked memory, experts, faults", needs_gpu=True),
     Part("test_tokens", "correctness:tokens", 60, "tests: 256 greedy tokens are the eager ones", needs_gpu=True),
     Part("test_steady", "correctness:steady", 200, "tests: loops that allocate nothing, kernels", needs_gpu=True),
+    Part("test_joins", "correctness:joins", 150, "tests: requests join and leave captured steps", needs_gpu=True),
     Part("fenced_70b_i2_s", "fenced:llama_i2_s", 120, "70B i2_s under 14 GiB of device memory"),
     Part("overlap", "batch:run", 120, "how busy the link is with work to hide behind: batch of 32, prefill of 2048"),
     Part("start", "start:run", 150, "time to first token of an 8B from the page cache"),
@@ -80,6 +81,6 @@ CALLS = {
     3: ("peers_8b", "host", "context_128k", "experts", "sanitizer"),
 }
 EXTRA = (  # in no call: run by --parts, or without it
-    *("test_products", "test_streamed", "test_budgets", "test_steady", "fenced_70b_i2_s", "overlap"),
+    *("test_products", "test_streamed", "test_budgets", "test_steady", "test_joins", "fenced_70b_i2_s", "overlap"),
     *("start", "slowdown_7b_13b", "slowdown_30b", "slowdown_70b", "test_compiled", "test_fallback", "peers_gpt_oss"),
 )
