@@ -173,10 +173,11 @@ def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(tiny_model: Tiny
             held.set()
             free.wait(SECONDS)
 
-        running = engine.submit([1, 2], 20, mask=hold, deadline=0.2, ignore_eos=True)
+        engine.generate([1, 2], 1)  # programs are built, so that the first pass comes long before the deadline
+        running = engine.submit([1, 2], 20, mask=hold, deadline=2.0, ignore_eos=True)
         assert held.wait(SECONDS)
         waiting = engine.submit([1, 2], 20, deadline=0.1)
-        time.sleep(0.3)
+        time.sleep(2.1)
         free.set()
         assert waiting.result(SECONDS).finish_reason == "deadline"
         assert waiting.result().token_ids == ()
