@@ -43,15 +43,24 @@ class Terminal:
         """Return what was shown up to the text and take it off `shown`."""
         deadline = time.monotonic() + PATIENCE
         while text not in self.shown:
-            assert select.select([self.master], [], [], deadline - time.monotonic())[0], f"never shown: {text!r}"
-            try:
-                received = os.read(self.master, 4096).decode(errors="replace")
-            except OSError:  # the other side has gone
-                received = ""
-            assert received, f"ended before {text!r}: {self.shown!r}"
-            self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", received)
+            self._read_more(deadline, text)
         before, _, self.shown = self.shown.partition(text)
         return before
+
+    def wait_for_more(self) -> None:
+        """Wait until anything is shown that was not waited for."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.shown.strip():
+            self._read_more(deadline, "anything")
+
+    def _read_more(self, deadline: float, awaited: str) -> None:
+        assert select.select([self.master], [], [], deadline - time.monotonic())[0], f"never shown: {awaited!r}"
+        try:
+            received = os.read(self.master, 4096).decode(errors="replace")
+        except OSError:  # the other side has gone
+            received = ""
+        assert received, f"ended before {awaited!r}: {self.shown!r}"
+        self.shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", received)
 
     def turns(self) -> list[dict[str, object]]:
         """End the chat and return its turns."""
@@ -75,7 +84,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def test_what_is_typed_while_it_answers_waits_unseen(terminal: Terminal) -> None:
     terminal.press("one\n")
     terminal.wait_for("one\n")
-    time.sleep(0.3)  # the answer has begun
+    terminal.wait_for_more()  # the answer has begun
     terminal.press("typed ahead\nand more")
     answer = terminal.wait_for(ANSWERED)
     assert "typed" not in answer

@@ -32,6 +32,11 @@ def living() -> dict[int, Tensor]:
 
 
 def allocated_nbytes(make: Callable[[], Sequence[Program]]) -> int:
+    """Return the bytes that programs allocate: of two trials the fewer, as other threads may allocate meanwhile."""
+    return min(new_nbytes(make) for _ in range(2))
+
+
+def new_nbytes(make: Callable[[], Sequence[Program]]) -> int:
     """Return the bytes of all new tensors that are alive after programs were made and ran once, without a token."""
     before = living()  # they stay alive, so that nothing new has their addresses
     programs = make()

