@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
-from graphcore.nn.layer_cache import LayerCache
+from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
 
@@ -81,9 +81,11 @@ def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def poisoned(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """Return new caches full of NaN; layers that share buffers share the new ones, too."""
+    """Return new caches full of NaN, with the same tables; layers that share buffers share the new ones, too."""
     new: dict[int, torch.Tensor] = {}
-    return [
-        type(cache)(*(new.setdefault(one.data_ptr(), torch.full_like(one, float("nan"))) for one in cache.tensors))
-        for cache in caches
-    ]
+
+    def full_of_nan(cache: LayerCache) -> LayerCache:
+        tensors = (new.setdefault(one.data_ptr(), torch.full_like(one, float("nan"))) for one in cache.tensors)
+        return KVCache(*tensors, cache.table) if isinstance(cache, KVCache) else DeltaCache(*tensors)
+
+    return [full_of_nan(cache) for cache in caches]

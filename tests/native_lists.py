@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels import instructions
 from graphcore.kernels.native_program import NativeProgram
-from graphcore.nn.layer_cache import DeltaCache
+from graphcore.nn.layer_cache import DeltaCache, KVCache
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"
 KINDS = {
@@ -42,6 +42,8 @@ def _named(builder: GraphBuilder, program: Program) -> Iterator[tuple[int, str]]
         names = ("state", "inputs") if isinstance(cache, DeltaCache) else ("k cache", "v cache")
         for name, tensor in zip(names, cache.tensors, strict=True):
             yield tensor.data_ptr(), f"{name} {layer}"
+        if isinstance(cache, KVCache):
+            yield cache.table.data_ptr(), "table"
     state = program.state
     inputs: dict[str, Tensor] = {"token_ids": state.token_ids, "starts": state.span.starts, "logits": state.logits}
     for name, tensor in (inputs | {"chosen": state.chosen, "sequences": state.sequences}).items():

@@ -42,7 +42,7 @@ class DeviceBlocks:
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
         """Return decode kernels for layers with these caches."""
-        splits = max((one.k.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
+        splits = max((one.table.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
         return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
     def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
@@ -56,20 +56,35 @@ class DeviceBlocks:
         return run_head if head_obstacle(head, batch) is None else None
 
     def forward(
-        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+        self,
+        block: Block,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        table: Tensor | None,
     ) -> Tensor:
         """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place."""
         stream = x.view(len(x), -1)
-        inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
         answer = DeviceRun(dict(block.named_modules()), self.arrivals).run(self._lowered(block), inputs)
         assert answer is stream, "the stream is changed where it lies"
         return x
 
     def route(
-        self, block: Block, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor
+        self,
+        block: Block,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        table: Tensor | None,
     ) -> Routed:
         """Run the block up to its experts, as `Block.route` does; changes `x` in place."""
-        inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
+        rows = x.view(len(x), -1)
+        inputs = {"x": rows, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
         run = DeviceRun(dict(block.named_modules()), self.arrivals)
         _, fed, _, chosen, shares, _ = run.run(self._lowered(block), inputs, until=operations.add_experts)
         return Routed(x, fed[:, None], chosen[:, None], shares[:, None])

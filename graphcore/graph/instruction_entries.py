@@ -189,6 +189,7 @@ class ModuleRecorder:
         v_norm: NormCall | None,
         k_cache: Tensor,
         v_cache: Tensor,
+        table: Tensor,
         _starts: object,
         _counts: object,
         *how: Any,
@@ -198,7 +199,7 @@ class ModuleRecorder:
         Args:
             how: fields of `Scoring`.
         """
-        program, scoring, (_, kv_heads, slots, width) = self.program, Scoring(*how), k_cache.shape
+        program, scoring, (_, kv_heads, page, width) = self.program, Scoring(*how), k_cache.shape
         out = program.block_buffer(q.shape[-1])
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))
@@ -208,11 +209,12 @@ class ModuleRecorder:
         arguments.sequences = program.address(program.sequences, torch.int64)
         arguments.k_cache = program.address(k_cache, k_cache.dtype)
         arguments.v_cache = program.address(v_cache, v_cache.dtype)
+        arguments.table = program.address(table, torch.int32)
         arguments.heads, arguments.kv_heads, arguments.head_dim = q.shape[-1] // width, kv_heads, width
         arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
-        arguments.slots, arguments.cache_format = slots, DTYPE_NUMBERS[k_cache.dtype]
+        arguments.page, arguments.num_pages, arguments.cache_format = page, table.shape[1], DTYPE_NUMBERS[k_cache.dtype]
         arguments.window, arguments.scale, arguments.cap = scoring.window, scoring.scale, scoring.cap
-        program.needs_attention(width, slots)
+        program.needs_attention(width, page * table.shape[1])
         program.add(arguments)
         return out
 

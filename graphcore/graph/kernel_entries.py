@@ -159,13 +159,14 @@ class DeviceRun:
         _v_norm: None,
         k_cache: Tensor,
         v_cache: Tensor,
+        table: Tensor,
         starts: Tensor,
         counts: Tensor,
         *how: Any,
     ) -> Tensor:
         """Write the new key and value; return the heads' answers, side by side. Args: how: fields of `Scoring`."""
         scoring = Scoring(*how)
-        place = (k_cache, v_cache, starts, counts)
+        place = (k_cache, v_cache, table, starts, counts)
         apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
         projected = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
         if q_norm is None or k_norm is None:

@@ -34,14 +34,13 @@ from graphcore.nn.spec import BlockSpec
 BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
 P = ParamSpec("P")
 R = TypeVar("R")
-SLOTS = 2  # dimension of a cache, [B, K, S, E]
 WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code then runs for any length from 2 up
 
 
 class _Example(NamedTuple):
     """The inputs of a block without any real token: its arguments, and the layer's features if it has them."""
 
-    arguments: tuple[Tensor, Tensor | None, Span, Tensor, Tensor]
+    arguments: tuple[Tensor, Tensor | None, Span, Tensor, Tensor, Tensor | None]
     features: tuple[Tensor, ...]
 
 
@@ -122,9 +121,11 @@ class KindCompiler:
             mark_length(state.hidden, *state.ropes, *features)
         cache = self.caches[index].rows(batch)
         # One graph then serves every context_length; a size of 1 is never symbolic.
-        if isinstance(cache, KVCache) and cache.k.shape[SLOTS] > 1:
-            mark_length(cache.k, cache.v, dim=SLOTS)
-        return _Example((state.hidden, rope, state.span, *cache.tensors), features)
+        if isinstance(cache, KVCache):
+            for tensor, dim in ((cache.k, 0), (cache.v, 0), (cache.k, 2), (cache.v, 2), (cache.table, 1)):
+                if tensor.shape[dim] > 1:
+                    mark_length(tensor, dim=dim)
+        return _Example((state.hidden, rope, state.span, *cache.inputs), features)
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
         """Return the function of heads of that many rows, compiled now, for [B, D], or for [B, T, D] with `tokens`."""

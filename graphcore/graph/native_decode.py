@@ -169,8 +169,8 @@ class Recorder:
         """Append a block; return its choice of experts, if it has any."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         rope = None if rope_index is None else self.tables[rope_index]
-        k_cache, v_cache = self.caches[index].tensors
-        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": k_cache, "v_cache": v_cache}
+        k_cache, v_cache, table = self.caches[index].inputs
+        inputs = {"x": x, "rope": rope, "span": state.span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
         per_layer = self.decoder.embed_tokens.per_layer
         if per_layer is not None and self._features is not None:
             inputs["per_layer"] = features_of(per_layer, self._features, index)

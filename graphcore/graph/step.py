@@ -87,10 +87,11 @@ class RoutedBlock:
         span: Span,
         k_cache: Tensor,
         v_cache: Tensor,
+        table: Tensor | None,
         *features: Tensor,
     ) -> Tensor:
         """Run the block as `Block.forward` does."""
-        routed = self.route(block, x, rope, span, k_cache, v_cache)
+        routed = self.route(block, x, rope, span, k_cache, v_cache, table)
         return self.add(block, routed.x, experts_of(block)(routed.fed, routed.chosen), routed.shares, *features)
 
 
@@ -152,10 +153,11 @@ class FetchedBlock:
         span: Span,
         k_cache: Tensor,
         v_cache: Tensor,
+        table: Tensor | None,
         *features: Tensor,
     ) -> Tensor:
         """Run the block as `Block.forward` does, with the same bits."""
-        routed = self.halves.route(block, x, rope, span, k_cache, v_cache)
+        routed = self.halves.route(block, x, rope, span, k_cache, v_cache, table)
         answers = self._answers(self.slots or experts_of(block), routed)
         return self.halves.add(block, routed.x, answers, routed.shares, *features)
 
@@ -196,7 +198,7 @@ class BlocksStep:
         for bound in self.blocks:
             rope = None if bound.rope is None else state.ropes[bound.rope]
             features = () if state.per_layer is None else (state.per_layer[bound.layer],)
-            arguments = (state.hidden, rope, state.span, *bound.cache.tensors, *features)
+            arguments = (state.hidden, rope, state.span, *bound.cache.inputs, *features)
             state.hidden = bound.run(bound.block, *arguments)
 
 

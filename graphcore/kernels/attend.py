@@ -1,11 +1,13 @@
 """Attention over a static KV cache, as one custom op: write the new keys and values, then attend the live keys.
 
-Legend: B batch, T tokens, H heads, K kv heads, E head dim, S cache slots, L live keys.
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S slots
+of a sequence (N G), L live keys.
 
-Slot of position p: p mod S. A layer without a window has a slot for every position, so its slots never wrap.
+Position p of sequence b: page table[b, (p // G) mod N], place p mod G. So its slot is p mod S. A layer without a window
+has a slot for every position, so its slots never wrap.
 
-`masked_attend` is the plain definition of what is computed: it reads no length back, and masks the whole buffer. The
-CPU slices the cache instead (cpu_attention.py), and a GPU's kernels register themselves.
+`masked_attend` is the plain definition of what is computed: it reads no length back, and masks all pages. The CPU
+gathers the live keys instead (cpu_attention.py), and a GPU's kernels register themselves.
 """
 
 from typing import Any
@@ -19,8 +21,8 @@ from graphcore.kernels.scoring import Scoring
 
 torch.library.define(
     "graphcore::attend",
-    "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
-    " int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
+    "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
+    " Tensor counts, int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
 )
 
 
@@ -30,6 +32,7 @@ def attend(
     value: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     window: int,
@@ -43,7 +46,8 @@ def attend(
     Args:
         query: [B, T, H, E] compute dtype.
         key, value: [B, T, K, E] compute dtype.
-        k_cache, v_cache: [B, K, S, E] cache dtype, written in place; they hold positions 0 .. starts-1 already.
+        k_cache, v_cache: [P, K, G, E] cache dtype, written in place; they hold positions 0 .. starts-1 already.
+        table: [B, N] int32, pages of each sequence; no page is in two rows.
         starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
         window: number of visible keys up to the query's own; 0 for all.
         scale: factor of q . k.
@@ -56,13 +60,14 @@ def attend(
     """
     op = torch.ops.graphcore.attend.default
     spans = (starts, counts, window, scale, sinks, library, cap)
-    return op(query, key, value, k_cache, v_cache, *spans)  # type: ignore[no-any-return]
+    return op(query, key, value, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
 
 
 def attend_shared(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     window: int,
@@ -78,10 +83,10 @@ def attend_shared(
     """
     span = torch.arange(query.shape[1], device=starts.device)
     last = (counts - 1).clamp(min=0)  # padding repeats the last real token
-    slot = (starts[:, None] + torch.minimum(span[None, :], last[:, None])).remainder(k_cache.shape[2])  # [B, T]
-    batch = torch.arange(query.shape[0], device=starts.device)[:, None]
-    key, value = (cache[batch, :, slot].to(query.dtype) for cache in (k_cache, v_cache))  # [B, T, K, E]
-    return attend(query, key, value, k_cache, v_cache, starts, counts, window, scale, sinks, library, cap)
+    positions = starts[:, None] + torch.minimum(span[None, :], last[:, None])  # [B, T]
+    pages, places = _places(positions, table, k_cache.shape[2])
+    key, value = (cache[pages, :, places].to(query.dtype) for cache in (k_cache, v_cache))  # [B, T, K, E]
+    return attend(query, key, value, k_cache, v_cache, table, starts, counts, window, scale, sinks, library, cap)
 
 
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -95,6 +100,7 @@ def masked_attend(
     value: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     *how: Any,
@@ -105,9 +111,10 @@ def masked_attend(
     The arguments after `counts` are the fields of `Scoring`.
     """
     scoring = Scoring(*how, **named)
-    mask, is_empty = _visible(query.shape[1], k_cache.shape[2], starts, counts, scoring.window)
-    keys = torch.cat((k_cache.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
-    values = torch.cat((v_cache.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
+    old_keys, old_values = (cache[table].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))  # [B, K, S, E]
+    mask, is_empty = _visible(query.shape[1], old_keys.shape[2], starts, counts, scoring.window)
+    keys = torch.cat((old_keys.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
+    values = torch.cat((old_values.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
     bias = mask[:, None]
     if scoring.sinks is not None:
         keys, values, bias = _with_sinks(keys, values, mask, scoring.sinks)
@@ -118,7 +125,7 @@ def masked_attend(
         out = _attend_capped(rows, keys, values, bias, scoring)
     else:
         out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scoring.scale)
-    _write_masked(key, value, k_cache, v_cache, starts, counts)
+    _write_masked(key, value, (k_cache, v_cache), table, starts, counts)
     return out.transpose(1, 2).contiguous()
 
 
@@ -167,22 +174,31 @@ def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tu
     return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
 
 
-def _write_masked(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor) -> None:
+def _places(positions: Tensor, table: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """Return the page of each position [B, T], and its place in the page."""
+    blocks = (positions // page).remainder(table.shape[1])
+    return table.gather(1, blocks), positions.remainder(page)
+
+
+def _write_masked(
+    key: Tensor, value: Tensor, caches: tuple[Tensor, Tensor], table: Tensor, starts: Tensor, counts: Tensor
+) -> None:
     """Write the last S real tokens at their slots; every other token repeats the last real one's write.
 
     A sequence without a real token (count 0) rewrites the slot of its next position with its old content.
     """
-    slots, tokens = k_cache.shape[2], key.shape[1]
+    page, tokens = caches[0].shape[2], key.shape[1]
+    slots = page * table.shape[1]
     offsets = torch.arange(tokens, device=key.device)[None, :]
     last = (counts - 1).clamp(min=0)[:, None]
     is_written = (offsets < counts[:, None]) & (offsets >= counts[:, None] - slots)
     chosen = torch.where(is_written, offsets, last)  # [B, T]
-    slot = (starts[:, None] + chosen).remainder(slots)
+    pages, places = _places(starts[:, None] + chosen, table, page)
     batch = torch.arange(key.shape[0], device=key.device)[:, None]
     is_real = (counts > 0)[:, None, None, None]
-    for cache, new in ((k_cache, key), (v_cache, value)):
-        rows = torch.where(is_real, new[batch, chosen].to(cache.dtype), cache[batch, :, slot])  # [B, T, K, E]
-        cache[batch, :, slot] = rows
+    for cache, new in zip(caches, (key, value), strict=True):
+        rows = torch.where(is_real, new[batch, chosen].to(cache.dtype), cache[pages, :, places])  # [B, T, K, E]
+        cache[pages, :, places] = rows
 
 
 # Not as decorators: torch's would leave None under the functions' names.

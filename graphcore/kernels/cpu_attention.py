@@ -1,6 +1,7 @@
-"""`graphcore::attend` on the CPU: with the C++ kernels, or with torch on slices of the live length.
+"""`graphcore::attend` on the CPU: with the C++ kernels, or with torch on the live keys.
 
-Legend: T tokens, H heads, K kv heads, E head dim, S cache slots, L live keys. kernels/attend.py says what is computed.
+Legend: T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, L live keys.
+kernels/attend.py says what is computed.
 
 The host reads the length of each sequence, so the cost depends on the actual context.
 """
@@ -26,12 +27,13 @@ def sliced_attend(
     value: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     *how: Any,
     **named: Any,
 ) -> Tensor:
-    """Run `attend` for one sequence after another, in C++ if there is a library, else on slices of the live length.
+    """Run `attend` for one sequence after another, in C++ if there is a library, else with torch on the live keys.
 
     The arguments after `counts` are the fields of `Scoring`.
     """
@@ -40,37 +42,34 @@ def sliced_attend(
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         if not count:
             continue
+        place = k_cache, v_cache, table[row]
         if scoring.library:
-            parts = (query[row, :count], key[row, :count], value[row, :count], k_cache[row], v_cache[row])
-            attend_natively(parts, out[row, :count], start, scoring)
+            parts = (query[row, :count], key[row, :count], value[row, :count])
+            attend_natively(parts, place, out[row, :count], start, scoring)
             continue
         new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
         one = _attend_token if count == 1 else _attend_chunk
-        out[row, :count] = one(*new, k_cache[row], v_cache[row], start, scoring)
+        out[row, :count] = one(*new, place, start, scoring)
     return out
 
 
-def _attend_token(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    start: int,
-    scoring: Scoring,
-) -> Tensor:
-    """Write one key [K, 1, E] and attend the live slots; their order does not matter to a softmax.
+Place = tuple[Tensor, Tensor, Tensor]
+"""Where a sequence's keys and values lie: pools of keys and of values [P, K, G, E], and the sequence's pages [N]."""
+
+
+def _attend_token(query: Tensor, key: Tensor, value: Tensor, place: Place, start: int, scoring: Scoring) -> Tensor:
+    """Write one key [K, 1, E] and attend the live ones.
 
     The H / K query heads of one kv head become rows of one matrix: a plain product instead of a repeated cache.
     """
-    slots = k_cache.shape[1]
-    k_cache[:, start % slots] = key[:, 0]
-    v_cache[:, start % slots] = value[:, 0]
-    visible = min(start + 1, slots, scoring.window or slots)
-    live = _live(start + 1 - visible, start + 1, slots)
-    kv_heads, head_dim = k_cache.shape[0], k_cache.shape[2]
+    k_cache, v_cache, pages = place
+    _write(key, k_cache, pages, start)
+    _write(value, v_cache, pages, start)
+    slots = len(pages) * k_cache.shape[2]
+    first = start + 1 - min(start + 1, slots, scoring.window or slots)
+    kv_heads, head_dim = key.shape[0], key.shape[2]
     rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
-    keys, values = k_cache[None, :, live].to(query.dtype), v_cache[None, :, live].to(query.dtype)
+    keys, values = (_read(cache, pages, first, start + 1)[None].to(query.dtype) for cache in (k_cache, v_cache))
     if scoring.sinks is None and not scoring.cap:
         return scaled_dot_product_attention(rows, keys, values, scale=scoring.scale).reshape(query.shape)
     scores = scoring.scores(rows[0] @ keys[0].transpose(1, 2))  # [K, H/K, L]
@@ -78,35 +77,31 @@ def _attend_token(
     return (weights @ values[0]).reshape(query.shape)
 
 
-def _live(begin: int, end: int, slots: int) -> slice | Tensor:
-    """Return the slots of positions begin .. end - 1, in any order: a slice where they are one run or all slots."""
-    if end <= slots:
-        return slice(begin, end)
-    return slice(0, slots) if end - begin == slots else torch.arange(begin, end) % slots
+def _read(cache: Tensor, pages: Tensor, begin: int, end: int) -> Tensor:
+    """Return the vectors of positions begin .. end - 1 of a sequence, [K, L, E], in their order."""
+    page = cache.shape[2]
+    blocks = torch.arange(begin // page, -(-end // page)) % len(pages)
+    whole = cache[pages[blocks]].transpose(0, 1).flatten(1, 2)  # [K, positions of these pages, E]
+    first = begin // page * page
+    return whole[:, begin - first : end - first]
 
 
-def _attend_chunk(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    start: int,
-    scoring: Scoring,
-) -> Tensor:
+def _write(new: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
+    """Write vectors [K, L, E] at the positions of a sequence from `start` on, no more than it has slots."""
+    positions, page = torch.arange(start, start + new.shape[1]), cache.shape[2]
+    cache[pages[positions // page % len(pages)], :, positions % page] = new.transpose(0, 1).to(cache.dtype)
+
+
+def _attend_chunk(query: Tensor, key: Tensor, value: Tensor, place: Place, start: int, scoring: Scoring) -> Tensor:
     """Attend the visible past and the chunk itself, then write the chunk, which in a ring may overwrite the past."""
-    slots, count = k_cache.shape[1], query.shape[0]
+    k_cache, v_cache, pages = place
+    slots, count = len(pages) * k_cache.shape[2], query.shape[0]
     first = max(0, start - scoring.window + 1) if scoring.window else 0
-    past = torch.arange(first, start) % slots
-    wraps = start > slots
-    old_k = k_cache[:, past] if wraps else k_cache[:, first:start]
-    old_v = v_cache[:, past] if wraps else v_cache[:, first:start]
-    keys = torch.cat((old_k.to(key.dtype), key), dim=1)  # [K, L, E]
-    values = torch.cat((old_v.to(value.dtype), value), dim=1)
+    keys = torch.cat((_read(k_cache, pages, first, start).to(key.dtype), key), dim=1)  # [K, L, E]
+    values = torch.cat((_read(v_cache, pages, first, start).to(value.dtype), value), dim=1)
     kept = min(count, slots)
-    written = torch.arange(start + count - kept, start + count) % slots
-    k_cache[:, written] = key[:, -kept:].to(k_cache.dtype)
-    v_cache[:, written] = value[:, -kept:].to(v_cache.dtype)
+    _write(key[:, -kept:], k_cache, pages, start + count - kept)
+    _write(value[:, -kept:], v_cache, pages, start + count - kept)
     return _attend_blocks(query, keys, values, start - first, scoring)
 
 
@@ -152,13 +147,15 @@ class Chunk(ctypes.Structure):
         ("out", POINTER),
         ("k_cache", POINTER),
         ("v_cache", POINTER),
+        ("pages", POINTER),
         ("sinks", POINTER),
         ("start", ctypes.c_int64),
         ("tokens", INT),
         ("heads", INT),
         ("kv_heads", INT),
         ("head_dim", INT),
-        ("slots", INT),
+        ("page", INT),
+        ("num_pages", INT),
         ("window", INT),
         ("format", INT),
         ("cache_format", INT),
@@ -168,7 +165,8 @@ class Chunk(ctypes.Structure):
 
 
 def attend_natively(
-    parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    parts: tuple[Tensor, Tensor, Tensor],
+    place: Place,
     out: Tensor,
     start: int,
     scoring: Scoring,
@@ -176,21 +174,22 @@ def attend_natively(
     """Attend a chunk of one sequence with the C++ kernels, and write it to the cache.
 
     Args:
-        parts: query [T, H, E], key and value [T, K, E], and the sequence's key cache and value cache [K, S, E], both
-            contiguous.
+        parts: query [T, H, E], key and value [T, K, E].
+        place: pools and pages, all contiguous; pages int32.
         out: [T, H, E], contiguous; written.
         start: number of tokens in the cache.
         scoring: fields of `Scoring`, with a library.
     """
-    query, key, value = (part.contiguous() for part in parts[:3])
-    k_cache, v_cache = parts[3:]
-    assert k_cache.is_contiguous(), "a sequence's cache is one run of memory"
+    query, key, value = (part.contiguous() for part in parts)
+    k_cache, _, pages = place
+    assert all(one.is_contiguous() for one in place), "pools and a sequence's pages are runs of memory"
+    assert pages.dtype == torch.int32, f"{pages.dtype} pages, the kernels read int32"
     assert out.is_contiguous(), "the tokens of a sequence are one run of memory"
     wide = None if scoring.sinks is None else scoring.sinks.float().contiguous()
     tokens, heads, head_dim = query.shape
-    pointers = (one.data_ptr() for one in (query, key, value, out, k_cache, v_cache))
+    pointers = (one.data_ptr() for one in (query, key, value, out, *place))
     chunk = Chunk(*pointers, None if wide is None else wide.data_ptr(), start, tokens, heads, key.shape[1], head_dim)
-    chunk.slots, chunk.window = k_cache.shape[1], scoring.window
+    chunk.page, chunk.num_pages, chunk.window = k_cache.shape[2], len(pages), scoring.window
     chunk.format, chunk.cache_format = DTYPE_NUMBERS[query.dtype], DTYPE_NUMBERS[k_cache.dtype]
     chunk.scale, chunk.cap = scoring.scale, scoring.cap
     open_library(scoring.library).graphcore_attend_chunk(torch.get_num_threads(), ctypes.byref(chunk))

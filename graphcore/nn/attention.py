@@ -1,6 +1,7 @@
 """Grouped-query attention over a static KV cache.
 
-Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, S cache slots.
+Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, P pages, N pages of a sequence,
+G positions of a page.
 
 The cache write and the softmax are one custom op (kernels/attend.py). It reads the live length from a tensor, so its
 cost follows the actual context, and no length ever becomes a shape to compile.
@@ -41,14 +42,17 @@ class Attention(nn.Module):
         self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm and not spec.shares_cache else None
         self.v_norm = UnitNorm(spec.v_norm_eps) if spec.v_norm_eps and not spec.shares_cache else None
 
-    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
+    ) -> Tensor:
         """Write the span's keys and values into the cache, then attend.
 
         Args:
             x: [B, T, D] compute dtype.
             rope: [B, T, 2, E/2] float32, or None where positions are learned.
             span: positions of the tokens in their sequences.
-            k_cache, v_cache: [B, K, S, E] cache dtype; written in place.
+            k_cache, v_cache: [P, K, G, E] cache dtype, pages of keys and values; written in place.
+            table: [B, N] int32, pages of each sequence.
 
         Returns:
             [B, T, D] compute dtype.
@@ -56,7 +60,7 @@ class Attention(nn.Module):
         shared, spec = self.q_proj.prepare(x), self.spec
         query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
         if self.k_proj is None:
-            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, *self._scoring(span))
+            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, table, *self._scoring(span))
         else:
             key = self.k_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, K, E]
             value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, spec.head_dim))
@@ -65,7 +69,7 @@ class Attention(nn.Module):
             if self.v_norm is not None:
                 value = self.v_norm(value)
             query, key = self._turned(query, None, rope), self._turned(key, None, rope)
-            heads = attend(query, key, value, k_cache, v_cache, *self._scoring(span))
+            heads = attend(query, key, value, k_cache, v_cache, table, *self._scoring(span))
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)

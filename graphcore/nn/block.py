@@ -96,6 +96,7 @@ class Block(nn.Module):
         span: Span,
         k_cache: Tensor,
         v_cache: Tensor,
+        table: Tensor | None,
         per_layer: Tensor | None = None,
     ) -> Tensor:
         """Run the block.
@@ -104,23 +105,26 @@ class Block(nn.Module):
             x: [B, T, D] float32 residual stream.
             rope: [B, T, 2, E/2] float32, or None.
             span: positions of the tokens in their sequences.
-            k_cache, v_cache: the tensors of the layer's cache (nn/layer_cache.py), which are keys and values unless the
+            k_cache, v_cache: buffers of the layer's cache (nn/layer_cache.py), which are keys and values unless the
                 block has a delta rule; written in place.
+            table: [B, N] int32, pages of each sequence; None if the block has a delta rule.
             per_layer: [B, T, P] float32, the tokens' features of this layer, or None where layers have none.
 
         Returns:
             [B, T, D] float32 residual stream.
         """
         if isinstance(self.mlp, MoE):
-            routed = self.route(x, rope, span, k_cache, v_cache)
+            routed = self.route(x, rope, span, k_cache, v_cache, table)
             return self.add_experts(routed.x, self.mlp.experts(routed.fed, routed.chosen), routed.shares, per_layer)
-        x = self._add_attention(x, rope, span, k_cache, v_cache)
+        x = self._add_attention(x, rope, span, k_cache, v_cache, table)
         return self._finish(self._add_fed(x, self.mlp(self._mlp_norm(x))), per_layer)
 
-    def route(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Routed:
+    def route(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
+    ) -> Routed:
         """Run the block up to its experts, with the arguments of `forward`. Padding tokens choose no expert."""
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
-        x = self._add_attention(x, rope, span, k_cache, v_cache)
+        x = self._add_attention(x, rope, span, k_cache, v_cache, table)
         fed = self._mlp_norm(x) if self.beside is None else self.beside.experts_norm(x, self.dtype)
         scores = self.mlp.router(fed if self.beside is None else self.beside.router_norm(x, self.dtype))
         chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
@@ -144,12 +148,14 @@ class Block(nn.Module):
         fed = answer if self.beside is None else self.beside.add(x, answer, self.dtype)
         return self._finish(self._add_fed(x, fed), per_layer)
 
-    def _add_attention(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def _add_attention(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
+    ) -> Tensor:
         normed = self.input_layernorm(x, self.dtype)
         if isinstance(self.spec.attention, DeltaSpec):
             attended = self.linear_attn(normed, span, k_cache, v_cache)
         else:
-            attended = self.self_attn(normed, rope, span, k_cache, v_cache)
+            attended = self.self_attn(normed, rope, span, k_cache, v_cache, table)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
         return x + attended  # type: ignore[no-any-return]  # Module.__call__

@@ -201,7 +201,8 @@ class Ours:
         assert attention.rope is not None
         table = rope_table(attention.rope, attention.head_dim, tokens)
         size = (1, attention.kv_heads, cache_slots(attention, tokens), attention.head_dim)
-        caches = torch.zeros(size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
+        pools = torch.zeros(size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
+        caches = *pools, torch.zeros(1, 1, dtype=torch.int32)
         out = []
         for start, stop in ((0, tokens),) if cut is None else ((0, cut), (cut, tokens)):
             part, rope = x[:, start:stop].float(), table[None, start:stop].clone()

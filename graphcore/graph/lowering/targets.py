@@ -14,7 +14,7 @@ from graphcore.graph.lowering.tracing import Traced, is_call, operation_name, tr
 from graphcore.nn.mlp import capped
 
 # The arguments of a block's forward; a head has the first.
-INPUTS = ("x", "rope", "span", "k_cache", "v_cache", "per_layer")
+INPUTS = ("x", "rope", "span", "k_cache", "v_cache", "table", "per_layer")
 INSTRUCTION_RULES = (
     rules.without_casts,
     rules.gate_and_up,

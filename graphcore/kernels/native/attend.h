@@ -1,4 +1,8 @@
 // Attention of one token over a cache of fp32, fp16 or bf16 keys and values.
+//
+// A cache is a pool of pages, [pages, kv_heads, page, head_dim], and a sequence has a row of a table: position p lies in page
+// table[(p / page) % num_pages], place p % page. Keys are always taken in the order of their positions, so that no number
+// depends on where they lie.
 #pragma once
 
 #include <algorithm>
@@ -129,13 +133,43 @@ struct Run {
     int count;
 };
 
-// Divides positions begin .. end - 1 of a ring into two runs.
+// The places of one sequence's positions in a pool.
+struct Places {
+    const int32_t* pages;  // [num_pages]
+    int num_pages, page, kv_heads;
+
+    int64_t slots() const { return int64_t(num_pages) * page; }
+
+    // Returns the index of a position's vector, among those of the pool.
+    size_t of(int64_t position, int kv_head) const {
+        const size_t in_page = size_t(position % page);
+        return (size_t(pages[position / page % num_pages]) * kv_heads + kv_head) * page + in_page;
+    }
+};
+
+// The keys and values that a token sees: those of positions begin .. end - 1 from one kv head's pages, then new ones.
 template <class T>
-void ring_runs(const T* keys, const T* values, int64_t begin, int64_t end, int slots, int head_dim, Run<T> runs[2]) {
-    const int count = int(end - begin), first = int(begin % slots), whole = std::min(count, slots - first);
-    runs[0] = {keys + size_t(first) * head_dim, values + size_t(first) * head_dim, whole};
-    runs[1] = {keys, values, count - whole};
-}
+struct Visible {
+    const T *keys, *values;  // pools
+    Places places;
+    int kv_head, head_dim;
+    int64_t begin, end;
+    Run<T> fresh;
+
+    int count() const { return int(end - begin) + fresh.count; }
+
+    // Calls use(run) for each run, in the order of positions.
+    template <class F>
+    void for_each_run(F use) const {
+        for (int64_t at = begin; at < end;) {
+            const int here = int(std::min(end - at, places.page - at % places.page));
+            const size_t first = places.of(at, kv_head) * head_dim;
+            use(Run<T>{keys + first, values + first, here});
+            at += here;
+        }
+        use(fresh);
+    }
+};
 
 // Returns the floats of scratch that attention takes: the new entries of a sequence's rows, the queries of MOST_HEADS heads, and
 // their scores.
@@ -143,31 +177,35 @@ inline size_t attend_floats(int head_dim, int keys, int rows) {
     return size_t(2 * rows + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
 }
 
-// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q over three runs.
+// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q.
 template <class T, int HEADS>
-void attend_rows(const float* q, const Run<T> runs[3], const float* sinks, float cap, int head_dim, float* scores, float* out) {
-    const int count = runs[0].count + runs[1].count + runs[2].count;
+void attend_rows(const float* q, const Visible<T>& seen, const float* sinks, float cap, float* scores, float* out) {
+    const int count = seen.count(), head_dim = seen.head_dim;
     const size_t stride = size_t(count) + LANES;
     int at = 0;
-    for (int run = 0; run < 3; at += runs[run++].count)
-        score_keys<T, HEADS>(q, runs[run].keys, runs[run].count, head_dim, scores + at, stride);
+    seen.for_each_run([&](const Run<T>& run) {
+        score_keys<T, HEADS>(q, run.keys, run.count, head_dim, scores + at, stride);
+        at += run.count;
+    });
     for (int h = 0; h < HEADS; h++) {
         if (cap) cap_scores(scores + h * stride, count, cap);
         softmax(scores + h * stride, count, sinks ? sinks + h : nullptr);
     }
     std::memset(out, 0, size_t(HEADS) * head_dim * 4);
     at = 0;
-    for (int run = 0; run < 3; at += runs[run++].count)
-        add_values<T, HEADS>(scores + at, stride, runs[run].values, runs[run].count, head_dim, out);
+    seen.for_each_run([&](const Run<T>& run) {
+        add_values<T, HEADS>(scores + at, stride, run.values, run.count, head_dim, out);
+        at += run.count;
+    });
 }
 
 template <class T>
-void attend_some(int heads, const float* q, const Run<T> runs[3], const float* sinks, float cap, int head_dim, float* scores, float* out) {
+void attend_some(int heads, const float* q, const Visible<T>& seen, const float* sinks, float cap, float* scores, float* out) {
     switch (heads) {
-        case 1: return attend_rows<T, 1>(q, runs, sinks, cap, head_dim, scores, out);
-        case 2: return attend_rows<T, 2>(q, runs, sinks, cap, head_dim, scores, out);
-        case 3: return attend_rows<T, 3>(q, runs, sinks, cap, head_dim, scores, out);
-        default: return attend_rows<T, MOST_HEADS>(q, runs, sinks, cap, head_dim, scores, out);
+        case 1: return attend_rows<T, 1>(q, seen, sinks, cap, scores, out);
+        case 2: return attend_rows<T, 2>(q, seen, sinks, cap, scores, out);
+        case 3: return attend_rows<T, 3>(q, seen, sinks, cap, scores, out);
+        default: return attend_rows<T, MOST_HEADS>(q, seen, sinks, cap, scores, out);
     }
 }
 
@@ -195,18 +233,16 @@ void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int las
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
     const int64_t position = a.starts[row];
     const float* rope = rope_of(a, row);
-    const size_t cached = (size_t(a.sequences[row]) * a.kv_heads + kv_head) * a.slots * head_dim;
-    T *keys = (T*)a.k_cache + cached, *values = (T*)a.v_cache + cached;
-    const int64_t reach = a.window && a.window < a.slots ? a.window : a.slots;
+    const Places places{a.table + a.sequences[row] * a.num_pages, a.num_pages, a.page, a.kv_heads};
+    T *keys = (T*)a.k_cache, *values = (T*)a.v_cache;
+    const int64_t reach = a.window && a.window < places.slots() ? a.window : places.slots();
     const int64_t begin = std::max<int64_t>(0, position + 1 - reach), end = position + 1;  // positions that are attended
     const int made = a.k ? int(std::min<int64_t>(rows.earlier[nth] + 1, end - begin)) : 0;  // the last of them, not read from the cache
     T *new_keys = (T*)scratch, *new_values = new_keys + size_t(made) * head_dim;  // [made, head_dim] each
     float *q = scratch + size_t(2 * made) * head_dim, *scores = q + MOST_HEADS * head_dim;
     for (int i = 0; i < made; i++)
         make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys + size_t(i) * head_dim, new_values + size_t(i) * head_dim);
-    Run<T> runs[3];
-    ring_runs<T>(keys, values, begin, end - made, a.slots, head_dim, runs);
-    runs[2] = {new_keys, new_values, made};
+    const Visible<T> seen{keys, values, places, kv_head, head_dim, begin, end - made, {new_keys, new_values, made}};
     const bool writes = a.k && first % group == 0;
     for (int together; first < last; first += together) {
         together = std::min(last - first, MOST_HEADS);
@@ -217,12 +253,12 @@ void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int las
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
-        attend_some<T>(together, q, runs, sinks, a.cap, head_dim, scores, a.out.at(row) + size_t(first) * head_dim);
+        attend_some<T>(together, q, seen, sinks, a.cap, scores, a.out.at(row) + size_t(first) * head_dim);
     }
     if (!writes) return;
-    const size_t slot = size_t(position % a.slots) * head_dim, own = size_t(made - 1) * head_dim;
-    std::memcpy(keys + slot, new_keys + own, size_t(head_dim) * sizeof(T));
-    std::memcpy(values + slot, new_values + own, size_t(head_dim) * sizeof(T));
+    const size_t place = places.of(position, kv_head) * head_dim, own = size_t(made - 1) * head_dim;
+    std::memcpy(keys + place, new_keys + own, size_t(head_dim) * sizeof(T));
+    std::memcpy(values + place, new_values + own, size_t(head_dim) * sizeof(T));
 }
 
 }  // namespace graphcore

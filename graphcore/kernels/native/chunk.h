@@ -6,7 +6,7 @@
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
 // A row is one query head of one token. The rows of a kv head are in the order of their tokens. Later tokens see more keys,
-// so threads take tiles one at a time. The ring is written last, because the chunk may overwrite old keys that it sees.
+// so threads take tiles one at a time. The pages are written last, because the chunk may overwrite old keys that it sees.
 #pragma once
 
 #include "attend.h"
@@ -16,12 +16,15 @@ namespace graphcore {
 struct Chunk {
     const uint8_t *query, *key, *value;  // [tokens, heads, head_dim], and twice [tokens, kv_heads, head_dim], of format
     uint8_t* out;                        // [tokens, heads, head_dim] of format
-    uint8_t *k_cache, *v_cache;          // [kv_heads, slots, head_dim] of cache_format
+    uint8_t *k_cache, *v_cache;          // [pages, kv_heads, page, head_dim] of cache_format
+    const int32_t* pages;                // [num_pages], the sequence's
     const float* sinks;                  // [heads], or null
     int64_t start;                       // position of the chunk's first token
-    int32_t tokens, heads, kv_heads, head_dim, slots, window, format, cache_format;
+    int32_t tokens, heads, kv_heads, head_dim, page, num_pages, window, format, cache_format;
     float scale;
     float cap;  // scores become cap * tanh(score / cap); 0: no cap
+
+    Places places() const { return {pages, num_pages, page, kv_heads}; }
 };
 
 constexpr int ROW_TILE = 8;
@@ -62,15 +65,15 @@ struct Seen {
     }
 };
 
-// Widens one key and value. Old ones come from the ring; new ones are rounded to the cache's format first.
+// Widens one key and value. Old ones come from the pages; new ones are rounded to the cache's format first.
 inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index, float* row) {
     const int64_t position = seen.first + index;
     const int head_dim = a.head_dim;
     const bool is_past = position < a.start;
-    const size_t ring = (size_t(kv_head) * a.slots + size_t(position % a.slots)) * head_dim * format_nbytes(a.cache_format);
+    const size_t old = is_past ? a.places().of(position, kv_head) * head_dim * format_nbytes(a.cache_format) : 0;
     const size_t fresh = (size_t(position - a.start) * a.kv_heads + kv_head) * head_dim * format_nbytes(a.format);
     const auto fetch = [&](const uint8_t* cache, const uint8_t* chunk, float* to) {
-        if (is_past) return widen_row(cache + ring, head_dim, a.cache_format, to);
+        if (is_past) return widen_row(cache + old, head_dim, a.cache_format, to);
         widen_row(chunk + fresh, head_dim, a.format, to);
         if (a.cache_format == a.format) return;
         uint8_t rounded[4];
@@ -148,7 +151,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
         narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));
 }
 
-// The attention of a chunk as a job of three phases: widen keys and values, attend, write the ring.
+// The attention of a chunk as a job of three phases: widen keys and values, attend, write the pages.
 class ChunkJob final : public Job {
   public:
     // scratch: [threads, tile_floats]
@@ -173,13 +176,12 @@ class ChunkJob final : public Job {
   private:
     enum { WIDEN, ATTEND, WRITE };
 
-    int kept() const { return std::min(a_.tokens, a_.slots); }  // new entries that the chunk does not overwrite itself
+    int kept() const { return int(std::min<int64_t>(a_.tokens, a_.places().slots())); }  // new entries that the chunk does not overwrite itself
     int tiles() const { return (a_.tokens * (a_.heads / a_.kv_heads) + ROW_TILE - 1) / ROW_TILE; }
 
     void write_entry(int kv_head, int token, float* row) const {
         const size_t from = (size_t(token) * a_.kv_heads + kv_head) * a_.head_dim * format_nbytes(a_.format);
-        const size_t slot = size_t(kv_head) * a_.slots + size_t((a_.start + token) % a_.slots);
-        const size_t to = slot * a_.head_dim * format_nbytes(a_.cache_format);
+        const size_t to = a_.places().of(a_.start + token, kv_head) * a_.head_dim * format_nbytes(a_.cache_format);
         widen_row(a_.key + from, a_.head_dim, a_.format, row);
         narrow_row(row, a_.head_dim, a_.cache_format, a_.k_cache + to);
         widen_row(a_.value + from, a_.head_dim, a_.format, row);

@@ -84,18 +84,19 @@ struct Project {
 };
 
 // Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
-// sequence's cache, and attends over the live slots. Position p is in slot p mod slots. If k is null, another layer has
-// written the tokens' entries. With n rows of one sequence, slots >= window + n - 1, or no position has wrapped: the last of
-// the rows must not overwrite a key that the first of them sees.
+// sequence's pages, and attends over the live keys (attend.h says where a position lies). If k is null, another layer has
+// written the tokens' entries. With n rows of one sequence, its pages hold window + n - 1 positions, or none has been
+// overwritten: the last of the rows must not overwrite a key that the first of them sees.
 struct Attend {
     PerRow<const float> q, k, v;
     Norm q_norm, k_norm, v_norm;
     const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
     const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's number in the caches
-    uint8_t *k_cache, *v_cache;         // [sequences, kv_heads, slots, head_dim]
+    uint8_t *k_cache, *v_cache;         // [pages, kv_heads, page, head_dim]
+    const int32_t* table;               // [sequences, num_pages]: pages of each sequence
     PerRow<float> out;                  // [heads, head_dim]
-    int32_t heads, kv_heads, head_dim, slots, window, cache_format;
+    int32_t heads, kv_heads, head_dim, page, num_pages, window, cache_format;
     int32_t unrotated;  // last features of a head that are not rotated
     float scale;
     float cap;  // scores become cap * tanh(score / cap); 0: no cap

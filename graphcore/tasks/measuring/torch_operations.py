@@ -105,7 +105,7 @@ class TorchOperations:
         name = OperationName("attend", shape, str(cache.k.dtype).removeprefix("torch."))
         scores = None if sinks is None else torch.zeros(heads, device=self.device)
         span = self.state.span
-        where = (cache.k[:1], cache.v[:1], span.starts, span.counts, window, scale, scores, "", cap)
+        where = (*cache.rows(1).inputs, span.starts, span.counts, window, scale, scores, "", cap)
         self.found.append(Operation.of(name, 0, lambda: attend(query, key, value, *where)))
 
     def _activation(self, activation: ActivationModule, size: int, is_gate: bool) -> None:

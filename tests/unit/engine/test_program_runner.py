@@ -78,7 +78,8 @@ def test_native_programs_choose_the_tokens_that_blocks_choose(
 
 
 def caches(*slots: int) -> list[KVCache]:
-    return [KVCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2)) for size in slots]
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    return [KVCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2), table) for size in slots]
 
 
 @pytest.mark.parametrize(

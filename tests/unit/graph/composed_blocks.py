@@ -38,9 +38,11 @@ class ComposedBlock(nn.Module):
         self.mlp = MLP(PLAIN.mlp, DIM, dtype)
         self.first_norm, self.second_norm = build_norm(norm, DIM), build_norm(norm, DIM)
 
-    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
+    ) -> Tensor:
         """Advance the residual stream `x` [B, T, D]; arguments as of `Block.forward`."""
-        return self.composed(x, (rope, span, k_cache, v_cache))
+        return self.composed(x, (rope, span, k_cache, v_cache, table))
 
     def composed(self, x: Tensor, where: WHERE) -> Tensor:
         x = x + self.self_attn(self.first_norm(x, self.dtype), *where)
@@ -152,11 +154,11 @@ class FusedProjections(ComposedBlock):
         self.activation = ActivationModule("silu")
 
     def composed(self, x: Tensor, where: WHERE) -> Tensor:
-        rope, span, k_cache, v_cache = where
+        rope, span, k_cache, v_cache, table = where
         projected = self.qkv_proj(self.first_norm(x, self.dtype)).split(self.sizes, dim=-1)
         query, key, value = (projected[index].unflatten(-1, (-1, self.spec.head_dim)) for index in range(3))
         turned = rotate(query, rope), rotate(key, rope), value
-        heads = attend(*turned, k_cache, v_cache, span.starts, span.counts, 0, self.spec.scale)
+        heads = attend(*turned, k_cache, v_cache, table, span.starts, span.counts, 0, self.spec.scale)
         x = x + self.self_attn.o_proj(heads.flatten(-2))
         both = self.gate_up_proj(self.second_norm(x, self.dtype)).chunk(2, dim=-1)
         return x + self.mlp.down_proj(self.activation(both[0]) * both[1])

@@ -46,8 +46,9 @@ def block_of(name: str, dtype: torch.dtype = torch.float32) -> ComposedBlock:
 
 
 def cache_of(block: ComposedBlock, dtype: torch.dtype) -> KVCache:
-    size = (1, block.spec.kv_heads, SLOTS, block.spec.head_dim)
-    return KVCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype))
+    size = (2, block.spec.kv_heads, SLOTS // 2, block.spec.head_dim)
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    return KVCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype), table)
 
 
 def tokens() -> Tensor:
@@ -69,7 +70,7 @@ def run_by(run: object, block: ComposedBlock, dtype: torch.dtype = torch.float32
     """Return what one token after another becomes, [TOKENS, D]."""
     cache, found = cache_of(block, dtype), []
     for position, (x, rope) in enumerate(zip(tokens(), ropes(block), strict=True)):
-        found.append(run(block, x.clone(), rope, span_at(position), cache.k, cache.v).flatten())
+        found.append(run(block, x.clone(), rope, span_at(position), *cache.inputs).flatten())
     return torch.stack(found)
 
 
@@ -78,7 +79,7 @@ def run_natively(block: ComposedBlock) -> Tensor:
     state, cache = StepState.empty(1, 1, torch.device("cpu")), cache_of(block, torch.float32)
     x = program.buffer(DIM)
     table = None if block.spec.rope is None else rope_table(block.spec.rope, block.spec.head_dim, SLOTS)
-    inputs = {"x": x, "rope": table, "span": state.span, "k_cache": cache.k, "v_cache": cache.v}
+    inputs = {"x": x, "rope": table, "span": state.span, "k_cache": cache.k, "v_cache": cache.v, "table": cache.table}
     recorder = ModuleRecorder(program, state, dict(block.named_modules()))
     assert recorder.record(lower_to_instructions(block), inputs) is x
     found = []
@@ -99,10 +100,13 @@ def test_native_programs_compute_what_the_forward_does(name: str) -> None:
     assert (expected[1:] - expected[:-1]).abs().min() > 0  # every number depends on its token
 
 
-def run_block(block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+def run_block(
+    block: nn.Module, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
+) -> Tensor:
     """Run a block by a GPU's kernels; arguments as of `Block.forward`, and `x` is changed."""
-    inputs = {"x": x.view(len(x), -1), "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache}
-    arrivals = torch.zeros(k_cache.shape[0] * k_cache.shape[1], dtype=torch.int32, device=x.device)
+    rows = x.view(len(x), -1)
+    inputs = {"x": rows, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
+    arrivals = torch.zeros(len(x) * k_cache.shape[1], dtype=torch.int32, device=x.device)
     DeviceRun(dict(block.named_modules()), arrivals).run(lower_to_kernels(block), inputs)
     return x
 
@@ -138,14 +142,18 @@ class Forgotten(nn.Module):
         super().__init__()
         self.inner = block_of("plain")
 
-    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
+    ) -> Tensor:
         return x + self.inner.mlp(torch.sin(x))
 
 
 class NoStream(Forgotten):
     """A block whose answer is no sum with what it is given."""
 
-    def forward(self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
+    ) -> Tensor:
         return self.inner.mlp(self.inner.first_norm(x))
 
 

@@ -32,6 +32,7 @@ SPECS: Mapping[str, BlockSpec] = {
     "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
     **{f"gated {name}": feeding(activation=name) for name in ACTIVATIONS},
 }
+TABLE = torch.tensor([[3, 1], [0, 5], [4, 2]], dtype=torch.int32)  # pages of three sequences
 STARTS, COUNTS, SLOTS = (0, 6, 2), (1, 1, 0), 4  # of a cache of all, 16: a window of 4 has wrapped, the last row idles
 CLOSE = 2e-5  # float32, numbers of order one; the order of a sum may differ
 
@@ -64,8 +65,9 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
         cache = torch.randn(size, generator=generator).to(dtype)
         for row, start in enumerate(STARTS):
             cache[row, :, start:] = float("nan")
-        caches.append(cache)
-    return x, rope, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), KVCache(*caches)
+        pages = cache.view(3, cache.shape[1], 2, -1, attention.head_dim).transpose(1, 2).flatten(0, 1)
+        caches.append(pages[TABLE.flatten().argsort()].contiguous())
+    return x, rope, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), KVCache(*caches, TABLE)
 
 
 def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor, LayerCache]:
@@ -73,7 +75,7 @@ def outputs(decoder: Decoder, spec: BlockSpec, is_device: bool) -> tuple[Tensor,
     block = block_of(decoder)
     x, rope, span, cache = inputs_of(spec, block.dtype)
     run = DeviceBlocks.allocate([cache], x.device).forward if is_device else Block.forward
-    return run(block, x, rope, span, *cache.tensors), cache
+    return run(block, x, rope, span, *cache.inputs), cache
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -126,7 +128,7 @@ def test_halves_around_fetched_experts_give_the_whole() -> None:
     run = DeviceBlocks.allocate([cache], x.device).block_function(block, 3, fetches=True)
     assert isinstance(run, RoutedBlock)
     expected, _ = outputs(decoder, ARCHITECTURES["gpt_oss"], is_device=False)
-    found = run(block, x, rope, span, *cache.tensors)
+    found = run(block, x, rope, span, *cache.inputs)
     assert (found - expected)[:2].abs().max() < CLOSE
 
 
@@ -170,7 +172,7 @@ def test_a_matrix_that_no_kernel_reads_is_named() -> None:
     assert isinstance(block.mlp.down_proj, Linear)
     block.mlp.down_proj.pack(StoredPacking("q8_0", DIM, 32), "float")
     assert device_obstacle(decoder, 1) == "layer 0: no GPU kernel multiplies q8_0, the format of mlp.down_proj"
-    cache = KVCache(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8))
+    cache = KVCache(torch.zeros(1, 2, 16, 8), torch.zeros(1, 2, 16, 8), torch.zeros(1, 1, dtype=torch.int32))
     assert DeviceBlocks.allocate([cache], torch.device("cpu")).block_function(block, 1, fetches=False) is None
 
 

@@ -13,6 +13,7 @@ import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending, feeding
 from packed_decoder import pack_all
 from packed_matrices import native_kernels
+from paged_caches import pages_of, shuffle_pages
 from test_native_decode import KERNEL_PACKABLE
 from tiny_graph import CONTEXT, CPU, FULL, SLIDING, VOCAB, filled_decoder, model_of
 from tiny_models import ARCHITECTURES, TinyModel
@@ -27,6 +28,7 @@ from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 
+PAGE = 3  # divides the rings of these tests, so that they have no more room than their windows ask for
 SEQUENCES = MOST_ROWS + 2  # sequences in the caches: two never run
 COUNTS = (1, 2, 3, 5, 8, 16)
 TERNARY = feeding(attending(WIDE, sub_norm=WIDE.norm), sub_norm=WIDE.norm)
@@ -42,9 +44,9 @@ class Row:
 
 
 def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes: int) -> GraphBuilder:
-    """Return a builder over fresh caches. Args: sizes: `chunk` and `together` of `allocate_cache`."""
+    """Return a builder over fresh caches in small pages. Args: sizes: `chunk` and `together` of `allocate_cache`."""
     spec = decoder.spec
-    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **sizes)
+    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **sizes, page=PAGE)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
     return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, library=Path(native_kernels()))
 
@@ -64,6 +66,8 @@ class Caches:
     """The caches of a builder, and a random state that they are put back to."""
 
     def __init__(self, builder: GraphBuilder) -> None:
+        shuffle_pages(builder.caches)
+        self._owners = [cache for cache in builder.caches for _ in cache.tensors]
         self.tensors = [tensor for cache in builder.caches for tensor in cache.tensors]
         generator = torch.Generator().manual_seed(1)
         for tensor in self.tensors:
@@ -75,14 +79,16 @@ class Caches:
             tensor.copy_(kept)
 
     def of(self, sequence: int) -> list[Tensor]:
-        return [tensor[sequence].clone() for tensor in self.tensors]
+        pairs = zip(self.tensors, self._owners, strict=True)
+        return [pages_of(tensor, owner, sequence).clone() for tensor, owner in pairs]
 
     def assert_changed(self, changed: Mapping[int, Sequence[Tensor]]) -> None:
         """Check that these sequences have these caches and that all others are as they were put back."""
-        for index, (tensor, kept) in enumerate(zip(self.tensors, self._kept, strict=True)):
-            for sequence in range(len(tensor)):
-                expected = changed[sequence][index] if sequence in changed else kept[sequence]
-                assert torch.equal(tensor[sequence], expected), f"tensor {index} of sequence {sequence}"
+        for index, (tensor, kept, owner) in enumerate(zip(self.tensors, self._kept, self._owners, strict=True)):
+            for sequence in range(SEQUENCES):
+                expected = changed[sequence][index] if sequence in changed else pages_of(kept, owner, sequence)
+                found = pages_of(tensor, owner, sequence)
+                assert torch.equal(found, expected), f"tensor {index} of sequence {sequence}"
 
 
 def assert_rows_agree(builder: GraphBuilder, vocab: int = VOCAB, seed: int = 0, is_greedy: bool = False) -> None:

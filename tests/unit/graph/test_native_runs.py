@@ -14,7 +14,7 @@ from block_specs import BLOCKS, WIDE, WIDE_EXPERTS, attending
 from packed_decoder import pack_all
 from packed_matrices import native_kernels
 from test_native_lists import FEATURED, SHARING
-from test_native_rows import SEQUENCES, Caches, Row, builder_of, run
+from test_native_rows import PAGE, SEQUENCES, Caches, Row, builder_of, run
 from tiny_graph import CONTEXT, CPU, FULL, SLIDING, VOCAB, filled_decoder, model_of
 from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
@@ -25,7 +25,7 @@ from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels.instructions import MOST_ROWS
-from graphcore.nn.layer_cache import allocate_cache
+from graphcore.nn.layer_cache import KVCache, allocate_cache
 from graphcore.nn.spec import ModelSpec, PerLayerSpec
 
 LENGTHS = ((2,), (1, 3), (5, 1, 4), (3, 2, 1, 4, 6), (16,))  # tokens of each sequence of a step
@@ -128,7 +128,7 @@ def test_every_family_runs_tokens_of_one_sequence_together(
         builder = engine.runner.builder
         kv_dtype = torch.bfloat16 if overrides else torch.float32
         spec = builder.decoder.spec
-        builder.caches = allocate_cache(spec, SEQUENCES, builder.context, kv_dtype, CPU, 1, MOST_ROWS)
+        builder.caches = allocate_cache(spec, SEQUENCES, builder.context, kv_dtype, CPU, 1, MOST_ROWS, PAGE)
         with torch.inference_mode():
             assert_runs_agree(builder, vocab=engine.runner.sizes.vocab)
 
@@ -166,7 +166,7 @@ def test_the_room_that_rings_have_is_enough_at_every_place_of_the_ring(spec: Mod
     builder = builder_of(filled_decoder(spec), chunk=1, together=4)
     caches = Caches(builder)
     alone, together = builder.decode(1, is_greedy=False), builder.decode(4, is_greedy=False)
-    slots = caches.tensors[0].shape[2]
+    slots = next(cache.slots for cache in builder.caches if isinstance(cache, KVCache))
     assert slots == 24 + 3
     for start in range(40, 40 + slots):
         rows = [Row(start + offset - 40, 5, start + offset) for offset in range(4)]

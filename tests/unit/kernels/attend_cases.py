@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 Implementation = Callable[..., Tensor]
+SPARE_PAGES = 3
 SENTINEL = 777.0  # stands in slots that nothing has written: reading one shows in the result
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one case; slots as nn.layer_cache makes them, unless the window has the whole context's."""
+    """Sizes of one case; slots as nn.layer_cache makes them, unless the window has the whole context's.
+
+    Attributes:
+        page: positions of a page; 0 for one page of all slots.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -26,15 +31,25 @@ class Shape:
     is_ring: bool = True
     has_sinks: bool = False
     cap: float = 0.0
+    page: int = 0
+
+    @property
+    def pages(self) -> int:
+        slots = min(self.window, self.context) if self.window and self.is_ring else self.context
+        return -(-slots // self.page) if self.page else 1
 
     @property
     def slots(self) -> int:
-        return min(self.window, self.context) if self.window and self.is_ring else self.context
+        slots = min(self.window, self.context) if self.window and self.is_ring else self.context
+        return self.pages * self.page if self.page else slots
 
 
 @dataclass
 class Sequences:
-    """The keys and values of every position of each row, and the buffers of the implementation under test."""
+    """The keys and values of every position of each row, and the buffers of the implementation under test.
+
+    The rows' pages lie in random order, among some that are nobody's.
+    """
 
     shape: Shape
     batch: int
@@ -45,7 +60,11 @@ class Sequences:
     def __post_init__(self) -> None:
         self.keys = [[] for _ in range(self.batch)]
         self.values = [[] for _ in range(self.batch)]
-        size = (self.batch, self.shape.kv_heads, self.shape.slots, self.shape.head_dim)
+        used = self.batch * self.shape.pages
+        order = torch.randperm(used + SPARE_PAGES, generator=torch.Generator().manual_seed(self.seed))
+        self.table = order[:used].int().view(self.batch, -1)
+        page = self.shape.slots // self.shape.pages
+        size = (used + SPARE_PAGES, self.shape.kv_heads, page, self.shape.head_dim)
         self.k_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
         self.v_cache = torch.full(size, SENTINEL, dtype=self.shape.cache_dtype)
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -62,7 +81,7 @@ class Sequences:
         query = self.randn(tokens, self.shape.heads)
         key, value = self.randn(tokens, self.shape.kv_heads), self.randn(tokens, self.shape.kv_heads)
         starts = torch.tensor([len(row) for row in self.keys])
-        caches = (self.k_cache, self.v_cache)
+        caches = (self.k_cache, self.v_cache, self.table)
         settings = (self.shape.window, self.shape.scale, self.sinks)
         out = attend(query, key, value, *caches, starts, torch.tensor(counts), *settings, cap=self.shape.cap)
         assert out.shape == query.shape
@@ -99,12 +118,13 @@ class Sequences:
         )
 
     def expected_caches(self) -> tuple[Tensor, Tensor]:
-        """Return both buffers as they must be: position p in slot p mod S, the latest wins, the rest never written."""
+        """Return both pools as they must be: position p in slot p mod S, the latest wins, the rest never written."""
         caches = torch.full_like(self.k_cache, SENTINEL), torch.full_like(self.v_cache, SENTINEL)
         for cache, rows in zip(caches, (self.keys, self.values), strict=True):
             for row, positions in enumerate(rows):
                 for position, entry in enumerate(positions):
-                    cache[row, :, position % self.shape.slots] = entry.to(cache.dtype)
+                    block, place = divmod(position % self.shape.slots, cache.shape[2])
+                    cache[self.table[row, block], :, place] = entry.to(cache.dtype)
         return caches
 
 
@@ -122,7 +142,8 @@ def beyond_the_cap(attend: Implementation, tokens: int, dtype: torch.dtype) -> t
     for cache, rows in zip(caches, (keys, values), strict=True):
         cache[0, 0, :past] = rows[:past].to(dtype)
     new = [rows[past:].to(dtype)[None, :, None] for rows in (keys, values)]
-    found = attend(query, *new, *caches, torch.tensor([past]), torch.tensor([tokens]), 0, 1.0, cap=cap)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    found = attend(query, *new, *caches, table, torch.tensor([past]), torch.tensor([tokens]), 0, 1.0, cap=cap)
     expected = [
         (cap * signs[:seen].double()).softmax(0) @ values[:seen].double() for seen in range(past + 1, past + tokens + 1)
     ]

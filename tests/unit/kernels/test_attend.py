@@ -1,5 +1,7 @@
 """All implementations of attention over a static cache, against a loop over positions in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attend_cases import SENTINEL, Implementation, Sequences, Shape, beyond_the_cap
@@ -20,6 +22,8 @@ IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "op": atten
 # float32: a softmax of scores up to 10, then a sum of values up to 4
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
+ONE_PAGE = torch.zeros(1, 1, dtype=torch.int32)
+
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 
 
@@ -35,14 +39,36 @@ def check(sequences: Sequences, implementation: Implementation, passes: list[lis
 
 @every_implementation
 @pytest.mark.parametrize("window", [0, 1, 3, 8, 31, 32, 100])
-def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(implementation: Implementation, window: int) -> None:
-    check(Sequences(Shape(window=window), 1), implementation, [[5], [7], [1], [1], [2], [3], *[[1]] * 13])
+@pytest.mark.parametrize("page", [0, 1, 4, 5])
+def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(
+    implementation: Implementation, window: int, page: int
+) -> None:
+    shape = Shape(window=window, page=page)
+    check(Sequences(shape, 1), implementation, [[5], [7], [1], [1], [2], [3], *[[1]] * 13])
 
 
 @every_implementation
 @pytest.mark.parametrize("window", [4, 5])
-def test_ring_wraps_around_many_times(implementation: Implementation, window: int) -> None:
-    check(Sequences(Shape(window=window, context=64), 1), implementation, [[1]] * 11 + [[9], [1], [4], [5], [1], [1]])
+@pytest.mark.parametrize("page", [0, 1, 2, 4])
+def test_ring_wraps_around_many_times(implementation: Implementation, window: int, page: int) -> None:
+    shape = Shape(window=window, context=64, page=page)
+    check(Sequences(shape, 1), implementation, [[1]] * 11 + [[9], [1], [4], [5], [1], [1]])
+
+
+@every_implementation
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page", [1, 2, 4, 8, 12])
+def test_bits_do_not_depend_on_pages(
+    implementation: Implementation, window: int, dtype: torch.dtype, page: int
+) -> None:
+    shape = Shape(6, 2, 20, context=96, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
+    whole, paged = Sequences(shape, 2), Sequences(replace(shape, page=page), 2)
+    assert whole.shape.slots == paged.shape.slots
+    for counts in ([5, 1], [19, 7], [1, 1], [0, 1], [33, 30], *[[1, 1]] * 9, [9, 9]):
+        expected, _ = whole.run(implementation, counts)
+        found, _ = paged.run(implementation, counts)
+        assert torch.equal(found, expected), f"counts {counts}"
 
 
 @every_implementation
@@ -74,7 +100,7 @@ def test_a_pass_without_tokens_leaves_the_cache_as_it_is(
     sequences.run(implementation, [0, 0], padding=5)
     assert torch.equal(sequences.k_cache, before[0])
     assert torch.equal(sequences.v_cache, before[1])
-    assert (sequences.k_cache[1] == SENTINEL).all()
+    assert (sequences.k_cache[sequences.table[1]] == SENTINEL).all()
 
 
 @every_implementation
@@ -137,7 +163,7 @@ def test_a_sink_below_every_score_changes_nothing_and_one_above_takes_all(
 
     def run(*sinks: torch.Tensor) -> torch.Tensor:
         caches = torch.zeros(2, 1, 2, 256, 8)
-        return implementation(query, key, value, *caches, torch.tensor([0]), torch.tensor([tokens]), 0, 0.3, *sinks)
+        return implementation(query, key, value, *caches, ONE_PAGE, torch.tensor([0]), torch.tensor([tokens]), 0, 0.3, *sinks)
 
     torch.testing.assert_close(run(torch.full((4,), -1e4)), run(), rtol=1e-5, atol=1e-6)
     assert run(torch.full((4,), 1e4)).abs().max() == 0
@@ -172,7 +198,7 @@ def test_a_cap_of_zero_is_none_and_a_huge_one_changes_little(implementation: Imp
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, tokens, heads, 8, generator=generator) for heads in (4, 2, 2))
     past = torch.randn(2, 1, 2, 32, 8, generator=generator)
-    spans = (torch.tensor([20]), torch.tensor([tokens]), 0, 0.3)
+    spans = (ONE_PAGE, torch.tensor([20]), torch.tensor([tokens]), 0, 0.3)
     none, zero, huge = (
         implementation(query, key, value, *past.clone(), *spans, **cap) for cap in ({}, {"cap": 0.0}, {"cap": 3e3})
     )
@@ -211,6 +237,7 @@ def test_any_chunking_of_any_batch_matches_the_loop(implementation: Implementati
         head_dim=4,
         context=24,
         window=data.draw(st.integers(0, 26), "window"),
+        page=data.draw(st.integers(0, 7), "page"),
     )
     batch = data.draw(st.integers(1, 3), "batch")
     left, passes = [shape.context] * batch, []
@@ -232,6 +259,6 @@ def test_what_an_earlier_sequence_left_is_not_seen_even_if_it_is_nan(tokens: int
     dirty[:, :, :, start + tokens :] = float("nan")
     starts, counts = torch.tensor([start]), torch.tensor([tokens])
     for implementation in (sliced_attend, masked_attend):
-        clean = implementation(query, key, value, past[0].clone(), past[1].clone(), starts, counts, 0, 0.3)
-        found = implementation(query, key, value, dirty[0].clone(), dirty[1].clone(), starts, counts, 0, 0.3)
+        clean = implementation(query, key, value, past[0].clone(), past[1].clone(), ONE_PAGE, starts, counts, 0, 0.3)
+        found = implementation(query, key, value, dirty[0].clone(), dirty[1].clone(), ONE_PAGE, starts, counts, 0, 0.3)
         assert torch.equal(found, clean), implementation.__name__

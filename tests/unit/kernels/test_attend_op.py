@@ -20,7 +20,7 @@ def arguments(tokens: int, batch: int = 2, dtype: torch.dtype = torch.float32) -
         return torch.randn(*shape, generator=generator).to(dtype)
 
     new = randn(batch, tokens, 4, 8), randn(batch, tokens, 2, 8), randn(batch, tokens, 2, 8)
-    caches = randn(batch, 2, 16, 8), randn(batch, 2, 16, 8)
+    caches = randn(2 * batch, 2, 8, 8), randn(2 * batch, 2, 8, 8), torch.arange(2 * batch).flip(0).int().view(batch, 2)
     return (*new, *caches, torch.tensor([3, 5])[:batch], torch.tensor([tokens, 1])[:batch], 0, 0.35)
 
 
@@ -82,9 +82,10 @@ class WritesOfIndices(TorchDispatchMode):
 def test_masked_implementation_writes_no_slot_with_two_values(start: int, count: int) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 16, heads, 8, generator=generator) for heads in (4, 2, 2))
-    caches = [torch.randn(1, 2, 6, 8, generator=generator) for _ in range(2)]  # a ring of 6
+    caches = [torch.randn(3, 2, 2, 8, generator=generator) for _ in range(2)]  # a ring of 6
+    table = torch.tensor([[2, 0, 1]], dtype=torch.int32)
     with WritesOfIndices() as watch:
-        masked_attend(query, key, value, *caches, torch.tensor([start]), torch.tensor([count]), 6, 0.35)
+        masked_attend(query, key, value, *caches, table, torch.tensor([start]), torch.tensor([count]), 6, 0.35)
     assert watch.writes == 2
 
 
@@ -99,7 +100,7 @@ def test_inputs_other_than_the_caches_are_not_written() -> None:
         args = arguments(4)
         used = copied(args)
         implementation(*used)  # type: ignore[arg-type]
-        for index in (0, 1, 2, 5, 6):
+        for index in (0, 1, 2, 5, 6, 7):
             before, after = args[index], used[index]
             assert isinstance(before, Tensor)
             assert isinstance(after, Tensor)

@@ -26,6 +26,7 @@ def attend_as_a_program(
     value: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     window: int,
@@ -37,18 +38,19 @@ def attend_as_a_program(
 ) -> Tensor:
     """Implement `attend` for one token of each sequence: one instruction each."""
     out = torch.zeros_like(query)
-    _, kv_heads, slots, width = k_cache.shape
+    _, kv_heads, page, width = k_cache.shape
     for row in counts.nonzero().flatten().tolist():
         program, arguments = NativeProgram(library, 1), instructions.Attend()
         parts = (query[row].float(), key[row].float(), value[row].float(), answer := out[row].float())
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part.flatten()) for part in parts)
         arguments.sinks, arguments.starts = program.address(sinks), program.address(starts[row], torch.int64)
-        arguments.sequences = program.address(torch.tensor([0]), torch.int64)
-        arguments.k_cache, arguments.v_cache = (program.address(c[row], c.dtype) for c in (k_cache, v_cache))
+        arguments.sequences = program.address(torch.tensor([row]), torch.int64)
+        arguments.k_cache, arguments.v_cache = (program.address(c, c.dtype) for c in (k_cache, v_cache))
+        arguments.table, arguments.page, arguments.num_pages = program.address(table, torch.int32), page, table.shape[1]
         arguments.heads, arguments.kv_heads, arguments.head_dim = query.shape[2], kv_heads, width
-        arguments.slots, arguments.window, arguments.scale, arguments.cap = slots, window, scale, cap
+        arguments.window, arguments.scale, arguments.cap = window, scale, cap
         arguments.cache_format = DTYPE_NUMBERS[k_cache.dtype]
-        program.needs_attention(width, slots)
+        program.needs_attention(width, page * table.shape[1])
         program.add(arguments)
         program.run()
         out[row] = answer.to(out.dtype)
@@ -66,8 +68,8 @@ def check(shape: Shape, attend: Implementation, passes: list[list[int]]) -> None
 @pytest.mark.parametrize("window", [0, 7])
 @pytest.mark.parametrize("dtype", CLOSE)
 def test_chunks_match_the_loop(library: str, dtype: torch.dtype, window: int, cap: float) -> None:
-    for heads, head_dim in ((6, 20), (2, 64)):
-        shape = Shape(heads, 2, head_dim, 64, window, dtype, dtype, 0.2, has_sinks=heads == 6, cap=cap)
+    for heads, head_dim, page in ((6, 20, 0), (2, 64, 0), (6, 20, 3), (2, 64, 16)):
+        shape = Shape(heads, 2, head_dim, 64, window, dtype, dtype, 0.2, has_sinks=heads == 6, cap=cap, page=page)
         check(shape, partial(sliced_attend, library=library), CHUNKS)
 
 
@@ -75,8 +77,9 @@ def test_chunks_match_the_loop(library: str, dtype: torch.dtype, window: int, ca
 @pytest.mark.parametrize("window", [0, 7])
 @pytest.mark.parametrize("cache_dtype", CLOSE)
 def test_an_instruction_matches_the_loop(library: str, cache_dtype: torch.dtype, window: int, cap: float) -> None:
-    for heads, head_dim in ((10, 20), (2, 64)):
-        shape = Shape(heads, 2, head_dim, 64, window, torch.float32, cache_dtype, 0.2, has_sinks=heads == 10, cap=cap)
+    for heads, head_dim, page in ((10, 20, 0), (2, 64, 0), (10, 20, 3), (2, 64, 16)):
+        settings = {"has_sinks": heads == 10, "cap": cap, "page": page}
+        shape = Shape(heads, 2, head_dim, 64, window, torch.float32, cache_dtype, 0.2, **settings)
         check(shape, partial(attend_as_a_program, library=library), TOKENS)
 
 

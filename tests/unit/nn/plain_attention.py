@@ -25,11 +25,12 @@ def run(module: Attention, x: Tensor, slots: int | None = None) -> Tensor:
     """Run the module from an empty cache, at positions 0 .. T-1."""
     spec, (batch, tokens, _) = module.spec, x.shape
     caches = [torch.zeros(batch, spec.kv_heads, slots or tokens, spec.head_dim, dtype=x.dtype) for _ in range(2)]
+    table = torch.arange(batch, dtype=torch.int32)[:, None]
     span = Span(torch.zeros(batch, dtype=torch.int64), torch.full((batch,), tokens))
     rope = None
     if spec.rope is not None:
         rope = rope_table(spec.rope, spec.head_dim, tokens)[span.positions(tokens)]
-    return module(x, rope, span, *caches)  # type: ignore[no-any-return]
+    return module(x, rope, span, *caches, table)  # type: ignore[no-any-return]
 
 
 def plain(module: Attention, x: Tensor, mask: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def logits(spec: ModelSpec) -> Tensor:
     features = [()] * len(decoder.layers) if make is None else [(one,) for one in make(ids, x)]
     for layer, rope_index, cache, own in zip(decoder.layers, decoder.rope_index(), caches, features, strict=True):
         rows = None if rope_index is None else tables[rope_index][span.positions(TOKENS)]
-        x = layer(x, rows, span, *cache.tensors, *own if layer.per_layer is not None else ())
+        x = layer(x, rows, span, *cache.inputs, *own if layer.per_layer is not None else ())
     return decoder.head(x)[0]  # type: ignore[no-any-return]
 
 

@@ -153,9 +153,9 @@ class HalfRotated(Parts):
         super().__init__(lambda _, x: x)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, starts: Tensor, counts: Tensor
+        self, x: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, starts: Tensor, counts: Tensor
     ) -> Tensor:
-        return attend(rotate(self.a(x), rope), self.b(x), self.b(x), k_cache, v_cache, starts, counts, 0, 1.0)
+        return attend(rotate(self.a(x), rope), self.b(x), self.b(x), k_cache, v_cache, table, starts, counts, 0, 1.0)
 
 
 def test_only_what_rotates_both_is_taken() -> None:
