@@ -1,6 +1,7 @@
 """One new token's attention over a cache that already holds its key and value: split-KV decode, as one kernel.
 
-Legend: B batch, H heads, K kv heads, E head dim, S cache slots, P splits,
+Legend: B batch, H heads, K kv heads, E head dim, N pages of a sequence, G positions of a page, S slots of a sequence
+(N G), P splits,
 R rows of a tile (the H / K heads of one kv head, padded).
 
     program (split, kv head, sequence): reads starts and counts, walks its share of the visible keys
@@ -90,17 +91,18 @@ def _leave(part, state, best, total, sums, ROWS: tl.constexpr, GROUP: tl.constex
 
 @triton.jit
 def attend_splits(
-    query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals,
-    q_batch, q_head, k_batch, k_head, k_slot, v_batch, v_head, v_slot, slots, window, scale, cap,
+    query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals,
+    q_batch, q_head, k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, MERGED_SPLITS: tl.constexpr,
-    ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     splits, place = tl.num_programs(0), sequence * tl.num_programs(1) + kv_head
+    slots = num_pages * PAGE
     first, visible = _visible_keys(starts, counts, sequence, slots, window, WINDOWED)
     share = tl.maximum(tl.cdiv(tl.cdiv(visible, splits), TILE), 1) * TILE
     share = tl.maximum(share, tl.where(visible <= ALONE * TILE, ALONE * TILE, 0))
@@ -115,11 +117,11 @@ def attend_splits(
         sink = tl.load(sinks + kv_head * GROUP + row, mask=is_head, other=0.0) * LOG2_E
         best = tl.where(split == 0, sink, best)
         total = tl.where(split == 0, 1.0, total)
-    k_rows, v_rows = k_cache + sequence * k_batch + kv_head * k_head, v_cache + sequence * v_batch + kv_head * v_head
+    k_rows, v_rows, pages = k_cache + kv_head * k_head, v_cache + kv_head * v_head, table + sequence * table_row
     begin, end = split * share, tl.minimum(split * share + share, visible)
     best, total, sums = walk(
-        q, k_rows, v_rows, first % slots, begin, end, 0, best, total, sums, k_slot, v_slot, slots, window, scale, cap,
-        WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        q, k_rows, v_rows, pages, first % slots, begin, end, 0, best, total, sums, k_page, k_place, v_page, v_place,
+        slots, window, scale, cap, WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
     )  # fmt: skip
     answer = out + place * GROUP * HEAD_DIM
     if used == 1:
@@ -139,8 +141,8 @@ def attend_splits(
 
 torch.library.define(
     "graphcore::attend_written",
-    "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor starts, Tensor counts, int window, float scale,"
-    " Tensor? sinks=None, Tensor(a!)? arrivals=None, float cap=0.0) -> Tensor",
+    "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor table, Tensor starts, Tensor counts, int window,"
+    " float scale, Tensor? sinks=None, Tensor(a!)? arrivals=None, float cap=0.0) -> Tensor",
 )
 
 
@@ -148,6 +150,7 @@ def attend_written(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     window: int,
@@ -160,7 +163,8 @@ def attend_written(
 
     Args:
         query: [B, 1, H, E] compute dtype; the last stride is 1.
-        k_cache, v_cache: [B, K, S, E] cache dtype; position p in slot p mod S, filled for positions 0 .. starts.
+        k_cache, v_cache: [P, K, G, E] cache dtype, pages of keys and values of all sequences.
+        table: [B, N] int32, pages of each sequence, as in `attend`; they hold positions 0 .. starts.
         starts: [B] int64, the new token's position.
         counts: [B] int64, 1, or 0 for a row without a token, whose answer is zeros.
         window: number of visible keys, the new one included; 0 for all.
@@ -174,7 +178,7 @@ def attend_written(
         [B, 1, H, E] compute dtype, contiguous.
     """
     op = torch.ops.graphcore.attend_written.default
-    return op(query, k_cache, v_cache, starts, counts, window, scale, sinks, arrivals, cap)  # type: ignore[no-any-return]
+    return op(query, k_cache, v_cache, table, starts, counts, window, scale, sinks, arrivals, cap)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend_written")
@@ -199,6 +203,11 @@ def keys_of_tile(width: int, dtype: torch.dtype) -> int:
     return max(16, min(128, TILE_NBYTES // (width * dtype.itemsize)))
 
 
+def table_sizes(table: Tensor) -> tuple[int, int]:
+    """Return a table's entries from one row to the next, and its entries of each row."""
+    return table.stride(0), table.shape[1]
+
+
 def processors_of(device: torch.device) -> int:
     """Return how many streaming multiprocessors a device has."""
     if device.type != "cuda":
@@ -210,6 +219,7 @@ def launch_attend_written(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     window: int,
@@ -227,10 +237,11 @@ def launch_attend_written(
         alone: tiles that one split takes alone, without the sums of others.
     """
     batch, tokens, heads, head_dim = query.shape
-    kv_heads, slots = k_cache.shape[1:3]
+    kv_heads, page = k_cache.shape[1:3]
+    slots = table.shape[1] * page
     assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
     assert query.stride(3) == k_cache.stride(3) == v_cache.stride(3) == 1, "vectors lie in one run"
-    assert slots * max(k_cache.stride(2), v_cache.stride(2)) < 1 << 31, f"{slots} slots do not fit 32-bit offsets"
+    assert table.stride(1) == 1, "a sequence's pages are one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     tile = tile or keys_of_tile(width, query.dtype)
     splits = split_count(batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
@@ -245,11 +256,12 @@ def launch_attend_written(
     heads_width = triton.next_power_of_2(group)
     warps = 8 if query.dtype == torch.float32 else 4
     attend_splits[(splits, kv_heads, batch)](
-        query, k_cache, v_cache, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
-        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], slots, window, scale, cap,
+        query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
+        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], *table_sizes(table),
+        window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
-        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
-        ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page,
+        MERGED_SPLITS=max(1, MERGED // (heads_width * width)), ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps), **dependence(),
     )  # fmt: skip
     return out

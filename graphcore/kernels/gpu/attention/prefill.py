@@ -1,12 +1,13 @@
 """A chunk's attention over the cached past and over itself: flash attention with two sources, as one kernel.
 
-Legend: B batch, T tokens, H heads, K kv heads, G = H / K, E head dim, S cache slots, R rows of a program.
+Legend: B batch, T tokens, H heads, K kv heads, Q = H / K, E head dim, N pages of a sequence, G positions of a page,
+R rows of a program.
 
-    rows of a program    R of the T G (token, head) pairs of one kv head, in order, tokens before heads
-    keys that it reads   past:  first visible .. start, in slots p mod S; the chunk is written afterwards
+    rows of a program    R of the T Q (token, head) pairs of one kv head, in order, tokens before heads
+    keys that it reads   past:  first visible .. start, in the sequence's pages; the chunk is written afterwards
                          chunk: first visible .. last token of the rows, from the projections
 
-A key is read once for R / G tokens and all their heads; with a window that is window + R / G keys. Keys that no row
+A key is read once for R / Q tokens and all their heads; with a window that is window + R / Q keys. Keys that no row
 sees are never read. The last rows see the most keys, so they start first.
 """
 
@@ -15,17 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.attention.decode import table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.scoring import Scoring
 
 
 @triton.jit
 def _attend_chunk(
-    query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+    query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    old_k_batch, old_k_head, old_k_slot, old_v_batch, old_v_head, old_v_slot, slots, window, scale, cap,
+    k_page, old_k_head, k_place, v_page, old_v_head, v_place, table_row, num_pages, window, scale, cap,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
@@ -44,23 +46,24 @@ def _attend_chunk(
         first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
         new_first = tl.maximum(first_token - window + 1, 0)
     past, since = tl.where(is_padding, 0, start - first), start - first + token
-    old_keys = k_cache + sequence * old_k_batch + kv_head * old_k_head
-    old_values = v_cache + sequence * old_v_batch + kv_head * old_v_head
+    old_keys, old_values = k_cache + kv_head * old_k_head, v_cache + kv_head * old_v_head
+    pages, slots = table + sequence * table_row, num_pages * PAGE
     keys, values = key + sequence * k_batch + kv_head * k_head, value + sequence * v_batch + kv_head * v_head
     rest = 0
     if not WINDOWED:  # whole tiles of the past, visible to all rows
         rest = past // TILE * TILE
         best, total, sums = walk(
-            q, old_keys, old_values, 0, 0, rest, since, best, total, sums, old_k_slot, old_v_slot,
-            slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+            q, old_keys, old_values, pages, 0, 0, rest, since, best, total, sums, k_page, k_place, v_page, v_place,
+            slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
         )  # fmt: skip
     best, total, sums = walk(
-        q, old_keys, old_values, first % slots, rest, past, since, best, total, sums, old_k_slot, old_v_slot,
-        slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        q, old_keys, old_values, pages, first % slots, rest, past, since, best, total, sums,
+        k_page, k_place, v_page, v_place,
+        slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
     )  # fmt: skip
     best, total, sums = walk(
-        q, keys, values, 0, new_first, end, token, best, total, sums, k_token, v_token,
-        slots, window, scale, cap, False, True, True, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PRECISION,
+        q, keys, values, None, 0, new_first, end, token, best, total, sums, 0, k_token, 0, v_token,
+        slots, window, scale, cap, False, True, True, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
     )  # fmt: skip
     column = tl.arange(0, WIDTH)
     answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
@@ -91,6 +94,7 @@ def launch_attend_chunk(
     value: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     scoring: Scoring,
@@ -98,16 +102,18 @@ def launch_attend_chunk(
     """Return the result of `attend`, before the cache is written."""
     window, scale, sinks, _, cap = scoring
     batch, tokens, heads, head_dim = query.shape
-    kv_heads, slots = k_cache.shape[1:3]
+    kv_heads, page = k_cache.shape[1:3]
+    assert table.stride(1) == 1, "a sequence's pages are one run"
     for operand in (query, key, value, k_cache, v_cache):
         assert operand.stride(3) == 1, "vectors lie in one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
-        query, key, value, k_cache, v_cache, starts, counts, sinks, out, tokens,
+        query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        slots, window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim, WIDTH=width,
-        ROWS=rows, TILE=tile, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=2, enable_fp_fusion=True,
+        *table_sizes(table), window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim,
+        WIDTH=width, ROWS=rows, TILE=tile, PAGE=page, PRECISION=precision_of(query.dtype), num_warps=warps,
+        num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     return out

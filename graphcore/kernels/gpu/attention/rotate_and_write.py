@@ -1,8 +1,9 @@
 """Turns a token's projections into its query, and its key and value in the cache, in one kernel.
 
-Legend: B batch (one token of each), H heads, K kv heads, E head dim, R features of a head that rotate, S cache slots.
+Legend: B batch (one token of each), H heads, K kv heads, E head dim, R features of a head that rotate, P pages,
+N pages of a sequence, G positions of a page.
 
-    projected: [q of H heads | k of K heads | v of K heads]     q, k: normalised per head, rotated     slot: start mod S
+    projected: [q of H heads | k of K heads | v of K heads]     q, k: normalised per head, rotated     at: position start
 
 One program takes one head of one token: two halves of R, because rotation pairs x[i] with x[i + R/2], and the rest.
 """
@@ -12,13 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.attention.decode import table_sizes
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
 torch.library.define(
     "graphcore::rotate_and_write",
-    "(Tensor projected, Tensor? rope, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor starts, Tensor counts,"
-    " Tensor? q_weight, Tensor? k_weight, float eps, bool scale_in_float32) -> Tensor",
+    "(Tensor projected, Tensor? rope, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
+    " Tensor counts, Tensor? q_weight, Tensor? k_weight, float eps, bool scale_in_float32) -> Tensor",
 )
 
 
@@ -27,6 +29,7 @@ def rotate_and_write(
     rope: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     q_weight: Tensor | None = None,
@@ -39,7 +42,8 @@ def rotate_and_write(
     Args:
         projected: [B, (H + 2 K) E] compute dtype, contiguous.
         rope: [B, 1, 2, R/2] float32, as in nn/rope.py's `rotate`, or None.
-        k_cache, v_cache: [B, K, S, E] cache dtype, contiguous; slot start mod S is written if count is not 0.
+        k_cache, v_cache: [P, K, G, E] cache dtype, contiguous; position start is written if count is not 0.
+        table: [B, N] int32, pages of each sequence, as in `attend`.
         starts: [B] int64, the token's position.  counts: [B] int64, 1 or 0.
         q_weight, k_weight: [E] float32, weights of an RMSNorm of each head before the rotation, or None.
         eps, scale_in_float32: settings of that norm, as in gpu/norm.py.
@@ -49,7 +53,7 @@ def rotate_and_write(
     """
     op = torch.ops.graphcore.rotate_and_write.default
     norm = (q_weight, k_weight, eps, scale_in_float32)
-    return op(projected, rope, k_cache, v_cache, starts, counts, *norm)  # type: ignore[no-any-return]
+    return op(projected, rope, k_cache, v_cache, table, starts, counts, *norm)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::rotate_and_write")
@@ -61,9 +65,10 @@ def _fake(projected: Tensor, _rope: Tensor | None, k_cache: Tensor, *_: object) 
 
 @triton.jit
 def _rotate_and_write(
-    projected, rope, k_cache, v_cache, starts, counts, q_weight, k_weight, query, heads, kv_heads, slots, eps,
+    projected, rope, k_cache, v_cache, table, starts, counts, q_weight, k_weight, query, heads, kv_heads,
+    table_row, num_pages, eps,
     HALF: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
@@ -102,8 +107,9 @@ def _rotate_and_write(
     elif tl.load(counts + token) > 0:
         cache = tl.where(is_value, v_cache, k_cache)
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
-        slot = tl.load(starts + token) % slots
-        _store_head(cache + ((token * kv_heads + kv_head) * slots + slot) * width, first, second, rest, HALF, REST)
+        start = tl.load(starts + token)
+        page = tl.load(table + token * table_row + start // PAGE % num_pages).to(tl.int64)
+        _store_head(cache + ((page * kv_heads + kv_head) * PAGE + start % PAGE) * width, first, second, rest, HALF, REST)
 
 
 @triton.jit
@@ -129,6 +135,7 @@ def launch_rotate_and_write(
     rope: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
+    table: Tensor,
     starts: Tensor,
     counts: Tensor,
     q_weight: Tensor | None,
@@ -137,7 +144,8 @@ def launch_rotate_and_write(
     scale_in_float32: bool,
 ) -> Tensor:
     """Implement `rotate_and_write`."""
-    batch, kv_heads, slots, head_dim = k_cache.shape
+    batch, (_, kv_heads, page, head_dim) = len(projected), k_cache.shape
+    assert table.stride(1) == 1, "a sequence's pages are one run"
     assert head_dim % 2 == 0, f"heads of {head_dim} have no halves"
     for tensor in (projected, k_cache, v_cache) if rope is None else (projected, k_cache, v_cache, rope):
         assert tensor.is_contiguous(), "the kernel finds its place by shape alone"
@@ -146,9 +154,10 @@ def launch_rotate_and_write(
     half = head_dim // 2 if rope is None else rope.shape[-1]
     rest = head_dim - 2 * half
     _rotate_and_write[(heads + 2 * kv_heads, batch)](
-        projected, rope, k_cache, v_cache, starts, counts, q_weight, k_weight, query, heads, kv_heads, slots, eps,
+        projected, rope, k_cache, v_cache, table, starts, counts, q_weight, k_weight, query, heads, kv_heads,
+        *table_sizes(table), eps,
         HALF=half, REST=rest, WIDE=scale_in_float32, BLOCK=triton.next_power_of_2(half),
-        REST_BLOCK=triton.next_power_of_2(max(rest, 1)), num_warps=1,
+        REST_BLOCK=triton.next_power_of_2(max(rest, 1)), PAGE=page, num_warps=1,
         **dependence(),
         enable_fp_fusion=False,  # products are rounded before they are added, as nn/rope.py's are
     )  # fmt: skip

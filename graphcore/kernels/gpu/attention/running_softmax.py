@@ -1,6 +1,6 @@
 """The running softmax over tiles of keys and values that decode and prefill attention share.
 
-Legend: R rows (queries of one kv head), N keys of a tile, E head dim, padded to a power of two.
+Legend: R rows (queries of one kv head), N keys of a tile, E head dim, padded to a power of two, G positions of a page.
 
 The softmax is that of FlashAttention-2 (Dao 2023, arXiv 2307.08691, algorithm 1), in powers of two, for which a GPU has
 an instruction. A row's state is its highest score, the sum of its weights, and the weighted sum of values:
@@ -55,11 +55,14 @@ def empty_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def walk(
-    q, keys, values, first_slot, begin, end, distance, best, total, sums, k_stride, v_stride, slots, window, scale, cap,
+    q, keys, values, pages, first_slot, begin, end, distance, best, total, sums, k_page, k_stride, v_page, v_stride,
+    slots, window, scale, cap,
     RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the row state after keys begin .. end; key 0 is in `first_slot`.
+
+    Slot s is row s of `keys`, or, if there are pages, row s mod G of page `pages[s // G]`. A tile may span pages.
 
     RING: slots wrap.  ENDS: the last tile may hold fewer keys.  HIDES: rows see only some of the keys, by distance [R],
     each row's position counted from key 0: none later than the row and, if WINDOWED, only the last `window`.
@@ -71,8 +74,12 @@ def walk(
         slot = first_slot + key
         if RING:
             slot = tl.where(slot >= slots, slot - slots, slot)
-        k = load_rows(keys, slot, k_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
-        v = load_rows(values, slot, v_stride, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        k_at, v_at = slot * k_stride, slot * v_stride
+        if pages is not None:
+            page, place = tl.load(pages + slot // PAGE, mask=is_there, other=0).to(tl.int64), slot % PAGE
+            k_at, v_at = page * k_page + place * k_stride, page * v_page + place * v_stride
+        k = load_rows(keys, k_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        v = load_rows(values, v_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = capped_scores(scores * scale, cap) * LOG2_E if CAPPED else scores * (scale * LOG2_E)
         if HIDES:

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
+from graphcore.nn.layer_cache import PAGE
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # name, heads, kv heads, head dim, slots, window, sinks, cap, dtype, tokens of a pass
@@ -28,12 +29,13 @@ PASSES = (
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, heads, kv_heads, head_dim, slots, window, has_sinks, cap, dtype, lengths in PASSES:
-        cache = torch.empty(1, kv_heads, slots, head_dim, dtype=dtype, device="meta")
+        cache = torch.empty(slots // PAGE, kv_heads, PAGE, head_dim, dtype=dtype, device="meta")
+        table = torch.empty(1, slots // PAGE, dtype=torch.int32, device="meta")
         spans = torch.empty(2, 1, dtype=torch.int64, device="meta").unbind(0)
         sinks = torch.empty(heads, device="meta") if has_sinks else None
         for tokens in lengths:
             # q, k and v are slices of one product's result
             product = torch.empty(1, tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device="meta")
             new = product.split([heads, kv_heads, kv_heads], dim=2)
-            call = partial(launch_attend, *new, cache, cache, *spans, window, 0.1, sinks, cap=cap)
+            call = partial(launch_attend, *new, cache, cache, table, *spans, window, 0.1, sinks, cap=cap)
             yield f"{name}, {tokens} tokens, {str(dtype).removeprefix('torch.')}", call

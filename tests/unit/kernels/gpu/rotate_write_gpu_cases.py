@@ -10,10 +10,11 @@ from graphcore.kernels.gpu.attention.rotate_and_write import launch_rotate_and_w
 def launch(heads: int, kv_heads: int, head_dim: int, has_norm: bool, rotated: int) -> None:
     projected = torch.empty(1, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16, device="meta")
     rope = torch.empty(1, 1, 2, rotated // 2, device="meta") if rotated else None
-    cache = torch.empty(1, kv_heads, 4096, head_dim, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(64, kv_heads, 64, head_dim, dtype=torch.bfloat16, device="meta")
+    table = torch.empty(1, 64, dtype=torch.int32, device="meta")
     starts = torch.empty(1, dtype=torch.int64, device="meta")
     weight = torch.empty(head_dim, device="meta") if has_norm else None
-    launch_rotate_and_write(projected, rope, cache, cache, starts, starts, weight, weight, 1e-6, False)
+    launch_rotate_and_write(projected, rope, cache, cache, table, starts, starts, weight, weight, 1e-6, False)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:

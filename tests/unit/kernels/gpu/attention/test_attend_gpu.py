@@ -41,13 +41,15 @@ def check(sequences: Sequences, *passes: list[int], padding: int = 0) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 8, 31, 32, 100])
-def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(window: int) -> None:
-    check(Sequences(Shape(window=window), 1), [5], [7], [1], [1], [2], [3], [1], [1])
+@pytest.mark.parametrize("page", [0, 4, 5])
+def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(window: int, page: int) -> None:
+    check(Sequences(Shape(window=window, page=page), 1), [5], [7], [1], [1], [2], [3], [1], [1])
 
 
 @pytest.mark.parametrize("window", [4, 5])
-def test_ring_wraps_around_many_times(window: int) -> None:
-    check(Sequences(Shape(window=window, context=64), 1), [1], [9], [1], [4], [5], [17], [1], [1], [3])
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_ring_wraps_around_many_times(window: int, page: int) -> None:
+    check(Sequences(Shape(window=window, context=64, page=page), 1), [1], [9], [1], [4], [5], [17], [1], [1], [3])
 
 
 @pytest.mark.parametrize(("window", "padding"), [(0, 0), (0, 3), (6, 0), (6, 3)])
@@ -94,15 +96,18 @@ def test_head_dims_need_not_be_powers_of_two(head_dim: int, dtype: torch.dtype) 
 def compare(other: Implementation, tokens: int, starts: list[int], counts: list[int], shape: Shape) -> None:
     """Attend as the GPU does and as another does, both over a cache whose dead slots are NaN."""
     generator = torch.Generator().manual_seed(tokens)
-    batch, size = len(starts), (shape.kv_heads, shape.slots, shape.head_dim)
+    batch, page = len(starts), shape.slots // shape.pages
+    table = torch.randperm(batch * shape.pages, generator=generator).int().view(batch, -1)
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
     new = [torch.randn(batch, tokens, h, shape.head_dim, generator=generator).to(shape.dtype) for h in heads]
-    caches = torch.randn(2, batch, *size, generator=generator).to(shape.cache_dtype)
+    size = (table.numel(), shape.kv_heads, page, shape.head_dim)
+    caches = torch.randn(2, *size, generator=generator).to(shape.cache_dtype)
     for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        caches[:, row, :, start:] = torch.nan
+        dead = torch.arange(start, shape.slots)
+        caches[:, table[row, dead // page], :, dead % page] = torch.nan
         for rows in new[1:]:
             rows[row, count:] = torch.nan  # padding
-    spans = (torch.tensor(starts), torch.tensor(counts), shape.window, 0.3)
+    spans = (table, torch.tensor(starts), torch.tensor(counts), shape.window, 0.3)
     cap = {"cap": shape.cap}
     theirs, ours = caches.clone(), caches.clone()
     expected = other(*(rows.nan_to_num() for rows in new), *theirs, *spans, **cap)
@@ -119,7 +124,7 @@ def compare(other: Implementation, tokens: int, starts: list[int], counts: list[
 def test_chunks_of_many_tiles_over_a_past_of_many_tiles(other: Implementation, window: int, dtype: torch.dtype) -> None:
     rows, tile, _ = tiles_of(1000, 16, dtype)
     tokens = rows // 4 + 3  # four heads each: two programs
-    shape = Shape(4, 1, 16, 400, window, dtype, dtype, is_ring=False)
+    shape = Shape(4, 1, 16, 400, window, dtype, dtype, is_ring=False, page=40)
     compare(other, tokens, [0, 2 * tile + 2, tile], [tokens, tokens - 5, 0], shape)
 
 
@@ -170,7 +175,7 @@ def test_any_chunking_of_any_batch_matches_the_loop(data: st.DataObject) -> None
     kv_heads = data.draw(st.integers(1, 2), "kv_heads")
     heads = kv_heads * data.draw(st.integers(1, 3), "group")
     window, has_sinks = data.draw(st.integers(0, 26), "window"), data.draw(st.booleans(), "has_sinks")
-    shape = Shape(heads, kv_heads, 4, 24, window, has_sinks=has_sinks)
+    shape = Shape(heads, kv_heads, 4, 24, window, has_sinks=has_sinks, page=data.draw(st.integers(0, 7), "page"))
     batch = data.draw(st.integers(1, 3), "batch")
     left, passes = [shape.context] * batch, []
     for _ in range(data.draw(st.integers(1, 4), "passes")):

@@ -20,6 +20,7 @@ from graphcore.kernels.gpu.attention.decode import (
 )
 
 TILE = 16
+ONE_PAGE = torch.zeros(1, 1, dtype=torch.int32)
 # float32: scores up to 10; bfloat16 and float16: weights are rounded before they multiply values
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -38,6 +39,7 @@ class Case:
     cache_dtype: torch.dtype = torch.float32
     has_sinks: bool = False
     cap: float = 0.0
+    page: int = 0  # positions of a page, which divides the slots; 0 for one page of all
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,9 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: i
     generator = torch.Generator().manual_seed(sum(case.lengths))
     batch, scale = len(case.lengths), 1.5 / math.sqrt(case.head_dim)
     query = torch.randn(batch, 1, case.heads, case.head_dim, generator=generator).to(case.dtype)
-    size = (batch, case.kv_heads, case.slots, case.head_dim)
+    page = case.page or case.slots
+    table = torch.randperm(batch * (case.slots // page), generator=generator).int().view(batch, -1)
+    size = (table.numel(), case.kv_heads, page, case.head_dim)
     k_cache, v_cache = (torch.full(size, torch.nan, dtype=case.cache_dtype) for _ in range(2))
     sinks = 3 * torch.randn(case.heads, generator=generator) if case.has_sinks else None
     expected = torch.zeros(query.shape, dtype=torch.float64)
@@ -70,7 +74,8 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: i
         seen = min(length, case.window or length)
         slot = torch.arange(length - seen, length) % case.slots
         new = torch.randn(2, case.kv_heads, seen, case.head_dim, generator=generator).to(case.cache_dtype)
-        k_cache[row, :, slot], v_cache[row, :, slot] = new
+        pages, places = table[row, slot // page], slot % page
+        k_cache[pages, :, places], v_cache[pages, :, places] = new.transpose(1, 2)
         for head in range(case.heads if length else 0):
             keys, values = new.to(case.dtype)[:, head // (case.heads // case.kv_heads)]
             sink = None if sinks is None else sinks[head]
@@ -80,7 +85,7 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: i
     )
     starts = starts.clamp(min=0)
     spans = (starts, counts, case.window, scale, sinks)
-    found = launch_attend_written(query, k_cache, v_cache, *spans, arrivals, case.cap, tile=tile, alone=alone)
+    found = launch_attend_written(query, k_cache, v_cache, table, *spans, arrivals, case.cap, tile=tile, alone=alone)
     assert found.dtype == case.dtype
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=CLOSE[case.dtype])
 
@@ -101,6 +106,13 @@ def test_short_sequences_are_not_split(length: int, has_sinks: bool) -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_rows_of_a_batch_have_lengths_of_their_own_and_some_have_no_token(has_sinks: bool) -> None:
     check(Case((70, 0, 17, 1), has_sinks=has_sinks))
+
+
+@pytest.mark.parametrize("page", [1, 10, 20, 60, 100])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_pages_may_be_smaller_and_larger_than_a_tile(page: int, has_sinks: bool) -> None:
+    check(Case((300, 0, 101, 17), has_sinks=has_sinks, page=page))
+    check(Case((1234, 99, 100, 301), slots=300, window=300, has_sinks=has_sinks, page=page))
 
 
 @pytest.mark.parametrize("length", [1, 49, 50, 51, 77, 100, 101, 1234])
@@ -157,46 +169,48 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     query[..., 0] = 1
     spans = (torch.tensor([63]), torch.tensor([1]), 0)
     for sign, answer in ((1.0, 7.0), (-1.0, 0.0)):
-        found = launch_attend_written(sign * query, keys, values, *spans, 1.0, tile=TILE, alone=1)
+        found = launch_attend_written(sign * query, keys, values, ONE_PAGE, *spans, 1.0, tile=TILE, alone=1)
         torch.testing.assert_close(found, torch.full_like(found, answer))
     sinks = torch.full((1,), 1e4)
-    assert launch_attend_written(query, keys, values, *spans, 1.0, sinks, tile=TILE, alone=1).abs().max() == 0
+    assert launch_attend_written(query, keys, values, ONE_PAGE, *spans, 1.0, sinks, tile=TILE, alone=1).abs().max() == 0
 
 
 def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
     torch.use_deterministic_algorithms(False)  # or all of it would be touched
+    table = torch.tensor([[2], [0], [1]], dtype=torch.int32)
     far = (1 << 30) + (1 << 12)
     memory = torch.empty(2 * far + (1 << 12), dtype=torch.float16)
     cache = memory.as_strided((3, 1, 64, 16), (far, 1024, 16, 1))
     cache.copy_(torch.randn(3, 1, 64, 16))
     query, spans = torch.randn(3, 1, 2, 16), (torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), 0, 0.25)
-    near = launch_attend_written(query, cache.clone(), cache.clone(), *spans, tile=TILE, alone=1)
-    assert torch.equal(launch_attend_written(query, cache, cache, *spans, tile=TILE, alone=1), near)
+    near = launch_attend_written(query, cache.clone(), cache.clone(), table, *spans, tile=TILE, alone=1)
+    assert torch.equal(launch_attend_written(query, cache, cache, table, *spans, tile=TILE, alone=1), near)
 
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_case_matches_float64(data: st.DataObject) -> None:
-    slots = data.draw(st.integers(1, 60), "slots")
+    page = data.draw(st.integers(1, 20), "page")
+    slots = page * data.draw(st.integers(1, 60 // page), "pages")
     window = data.draw(st.sampled_from([0, 1, slots, max(1, slots // 2)]), "window")
     longest = 2 * slots if window == slots else slots
     lengths = data.draw(st.lists(st.integers(0, longest), min_size=1, max_size=3), "lengths")
     kv_heads, group = data.draw(st.integers(1, 2), "kv_heads"), data.draw(st.integers(1, 3), "group")
     has_sinks = data.draw(st.booleans(), "has_sinks")
-    check(Case(tuple(lengths), kv_heads * group, kv_heads, 8, slots, window, has_sinks=has_sinks))
+    check(Case(tuple(lengths), kv_heads * group, kv_heads, 8, slots, window, has_sinks=has_sinks, page=page))
 
 
 def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
     query, cache = torch.randn(2, 1, 4, 16), torch.randn(2, 2, 40, 16)
-    spans = (torch.tensor([30, 3]), torch.tensor([1, 1]), 0, 0.25)
+    spans = (torch.tensor([[1], [0]], dtype=torch.int32), torch.tensor([30, 3]), torch.tensor([1, 1]), 0, 0.25)
     found = attend_written(query, cache, cache.flip(2), *spans)
     assert torch.equal(found, launch_attend_written(query, cache, cache.flip(2), *spans))
     capped = attend_written(query, cache, cache.flip(2), *spans, cap=0.5)
     assert torch.equal(capped, launch_attend_written(query, cache, cache.flip(2), *spans, cap=0.5))
     assert not torch.equal(capped, found)
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(tensor) for tensor in (query, cache, cache, *spans[:2])]
-        fake = attend_written(*fakes, *spans[2:])
+        fakes = [mode.from_tensor(tensor) for tensor in (query, cache, cache, *spans[:3])]
+        fake = attend_written(*fakes, *spans[3:])
     assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
 
 
