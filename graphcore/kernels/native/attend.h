@@ -50,15 +50,24 @@ inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
 }
 #endif
 
-// Computes scores[h][i] = q[h] . keys[i] for `count` contiguous keys.
+// Brings a vector of the next run into the second cache; null for none. Hardware foresees no jump to another page.
+template <class T>
+inline void fetch_ahead(const T* next, int index, int head_dim) {
+    if (!next) return;
+    const char* from = (const char*)(next + size_t(index) * head_dim);
+    for (size_t byte = 0; byte < head_dim * sizeof(T); byte += 64) __builtin_prefetch(from + byte, 0, 2);
+}
+
+// Computes scores[h][i] = q[h] . keys[i] for `count` contiguous keys. next: the keys after them, or null.
 template <class T, int HEADS>
-void score_keys(const float* q, const T* keys, int count, int head_dim, float* scores, size_t score_stride) {
+void score_keys(const float* q, const T* keys, const T* next, int count, int head_dim, float* scores, size_t score_stride) {
     const int whole = head_dim / PART_LANES * PART_LANES;
     for (int first = 0; first < count; first += PART_LANES) {
         FloatPart products[HEADS][PART_LANES] = {};
         const int here = count - first < PART_LANES ? count - first : PART_LANES;
         for (int i = 0; i < here; i++) {
             const T* key = keys + size_t(first + i) * head_dim;
+            fetch_ahead(next, first + i, head_dim);
             FloatPart totals[HEADS] = {};
             for (int e = 0; e < whole; e += PART_LANES) {
                 const FloatPart part = widen(key + e);
@@ -75,20 +84,22 @@ void score_keys(const float* q, const T* keys, int count, int head_dim, float* s
     }
 }
 
-// Computes out[h] += sum over i of weights[h][i] * values[i].
+// Computes out[h] += sum over i of weights[h][i] * values[i]. next: the values after them, or null.
 template <class T, int HEADS>
-void add_values(const float* weights, size_t weight_stride, const T* values, int count, int head_dim, float* out) {
+void add_values(const float* weights, size_t weight_stride, const T* values, const T* next, int count, int head_dim, float* out) {
     constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
     int e = 0;
     for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES) {
         FloatPart totals[HEADS][WIDTH];
         for (int h = 0; h < HEADS; h++)
             for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
+            if (e == 0) fetch_ahead(next, i, head_dim);
             for (int v = 0; v < WIDTH; v++) {
                 const FloatPart part = widen(values + size_t(i) * head_dim + e + v * PART_LANES);
                 for (int h = 0; h < HEADS; h++) totals[h][v] += splat(weights[h * weight_stride + i]) * part;
             }
+        }
         for (int h = 0; h < HEADS; h++)
             for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
     }
@@ -126,11 +137,12 @@ inline void softmax(float* scores, int count, const float* sink) {
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 
-// Contiguous keys and values.
+// Contiguous keys and values, and those of the run after them in the pages; null for the last.
 template <class T>
 struct Run {
     const T *keys, *values;
     int count;
+    const T *next_keys = nullptr, *next_values = nullptr;
 };
 
 // The places of one sequence's positions in a pool.
@@ -161,11 +173,16 @@ struct Visible {
     // Calls use(run) for each run, in the order of positions.
     template <class F>
     void for_each_run(F use) const {
+        size_t first = begin < end ? places.of(begin, kv_head) * head_dim : 0;
         for (int64_t at = begin; at < end;) {
             const int here = int(std::min(end - at, places.page - at % places.page));
-            const size_t first = places.of(at, kv_head) * head_dim;
-            use(Run<T>{keys + first, values + first, here});
+            Run<T> run{keys + first, values + first, here};
             at += here;
+            if (at < end) {
+                first = places.of(at, kv_head) * head_dim;
+                run.next_keys = keys + first, run.next_values = values + first;
+            }
+            use(run);
         }
         use(fresh);
     }
@@ -184,7 +201,7 @@ void attend_rows(const float* q, const Visible<T>& seen, const float* sinks, flo
     const size_t stride = size_t(count) + LANES;
     int at = 0;
     seen.for_each_run([&](const Run<T>& run) {
-        score_keys<T, HEADS>(q, run.keys, run.count, head_dim, scores + at, stride);
+        score_keys<T, HEADS>(q, run.keys, run.next_keys, run.count, head_dim, scores + at, stride);
         at += run.count;
     });
     for (int h = 0; h < HEADS; h++) {
@@ -194,7 +211,7 @@ void attend_rows(const float* q, const Visible<T>& seen, const float* sinks, flo
     std::memset(out, 0, size_t(HEADS) * head_dim * 4);
     at = 0;
     seen.for_each_run([&](const Run<T>& run) {
-        add_values<T, HEADS>(scores + at, stride, run.values, run.count, head_dim, out);
+        add_values<T, HEADS>(scores + at, stride, run.values, run.next_values, run.count, head_dim, out);
         at += run.count;
     });
 }

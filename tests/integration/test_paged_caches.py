@@ -1,0 +1,122 @@
+"""A cache in pages of any size, in any order, has the bits of one page for the whole context: every architecture.
+
+Tiny contexts fit in one page, whose positions lie one after another: the contiguous cache that pages are compared with.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from paged_caches import shuffle_pages
+from test_decode_equals_forward import PROMPTS, one_by_one, rows_of, together
+from tiny_models import ARCHITECTURES, WINDOW, TinyModel
+from torch import Tensor
+
+from graphcore import Engine
+from graphcore.engine import building
+from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache, snapshot
+
+CONTEXT, CHUNK, BATCH = 64, 16, 3
+PAGE = 4  # divides the context, the windows and the rings that later layers attend, too: all have the same slots
+SETTINGS = {
+    "eager": ("eager", "fp32"),
+    "eager, bf16": ("eager", "bf16"),
+    "captured": ("captured", "fp32"),
+    "captured, bf16, streamed": ("captured", "bf16", "streaming=on"),
+}
+QUICK = ("mistral", "gemma4", "qwen3_5")  # run in every way by default; the others captured
+CASES = [
+    pytest.param(name, how, marks=() if name in QUICK or how == "captured" else pytest.mark.thorough)
+    for name in ARCHITECTURES
+    for how in SETTINGS
+]
+Tiny = Callable[[str], TinyModel]
+
+
+@contextmanager
+def engine_with_pages(
+    model: TinyModel, page: int, monkeypatch: pytest.MonkeyPatch, graph: str, dtype: str, *overrides: str
+) -> Iterator[Engine]:
+    """Yield an engine whose sequences have pages of that size, in random order unless there is one for each."""
+
+    def allocate(*sizes: object) -> tuple[LayerCache, ...]:
+        caches = allocate_cache(*sizes, page=page)  # type: ignore[arg-type]
+        shuffle_pages(caches)
+        return caches
+
+    sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "allocate_cache", allocate)
+        engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
+    with engine:
+        yield engine
+
+
+@torch.inference_mode()
+def slots_of(engine: Engine) -> list[Tensor]:
+    """Return what the caches hold of each sequence, keys and values in the order of their slots, [K, S, E]."""
+    found = []
+    for cache in engine.runner.builder.caches:  # type: ignore[attr-defined]  # a runner of programs
+        for row in range(BATCH):
+            kept = snapshot([cache], row)
+            is_paged = isinstance(cache, KVCache)
+            found += [one.transpose(0, 1).flatten(1, 2) if is_paged else one for one in kept]
+    return found
+
+
+def answers(engine: Engine) -> list[Tensor]:
+    """Return logits of one sequence and of a batch, and what the caches then hold."""
+    rows = rows_of(seed=1)
+    return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS), *slots_of(engine)]
+
+
+def assert_bits_agree(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch, page: int, graph: str, dtype: str, *overrides: str
+) -> None:
+    with engine_with_pages(model, CONTEXT, monkeypatch, graph, dtype, *overrides) as engine:
+        expected = answers(engine)
+    with engine_with_pages(model, page, monkeypatch, graph, dtype, *overrides) as engine:
+        caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
+        assert all(one.k.shape[2] == page for one in caches)
+        assert any(one.table.flatten().diff().ne(1).any() for one in caches)
+        found = answers(engine)
+    assert len(found) == len(expected)
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(one, other), f"answer {index}"
+
+
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_pages_have_the_bits_of_a_contiguous_cache(
+    name: str, how: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert WINDOW % PAGE == 0
+    assert_bits_agree(tiny_model(name), monkeypatch, PAGE, *SETTINGS[how])
+
+
+@pytest.mark.parametrize("page", [1, 8])
+@pytest.mark.parametrize(("name", "graph"), [("mistral", "eager"), ("mistral", "captured"), ("gemma4", "eager")])
+def test_pages_may_have_any_size(
+    name: str, graph: str, page: int, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_bits_agree(tiny_model(name), monkeypatch, page, graph, "fp32")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "qwen3_5"])
+def test_compiled_blocks_have_the_bits_too(name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_bits_agree(tiny_model(name), monkeypatch, PAGE, "compiled", "fp32", "streaming=on")
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "qwen3_next"])
+def test_sequences_are_put_aside_page_by_page(name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = rows_of(seed=2)[0]
+    with engine_with_pages(tiny_model(name), PAGE, monkeypatch, "eager", "fp32") as engine, torch.inference_mode():
+        runner = engine.runner
+        runner.feed([row[:40]], [0])
+        expected = runner.feed([row[40:]], [40])
+        runner.feed([row[:40]], [0])
+        bring_back = runner.put_aside([0])
+        runner.feed([row[::-1]], [0])
+        bring_back()
+        assert torch.equal(runner.feed([row[40:]], [40]), expected)
