@@ -21,7 +21,7 @@ from graphcore.nn.span import Span
 
 # The block, and the arguments of its forward; features of the layer are passed where the block has them.
 BlockFunction = Callable[..., Tensor]
-RouteFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor], Routed]
+RouteFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor, Tensor | None], Routed]
 AddFunction = Callable[..., Tensor]  # Block.add_experts, features of the layer likewise
 HeadFunction = Callable[[Head, Tensor], Tensor]
 

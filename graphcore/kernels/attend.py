@@ -1,7 +1,7 @@
 """Attention over a static KV cache, as one custom op: write the new keys and values, then attend the live keys.
 
-Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S slots
-of a sequence (N G), L live keys.
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S
+slots of a sequence (N G), L live keys.
 
 Position p of sequence b: page table[b, (p // G) mod N], place p mod G. So its slot is p mod S. A layer without a window
 has a slot for every position, so its slots never wrap.

@@ -1,7 +1,7 @@
 """The memory that a layer keeps of each sequence: static buffers, allocated once, of one kind for each kind of layer.
 
-Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim, H value heads, C channels
-and W width of the convolution.
+Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim, H value heads, C
+channels and W width of the convolution.
 
     attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype
                               table                    [B, N] int32, pages of each sequence
@@ -264,8 +264,8 @@ def allocate_cache(
         kind = _dtype_of(layer, dtype)
         if isinstance(layer, DeltaSpec):
             return DeltaCache(*(torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes))
-        pools = [torch.zeros(batch * shape[0], *shape[1:], dtype=kind, device=device) for shape in shapes]
-        return KVCache(*pools, tables[shapes[0][0]])
+        k, v = (torch.zeros(batch * shape[0], *shape[1:], dtype=kind, device=device) for shape in shapes)
+        return KVCache(k, v, tables[shapes[0][0]])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
     return tuple(made[layer] for layer in spec.cache_layers)

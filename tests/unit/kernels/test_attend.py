@@ -163,7 +163,9 @@ def test_a_sink_below_every_score_changes_nothing_and_one_above_takes_all(
 
     def run(*sinks: torch.Tensor) -> torch.Tensor:
         caches = torch.zeros(2, 1, 2, 256, 8)
-        return implementation(query, key, value, *caches, ONE_PAGE, torch.tensor([0]), torch.tensor([tokens]), 0, 0.3, *sinks)
+        return implementation(
+            query, key, value, *caches, ONE_PAGE, torch.tensor([0]), torch.tensor([tokens]), 0, 0.3, *sinks
+        )
 
     torch.testing.assert_close(run(torch.full((4,), -1e4)), run(), rtol=1e-5, atol=1e-6)
     assert run(torch.full((4,), 1e4)).abs().max() == 0

@@ -260,8 +260,8 @@ def launch_attend_written(
         query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], *table_sizes(table),
         window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
-        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page,
-        MERGED_SPLITS=max(1, MERGED // (heads_width * width)), ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
+        ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps), **dependence(),
     )  # fmt: skip
     return out

@@ -3,7 +3,7 @@
 Legend: B batch (one token of each), H heads, K kv heads, E head dim, R features of a head that rotate, P pages,
 N pages of a sequence, G positions of a page.
 
-    projected: [q of H heads | k of K heads | v of K heads]     q, k: normalised per head, rotated     at: position start
+    projected: [q of H heads | k of K heads | v of K heads]     q, k: normalised per head, rotated     position: start
 
 One program takes one head of one token: two halves of R, because rotation pairs x[i] with x[i + R/2], and the rest.
 """
@@ -109,7 +109,9 @@ def _rotate_and_write(
         kv_head = tl.where(is_value, head - heads - kv_heads, head - heads)
         start = tl.load(starts + token)
         page = tl.load(table + token * table_row + start // PAGE % num_pages).to(tl.int64)
-        _store_head(cache + ((page * kv_heads + kv_head) * PAGE + start % PAGE) * width, first, second, rest, HALF, REST)
+        _store_head(
+            cache + ((page * kv_heads + kv_head) * PAGE + start % PAGE) * width, first, second, rest, HALF, REST
+        )
 
 
 @triton.jit
