@@ -120,7 +120,7 @@ class KindCompiler:
         if phase == "prefill":
             mark_length(state.hidden, *state.ropes, *features)
         cache = self.caches[index].rows(batch)
-        # One graph then serves every context_length; a size of 1 is never symbolic.
+        # One graph then serves every context_length of more than a page; a size of 1 is never symbolic.
         if isinstance(cache, KVCache):
             for tensor, dim in ((cache.k, 0), (cache.v, 0), (cache.k, 2), (cache.v, 2), (cache.table, 1)):
                 if tensor.shape[dim] > 1:

@@ -141,7 +141,7 @@ def test_shared_layers_keep_no_keys_of_their_own(tmp_path: Path) -> None:
         assert caches[6] is caches[3]
         # rings: the window, and for the one that later layers read also the tokens of a pass
         assert [caches[layer].tensors[0].shape[2] for layer in (0, 2)] == [WINDOW, WINDOW + 16]
-        held = {id(cache): sum(tensor.nbytes for tensor in cache.tensors) for cache in caches}
+        held = {tensor.data_ptr(): tensor.nbytes for cache in caches for tensor in cache.inputs}
         assert engine.plan.kv_nbytes == sum(held.values())
 
 

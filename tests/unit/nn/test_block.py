@@ -25,11 +25,12 @@ def filled_block(spec: BlockSpec, dtype: torch.dtype = torch.float32) -> Block:
     return block
 
 
-def context(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Span, torch.Tensor, torch.Tensor]:
-    """Return rope rows, span and empty caches of one sequence."""
+def context(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, Span, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rope rows, span, empty caches and the table of one sequence."""
     span = Span(torch.tensor([0]), torch.tensor([TOKENS]))
     rope = rope_table(RopeSpec(10_000.0), 8, TOKENS)[span.positions(TOKENS)]
-    return rope, span, torch.zeros(1, 2, TOKENS, 8, dtype=dtype), torch.zeros(1, 2, TOKENS, 8, dtype=dtype)
+    caches = torch.zeros(1, 2, TOKENS, 8, dtype=dtype), torch.zeros(1, 2, TOKENS, 8, dtype=dtype)
+    return rope, span, *caches, torch.zeros(1, 1, dtype=torch.int32)
 
 
 def hidden() -> torch.Tensor:
