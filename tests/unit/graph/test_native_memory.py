@@ -21,6 +21,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
 from graphcore.graph.program import Program
 from graphcore.nn.decoder import Decoder
+from graphcore.nn.layer_cache import PAGE
 from graphcore.nn.spec import ModelSpec
 
 
@@ -63,7 +64,7 @@ def without_memory(spec: ModelSpec) -> Decoder:
 @pytest.mark.parametrize("name", [*BLOCKS, *WHOLE])
 def test_each_kind_of_block_takes_what_is_planned(name: str) -> None:
     spec = WHOLE[name] if name in WHOLE else model_of(BLOCKS[name], BLOCKS[name])
-    builder = builder_of(filled_decoder(spec, torch.bfloat16))
+    builder = builder_of(filled_decoder(spec, torch.bfloat16), page=PAGE)
     planned = programs_nbytes(without_memory(spec), sizes_of([1, 16]), builder.context)
     assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
 
@@ -88,7 +89,7 @@ def test_layers_share_their_buffers() -> None:
 @pytest.mark.parametrize("rounding", ["wide", "float"])
 def test_packed_matrices_take_the_scratch_that_is_planned(rounding: str) -> None:
     decoder = pack_all(filled_decoder(model_of(WIDE, WIDE_EXPERTS), torch.bfloat16), "q4_k", rounding)
-    builder = builder_of(decoder)
+    builder = builder_of(decoder, page=PAGE)
     planned = programs_nbytes(decoder, sizes_of([1, 5]), builder.context)
     assert allocated_nbytes(lambda: all_programs(builder, [1, 5])) == planned
 

@@ -44,9 +44,9 @@ class Row:
 
 
 def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes: int) -> GraphBuilder:
-    """Return a builder over fresh caches in small pages. Args: sizes: `chunk` and `together` of `allocate_cache`."""
+    """Return a builder over fresh caches in small pages. Args: sizes: the last arguments of `allocate_cache`."""
     spec = decoder.spec
-    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **sizes, page=PAGE)
+    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **{"page": PAGE, **sizes})
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
     return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, library=Path(native_kernels()))
 

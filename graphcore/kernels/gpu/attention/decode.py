@@ -254,14 +254,15 @@ def launch_attend_written(
             arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
     heads_width = triton.next_power_of_2(group)
-    warps = 8 if query.dtype == torch.float32 else 4
+    # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
+    warps, stages = (8, 3) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
     attend_splits[(splits, kv_heads, batch)](
         query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
         query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], *table_sizes(table),
         window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
         HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
-        ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=3, enable_fp_fusion=True,
+        ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps), **dependence(),
     )  # fmt: skip
     return out
