@@ -202,13 +202,7 @@ def own_buffers(
 
 
 def buffers_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: torch.dtype,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = PAGE,
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
 ) -> tuple[int, ...]:
     """Return the bytes of each buffer of all layers, and of each table of pages.
 
@@ -226,13 +220,7 @@ def buffers_nbytes(
 
 
 def cache_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: torch.dtype,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = PAGE,
+    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
 ) -> int:
     """Return the bytes of all layers' buffers and tables; the arguments are those of `buffers_nbytes`."""
     return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page))
