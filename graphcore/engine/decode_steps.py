@@ -128,10 +128,13 @@ class DeviceDecoding(Decoding):
                 del self._on[row]
         self._due = due = [sequence for sequence in sequences if self._is_due(sequence)]
         for sequence in due:
-            if sequence.mask is not None or sequence.fed < len(sequence.request.prompt_ids):
-                self._on[sequence.own_row] = sequence
+            is_replayed = sequence.to_feed > 1  # after it was put aside
+            if sequence.mask is not None or is_replayed or self._on.get(sequence.own_row) is not sequence:
                 (token_id,) = sequence.next_ids(1)
-                self._rows.begin(sequence.own_row, token_id, sequence.fed, self._settings(sequence))
+                settings = RowSettings(left=1) if is_replayed else self._settings(sequence)
+                self._rows.begin(sequence.own_row, token_id, sequence.fed, settings)
+                if not is_replayed:
+                    self._on[sequence.own_row] = sequence
         params = [sequence.params for sequence in due if sequence.mask is None]
         return ([self._runner.choosing_program(params)] if due else []), due
 
@@ -151,13 +154,14 @@ class DeviceDecoding(Decoding):
         if sequence.mask is not None:
             return RowSettings(left=1)
         request, params = sequence.request, sequence.params
-        history = request.prompt_ids if params.repetition_penalty != 1.0 else ()
-        return RowSettings(self._most(sequence), request.end_ids, params.numbers, params.seed, history)
+        history = sequence.ids if params.repetition_penalty != 1.0 else ()
+        left = self._most(sequence) - len(request.token_ids)
+        return RowSettings(left, request.end_ids, params.numbers, params.seed, history)
 
     def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
         """Choose first tokens on the device, and read the steps that the host is too far behind."""
         logits = self._rows.state.logits
-        masked = {one: logits[one.own_row].clone() for one in self._due if one.mask is not None}
+        masked = {one: logits[one.own_row].clone() for one in self._due if one.mask is not None and one.to_feed < 1}
         for sequence, after in ended:
             if sequence.mask is not None:
                 masked[sequence] = after[0]
@@ -165,7 +169,8 @@ class DeviceDecoding(Decoding):
             self._on[sequence.own_row] = sequence
             position, phase = len(sequence.request.prompt_ids), choosing_phase([sequence.params])
             self._rows.begin_after(sequence.own_row, after, position, self._settings(sequence), phase)
-        rows = [(one.own_row, one) for one in (*self._due, *(sequence for sequence, _ in ended))]
+        given = (*(one for one in self._due if one.to_feed < 1), *(sequence for sequence, _ in ended))
+        rows = [(one.own_row, one) for one in given]
         self._due = ()
         most = len(self._under_way) - 1  # if nothing was launched, a step is read
         if rows:
@@ -198,6 +203,13 @@ class DeviceDecoding(Decoding):
         sequence.take(int(token_id), logprob if sequence.wants_logprobs else None, self._runner.sizes.context)
         if len(sequence.request.token_ids) == known and sequence.reuses_cache:
             self._late.setdefault(sequence, []).append(int(token_id))
+
+    def settle(self, sequence: TokenSequence) -> None:
+        """Read all steps under way, and stop the sequence's row."""
+        self._read_to(0)
+        if self._on.get(sequence.own_row) is sequence:
+            self._rows.stop(sequence.own_row)
+            del self._on[sequence.own_row]
 
     def may_leave(self, sequence: TokenSequence) -> bool:
         """Return False for a sequence that others may go on from, while steps are under way that ran it."""

@@ -40,6 +40,10 @@ class Decoding(ABC):
         """
 
     @abstractmethod
+    def settle(self, sequence: TokenSequence) -> None:
+        """Make it known what the caches hold of a sequence that is to leave its row before its end."""
+
+    @abstractmethod
     def may_leave(self, sequence: TokenSequence) -> bool:
         """Return whether it is known what the caches hold of a sequence that has ended, if that matters."""
 
@@ -102,6 +106,9 @@ class HostDecoding(Decoding):
             self._chooser.choose([sequence], after.unbind(0))
         self._steps = []
         return has_chosen
+
+    def settle(self, sequence: TokenSequence) -> None:
+        """Do nothing: no step is under way between two passes."""
 
     def may_leave(self, sequence: TokenSequence) -> bool:
         """Return True: no step is under way between two passes."""

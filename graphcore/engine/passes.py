@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from graphcore.engine.decoding import Decoding
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
@@ -67,37 +68,32 @@ class ContinuousPasses(Passes):
         runner: the model; each running sequence has one row of its caches.
         decoding: way in which the sequences' tokens run.
         most_prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
+        places: who has a row and pages.
     """
 
-    def __init__(self, runner: ProgramRunner, decoding: Decoding, most_prompt_tokens: int) -> None:
-        self.running: list[TokenSequence] = []
+    def __init__(
+        self, runner: ProgramRunner, decoding: Decoding, most_prompt_tokens: int, places: SequencePlaces
+    ) -> None:
         self._runner, self._decoding, self._most = runner, decoding, most_prompt_tokens
-        self._held: list[list[int]] = [[] for _ in range(runner.sizes.batch_size)]
+        self._places = places
+
+    @property
+    def running(self) -> Sequence[TokenSequence]:
+        """Sequences that were admitted and have not left, in that order; some may be put aside."""
+        return self._places.sequences
 
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
-        """Give each sequence a free row, one that holds the beginning of its prompt if it may use that.
+        """Give sequences that were put aside their places again, then those that wait, as far as there is room.
 
-        While it is not known what a row holds that was just left, a sequence that may use it waits, as do those behind.
+        While it is not known what an ended sequence leaves, one that may use it waits, as do those behind.
         """
-        taken = {sequence.cache_row for sequence in self.running}
-        free = [cache_row for cache_row in range(len(self._held)) if cache_row not in taken]
-        admitted = 0
         is_leaving = any(sequence.has_ended for sequence in self.running)
-        for sequence in waiting[: len(free)]:
-            if sequence.reuses_cache and is_leaving:
-                break
-            prompt = sequence.request.prompt_ids
-            known = dict.fromkeys(free, 0)
-            if sequence.reuses_cache:
-                known = {cache_row: self._runner.reusable(self._held[cache_row], prompt) for cache_row in free}
-            # Of equal rows the one that holds least, so that what may be used again stays.
-            cache_row = max(free, key=lambda cache_row: (known[cache_row], -len(self._held[cache_row])))
-            free.remove(cache_row)
-            self._held[cache_row] = []
-            sequence.begin(cache_row, known[cache_row])
-            self.running.append(sequence)
-            admitted += 1
-        return admitted
+        if not self._places.bring_back():
+            return 0
+        for admitted, sequence in enumerate(waiting):
+            if (sequence.reuses_cache and is_leaving) or not self._places.admit(sequence):
+                return admitted
+        return len(waiting)
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each sequence that decodes, and chunks of the prompts of the others."""
@@ -113,57 +109,62 @@ class ContinuousPasses(Passes):
         for sequence, count in [*((sequence, 1) for sequence in fed), *((one, len(ids)) for one, ids in chunks)]:
             length = len(sequence.request.prompt_ids)
             is_prompt = sequence.fed < length
-            sequence.fed += count
+            sequence.fed, sequence.has_begun = sequence.fed + count, True
             if is_prompt:
+                self._places.keep_prompt(sequence)
                 on_progress("prefill", None, sequence.fed, length)
         if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
-        """Free the rows of sequences that have ended, and note which tokens they hold."""
+        """Free the places of sequences that have ended; what they hold may serve others."""
         for sequence in [one for one in self.running if one.has_ended and self._decoding.may_leave(one)]:
-            self.running.remove(sequence)
-            held = self._decoding.leave(sequence)
-            self._held[sequence.own_row] = held if sequence.reuses_cache else []
+            self._places.leave(sequence, self._decoding.leave(sequence))
 
     def fail(self, error: BaseException) -> None:
-        """End all running sequences with an error; no row holds tokens that can be used."""
+        """End all running sequences with an error; the caches hold nothing that can be used."""
         for sequence in self.running:
             sequence.fail(error)
             sequence.fed = 0
         self._decoding.drop()
         self.leave()
+        self._places.forget()
 
     def give_up(self) -> None:
-        """Take back the places after a pass was given up; rings and recurrent states hold nothing that can be used."""
-        context = self._runner.sizes.context
-        is_whole = all(cache.can_go_back(context) for cache in self._runner.builder.caches)
+        """Take back the places after a pass was given up; recurrent states hold nothing that can be used."""
         for sequence in self.running:
             sequence.end("interrupted")
-            sequence.fed = sequence.fed if is_whole else 0
+            sequence.fed = 0 if self._places.pages.has_states else sequence.fed
         self._decoding.drop()
         self.leave()
 
     def put_aside(self) -> Callable[[], None]:
-        """Copy the running sequences' rows; rows that are free hold nothing afterwards."""
-        self._held = [[] for _ in self._held]
-        return self._runner.put_aside([sequence.own_row for sequence in self.running])
+        """Let others use the caches until the function that is returned is called."""
+        return self._places.lend()
 
     def _work(self) -> tuple[list[TokenSequence], list[tuple[TokenSequence, list[int]]]]:
-        """Return the sequences that have at most one known token to run, and those that run a chunk, with it."""
+        """Return the sequences that have at most one known token to run, and those that run a chunk, with it.
+
+        Each has the pages that it needs; the oldest ones get them first.
+        """
         tokens: list[TokenSequence] = []
         chunks: list[tuple[TokenSequence, list[int]]] = []
         left = self._most
-        for sequence in self.running:
-            if sequence.has_ended:
+        for sequence in tuple(self.running):
+            if sequence.has_ended or not self._places.may_run(sequence):
                 continue
-            ids = sequence.next_ids(self._runner.sizes.prefill_chunk)
+            ids = self._places.next_ids(sequence)
+            if len(ids) > 1 and chunks and len(ids) > left:
+                continue
+            if not self._places.reserve(sequence, max(len(ids), 1), self._decoding):
+                continue
             if len(ids) <= 1:
                 tokens.append(sequence)
-            elif not chunks or len(ids) <= left:
+            else:
                 chunks.append((sequence, ids))
                 left -= len(ids)
-        return tokens, chunks
+        has_place = [sequence for sequence in tokens if sequence.cache_row is not None]
+        return has_place, [(sequence, ids) for sequence, ids in chunks if sequence.cache_row is not None]
 
     def _chunk(self, sequence: TokenSequence, ids: list[int]) -> Program:
         """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""

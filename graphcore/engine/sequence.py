@@ -48,9 +48,11 @@ class TokenSequence:
         mask: function that narrows the next token; None for none.
         deadline: time.perf_counter() at which it ends; None for none.
         reuses_cache: True to skip the beginning of the prompt that an ended sequence left in the caches.
-        cache_row: row of the caches; None while it waits, and after its end.
+        cache_row: row of the caches; None while it waits or is put aside.
         fed: tokens that the caches hold.
         cached: tokens of the prompt that the caches held already.
+        has_begun: whether it has run any token.
+        is_as_alone: whether what the caches hold of its prompt has the bits that it would have without other requests.
         beside: most sequences that ran at once while it ran, itself included.
     """
 
@@ -65,6 +67,8 @@ class TokenSequence:
     cache_row: int | None = None
     fed: int = 0
     cached: int = 0
+    has_begun: bool = False
+    is_as_alone: bool = True
     beside: int = 1
     _began: float | None = None
     _first: float | None = None
@@ -113,10 +117,23 @@ class TokenSequence:
             return list(prompt[self.fed : self.fed + most])
         return self.request.token_ids[self.fed - len(prompt) :][:most]
 
-    def begin(self, cache_row: int, cached: int) -> None:
+    def begin(self, cache_row: int, cached: int, *, is_as_alone: bool = True) -> None:
         """Take a row of the caches that holds the prompt's first `cached` tokens."""
-        self.cache_row, self.fed, self.cached = cache_row, cached, cached
+        self.cache_row = cache_row
+        self.use_cached(cached, is_as_alone=is_as_alone)
         self._began = time.perf_counter()
+
+    def use_cached(self, cached: int, *, is_as_alone: bool) -> None:
+        """Go on after the prompt's first `cached` tokens, which its row holds now."""
+        self.fed, self.cached, self.is_as_alone = cached, cached, is_as_alone
+
+    def go_aside(self) -> None:
+        """Give up the row of the caches for a while."""
+        self.cache_row = None
+
+    def come_back(self, cache_row: int, fed: int) -> None:
+        """Take a row again, which holds so many tokens."""
+        self.cache_row, self.fed, self.has_begun = cache_row, fed, True
 
     def take(self, token_id: int, logprob: float | None, context: int) -> None:
         """Append a chosen token and tell whoever listens; a sequence that has ended takes none.

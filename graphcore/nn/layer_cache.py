@@ -10,15 +10,14 @@ channels and W width of the convolution.
 
     position p of sequence b:   page table[b, (p // G) mod N],  place p mod G
 
-So a sequence has N G slots, and position p is in slot p mod N G. A full-attention layer has a slot for each position of
-the context. A sliding-window layer has a ring of at least `window` slots: a new key overwrites the oldest one, which
-has left the window. A ring that later layers attend, too, has room for a pass's tokens beside the window, as they read
-it after those were written. A ring that a decode step gives n consecutive tokens of a sequence has n - 1 slots beside
-the window, so that the last of them overwrites no key that the first one sees. A recurrent state has no positions:
-padding leaves it as it is, and a sequence goes on only after its last token.
+So a sequence has N G slots, and position p is in slot p mod N G. A full-attention layer has a page for each G positions
+of the context. A sliding-window layer has a ring of pages: enough for the window beside all tokens of one pass, so that
+no page that a query sees has given its place to a later one. A recurrent state has no positions: padding leaves it as
+it is, and a sequence goes on only after its last token.
 
-Layers with as many pages share one table. Kernels find every key through it, in any order of pages; sequence b now has
-pages b N to b N + N - 1.
+Layers with as many pages share one table. Kernels find every key through it, in any order of pages. Page 0 is nobody's:
+tables name it where a sequence has no page. graphcore/engine/cache_pages.py says who gets which page, and when a ring
+gives pages back; until it does, sequence b has pages 1 + b N to b N + N if there are enough.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
@@ -37,10 +36,6 @@ from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 PAGE = 64  # positions of a page; a layer with fewer slots has one page of all of them
 TABLE_DTYPE = torch.int32
 STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up over a sequence's tokens
-Snapshot = tuple[Tensor, ...]
-"""A copy of all that the layers keep of one sequence."""
-
-
 class LayerCache(ABC):
     """The interface of a layer's buffers."""
 
@@ -55,20 +50,8 @@ class LayerCache(ABC):
         """The arguments of a block's forward: both buffers, and the table of pages if there is one."""
 
     @abstractmethod
-    def can_go_back(self, tokens: int) -> bool:
-        """Return whether a sequence of so many tokens can be continued after any of them, not only after the last."""
-
-    @abstractmethod
     def rows(self, batch: int, first: int = 0) -> Self:
         """Return the cache of `batch` sequences, sharing memory; `first` is the row of the first of them."""
-
-    @abstractmethod
-    def snapshot(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of what the layer keeps of the sequence in a row."""
-
-    @abstractmethod
-    def restore(self, row: int, kept: tuple[Tensor, Tensor]) -> None:
-        """Put a sequence back as it was when the snapshot was taken, into any row."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +82,17 @@ class KVCache(LayerCache):
         """Positions that all pages of a sequence hold."""
         return self.table.shape[1] * self.k.shape[2]
 
-    def can_go_back(self, tokens: int) -> bool:
-        """Return whether no key of so many tokens was overwritten: a ring that has wrapped can only go on."""
-        return tokens <= self.slots
-
     def rows(self, batch: int, first: int = 0) -> Self:
         """Return the cache of `batch` sequences: all pages, and these sequences' rows of the table."""
         return type(self)(self.k, self.v, self.table[first : first + batch])
 
-    def snapshot(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return copies of a sequence's pages of keys and of values, [N, K, G, E] each."""
-        return self.k[self.table[row]], self.v[self.table[row]]
+    def copy_out(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of pages [n] of keys and of values, [n, K, G, E] each."""
+        return self.k[pages], self.v[pages]
 
-    def restore(self, row: int, kept: tuple[Tensor, Tensor]) -> None:
-        """Copy pages into those of a sequence."""
-        self.k[self.table[row]], self.v[self.table[row]] = (pages.to(self.k.device) for pages in kept)
+    def copy_in(self, pages: Tensor, kept: tuple[Tensor, Tensor]) -> None:
+        """Write keys and values [n, K, G, E] into pages [n]."""
+        self.k[pages], self.v[pages] = (each.to(self.k.device) for each in kept)
 
 
 @dataclass(frozen=True)
@@ -121,7 +100,7 @@ class DeltaCache(LayerCache):
     """The state of a delta layer.
 
     Attributes:
-        recurrent: [B, H, Ek, Ev] float32.
+        recurrent: [B, H, Ek, Ev] float32, further rows are snapshots.
         convolution: [B, C, W - 1] float32, the last inputs of the convolution, oldest first.
     """
 
@@ -138,92 +117,140 @@ class DeltaCache(LayerCache):
         """Recurrent state and inputs of the convolution, in order of the sequences."""
         return self.recurrent, self.convolution, None
 
-    def can_go_back(self, tokens: int) -> bool:
-        """Return False, as earlier states are overwritten, unless there is no token yet."""
-        return tokens == 0
-
     def rows(self, batch: int, first: int = 0) -> Self:
         """Return the states of `batch` sequences."""
         return type(self)(*(tensor[first : first + batch] for tensor in self.tensors))
 
-    def snapshot(self, row: int) -> tuple[Tensor, Tensor]:
+    def copy_out(self, row: int) -> tuple[Tensor, Tensor]:
         """Return copies of a sequence's states."""
         return self.recurrent[row].clone(), self.convolution[row].clone()
 
-    def restore(self, row: int, kept: tuple[Tensor, Tensor]) -> None:
-        """Copy states into those of a sequence."""
+    def copy_in(self, row: int, kept: tuple[Tensor, Tensor]) -> None:
+        """Write states to those of a sequence."""
         for tensor, state in zip(self.tensors, kept, strict=True):
             tensor[row].copy_(state)
 
 
-def cache_slots(spec: AttentionSpec, context: int, spare: int = 0) -> int:
-    """Return how many positions an attention layer caches for a context of that many tokens.
+def page_size(context: int) -> int:
+    """Return the positions of a page for contexts of that many tokens: short ones have small pages, at least four."""
+    return min(PAGE, 1 << max(0, (context // 4).bit_length() - 1))
 
-    Args:
-        spare: slots of a sliding layer's ring beside the window.
-    """
-    return min(spec.window + spare, context) if spec.window else context
+
+def touched_pages(positions: int, page: int) -> int:
+    """Return the largest number of pages in which so many consecutive positions can lie."""
+    return (positions + page - 2) // page + 1
 
 
 def buffer_shapes(
-    spec: AttentionSpec | DeltaSpec, context: int, spare: int = 0, page: int = PAGE
+    spec: AttentionSpec | DeltaSpec, context: int, passed: int = 1, page: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of a layer's two buffers for one sequence, keys and values as [N, K, G, E].
 
     Args:
-        spare: the same as for `cache_slots`.
-        page: most positions of a page.
+        passed: most tokens of a sequence in one pass.
+        page: positions of a page; 0 for those of `page_size`.
     """
     if isinstance(spec, DeltaSpec):
         return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
-    slots = cache_slots(spec, context, spare)
-    page = min(page, slots)
-    keys = (-(-slots // page), spec.kv_heads, page, spec.head_dim)
+    page = page or page_size(context)
+    pages = -(-context // page)
+    if spec.window:
+        pages = min(pages, touched_pages(spec.window - 1 + passed, page))
+    keys = (pages, spec.kv_heads, page, spec.head_dim)
     return keys, keys
 
 
 def own_buffers(
-    spec: ModelSpec, context: int, chunk: int, together: int = 1, page: int = PAGE
+    spec: ModelSpec, context: int, chunk: int, together: int = 1, page: int = 0
 ) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's.
 
     Args:
         chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
         together: most tokens of a sequence in one decode step.
-        page: most positions of a page.
+        page: positions of a page; 0 for those of `page_size`.
     """
-    lending = spec.lending_layers
-
-    def spare(layer: int) -> int:
-        return max(together - 1, (chunk or context) if layer in lending else 0)
-
+    passed = max(chunk or context, together)
     layers = sorted(set(spec.cache_layers))
-    return {layer: buffer_shapes(spec.blocks[layer].attention, context, spare(layer), page) for layer in layers}
+    return {layer: buffer_shapes(spec.blocks[layer].attention, context, passed, page) for layer in layers}
+
+
+def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[int, int]:
+    """Return the window of each table, by its pages for a sequence: the longest of its layers, 0 where one sees all."""
+    windows: dict[int, int] = {}
+    for layer, (keys, _) in own.items():
+        attention = spec.blocks[layer].attention
+        if isinstance(attention, AttentionSpec):
+            known = windows.get(keys[0], 1)
+            windows[keys[0]] = max(known, attention.window) if known and attention.window else 0
+    return windows
+
+
+def pool_pages(reach: int, window: int, page: int, batch: int, context: int, tokens: int) -> int:
+    """Return the pages of a pool, the one that is nobody's included.
+
+    Args:
+        reach: pages that one sequence may have.
+        window: the layers' window, 0 for none.
+        tokens: positions of all sequences together; 0 for `batch` whole contexts.
+    """
+    whole, rest = divmod(tokens or batch * context, context)
+    pages = whole * -(-context // page) + -(-rest // page)
+    if window:  # between passes a ring has the pages of its window; one sequence at a time needs those of a pass
+        pages = min(pages, (batch - 1) * min(touched_pages(window, page), reach) + reach)
+    return 1 + pages
 
 
 def buffers_nbytes(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    chunk: int = 0,
+    together: int = 1,
+    page: int = 0,
+    tokens: int = 0,
+    snapshots: int = 0,
 ) -> tuple[int, ...]:
     """Return the bytes of each buffer of all layers, and of each table of pages.
 
     Args:
         dtype: dtype of keys and values.
         chunk, together, page: the same as in `own_buffers`.
+        tokens: positions of all sequences together; 0 for `batch` whole contexts.
+        snapshots: states beside those of the sequences.
     """
     own = own_buffers(spec, context, chunk, together, page)
+    windows = windows_of_tables(spec, own)
+
+    def rows(layer: int, keys: tuple[int, ...]) -> int:
+        if isinstance(spec.blocks[layer].attention, DeltaSpec):
+            return batch + snapshots
+        return pool_pages(keys[0], windows[keys[0]], keys[2], batch, context, tokens)
+
     buffers = (
-        batch * prod(shape) * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
+        rows(layer, shapes[0])
+        * prod(shape[1:] if isinstance(spec.blocks[layer].attention, AttentionSpec) else shape)
+        * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
         for layer, shapes in own.items()
         for shape in shapes
     )
-    return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in _table_widths(spec, own))
+    return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in windows)
 
 
 def cache_nbytes(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    chunk: int = 0,
+    together: int = 1,
+    page: int = 0,
+    tokens: int = 0,
+    snapshots: int = 0,
 ) -> int:
     """Return the bytes of all layers' buffers and tables; the arguments are those of `buffers_nbytes`."""
-    return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page))
+    return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page, tokens, snapshots))
 
 
 def allocate_cache(
@@ -234,35 +261,42 @@ def allocate_cache(
     device: torch.device,
     chunk: int = 0,
     together: int = 1,
-    page: int = PAGE,
+    page: int = 0,
+    tokens: int = 0,
+    snapshots: int = 0,
 ) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
+    Sequences have pages of their own where there are enough for all of them, else none.
+
     Args:
         dtype: dtype of keys and values.
-        chunk, together, page: the same as in `own_buffers`.
+        chunk, together, page, tokens, snapshots: the same as in `buffers_nbytes`.
     """
     own = own_buffers(spec, context, chunk, together, page)
-    tables = {
-        pages: torch.arange(batch * pages, dtype=TABLE_DTYPE, device=device).view(batch, pages)
-        for pages in _table_widths(spec, own)
-    }
+    windows = windows_of_tables(spec, own)
+    tables: dict[int, Tensor] = {}
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
         kind = _dtype_of(layer, dtype)
         if isinstance(layer, DeltaSpec):
-            return DeltaCache(*(torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes))
-        k, v = (torch.zeros(batch * shape[0], *shape[1:], dtype=kind, device=device) for shape in shapes)
-        return KVCache(k, v, tables[shapes[0][0]])
+            return DeltaCache(*(torch.zeros(batch + snapshots, *shape, dtype=kind, device=device) for shape in shapes))
+        reach, _, size, _ = shapes[0]
+        pages = pool_pages(reach, windows[reach], size, batch, context, tokens)
+        if reach not in tables:
+            tables[reach] = first_pages(batch, reach, pages, device)
+        k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape in shapes)
+        return KVCache(k, v, tables[reach])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
     return tuple(made[layer] for layer in spec.cache_layers)
 
 
-def _table_widths(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> list[int]:
-    """Return the pages of a sequence in each table: layers with as many pages share one."""
-    is_attention = {layer: isinstance(spec.blocks[layer].attention, AttentionSpec) for layer in own}
-    return list(dict.fromkeys(shapes[0][0] for layer, shapes in own.items() if is_attention[layer]))
+def first_pages(batch: int, reach: int, pages: int, device: torch.device) -> Tensor:
+    """Return a table [B, N] in which sequences have pages one after another, or none if there are not enough."""
+    if pages <= batch * reach:
+        return torch.zeros(batch, reach, dtype=TABLE_DTYPE, device=device)
+    return torch.arange(1, batch * reach + 1, dtype=TABLE_DTYPE, device=device).view(batch, reach)
 
 
 def tokens_together(spec: ModelSpec, caches: Sequence[LayerCache], context: int) -> int:
@@ -271,27 +305,11 @@ def tokens_together(spec: ModelSpec, caches: Sequence[LayerCache], context: int)
     Only rings limit it, unless they have a slot for each position of the context.
     """
     rings = (
-        (block.attention.window, cache.slots)
+        (block.attention.window, cache.slots, cache.k.shape[2])
         for block, cache in zip(spec.blocks, caches, strict=True)
         if isinstance(block.attention, AttentionSpec) and block.attention.window and isinstance(cache, KVCache)
     )
-    return min((1 + slots - window for window, slots in rings if slots < context), default=context)
-
-
-def snapshot(caches: Sequence[LayerCache], row: int) -> Snapshot:
-    """Return a copy of all that the layers keep of the sequence in a row."""
-    return tuple(tensor for cache in _distinct(caches) for tensor in cache.snapshot(row))
-
-
-def restore(caches: Sequence[LayerCache], row: int, kept: Snapshot) -> None:
-    """Put a sequence back as it was when the snapshot was taken, into any row."""
-    for cache, first, second in zip(_distinct(caches), kept[::2], kept[1::2], strict=True):
-        cache.restore(row, (first, second))
-
-
-def _distinct(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """Return the caches of all layers, those that layers share once."""
-    return list({id(cache): cache for cache in caches}.values())
+    return min((slots - page + 2 - window for window, slots, page in rings if slots < context), default=context)
 
 
 def _dtype_of(spec: AttentionSpec | DeltaSpec, dtype: torch.dtype) -> torch.dtype:

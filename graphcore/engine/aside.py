@@ -1,0 +1,70 @@
+"""Sequences that were put aside because pages ran out: copies in files, which have no name and end with their use."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from graphcore.engine.cache_pages import Kept, KeptSequence
+
+
+@dataclass(frozen=True)
+class AsideFile:
+    """A file with what the layers keep of one sequence.
+
+    Attributes:
+        tokens: int, positions that it holds.
+        layout: dtype and shape of each tensor, in order; two make a part.
+    """
+
+    tokens: int
+    layout: tuple[tuple[torch.dtype, torch.Size], ...]
+    _file: IO[bytes]
+
+    @classmethod
+    def write(cls, kept: KeptSequence, folder: Path) -> "AsideFile":
+        """Write a sequence to a file in a folder.
+
+        Raises:
+            OSError: the folder cannot be written, or its disk is full; nothing is left there.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(dir=folder, prefix="sequence-", buffering=0)  # noqa: SIM115  # closed in `close`
+        tensors = [tensor.contiguous() for part in kept.parts for tensor in part]
+        try:
+            for tensor in tensors:
+                left = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+                while left:
+                    left = left[file.write(left) :]
+        except BaseException:
+            file.close()
+            raise
+        return cls(kept.tokens, tuple((tensor.dtype, tensor.shape) for tensor in tensors), file)
+
+    def read(self) -> KeptSequence:
+        """Return the sequence.
+
+        Raises:
+            OSError: the file cannot be read to its end.
+        """
+        self._file.seek(0)
+        tensors = [self._read_one(dtype, shape) for dtype, shape in self.layout]
+        parts: list[Kept] = list(zip(tensors[::2], tensors[1::2], strict=True))
+        return KeptSequence(self.tokens, parts)
+
+    def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        left = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        while left:
+            count = self._file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it
+            if not count:
+                raise OSError("a sequence that was put aside has lost its end")
+            left = left[count:]
+        return tensor
+
+    def close(self) -> None:
+        """Give the file back to the system."""
+        self._file.close()
