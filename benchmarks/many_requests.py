@@ -1,8 +1,8 @@
 """Measures requests that run at once, through `Engine.submit`, on the CPU.
 
 `python -m benchmarks.many_requests speed MODEL [key=value ...]`
-    tokens/s of 1, 8 and 16 sequences that decode together after prompts of 128 tokens, in turns, and the share of a
-    pass that is not spent in programs: the queue, inputs, draws, and text.
+    tokens/s of some numbers of sequences (1, 8 and 16) that decode together after prompts of 128 tokens, in turns, and
+    the share of a pass that is not spent in programs: the queue, inputs, draws, and text.
 `python -m benchmarks.many_requests gap MODEL [key=value ...]`
     the longest time between two tokens of a request while a long prompt runs beside it, and the slowest pass.
 `python -m benchmarks.many_requests storm MODEL [key=value ...]`
@@ -26,7 +26,6 @@ from graphcore.errors import GraphcoreError
 from graphcore.tasks.measuring.process_memory import resident_nbytes
 
 PROMPT = 128
-COUNTS = (1, 8, 16)
 
 
 class Clock:
@@ -60,12 +59,12 @@ def stamp(times: list[float], _stage: str, group: str | None, *_: object) -> Non
         times.append(time.perf_counter())
 
 
-def speed(engine: Engine, rounds: int, new: int, sampling: dict[str, Any]) -> None:
+def speed(engine: Engine, counts: Sequence[int], rounds: int, new: int, sampling: dict[str, Any]) -> None:
     """Print tokens/s of several sequences while all of them decode."""
     clock, found = Clock(), dict[int, list[tuple[float, float]]]()
     vocab = engine.config.vocab_size
     for _ in range(rounds):
-        for count in COUNTS:
+        for count in counts:
             times: list[float] = []
             with engine.holding_back():
                 prompts = prompts_of(count, PROMPT, vocab)
@@ -77,7 +76,7 @@ def speed(engine: Engine, rounds: int, new: int, sampling: dict[str, Any]) -> No
             seconds = times[-3] - times[-3 - steps]
             inside = sum(clock.passes[-2 - steps : -2])
             found.setdefault(count, []).append((count * steps / seconds, 1 - inside / seconds))
-    one = statistics.median(rate for rate, _ in found[1])
+    one = statistics.median(rate for rate, _ in found[counts[0]]) / counts[0]
     for count, values in found.items():
         rates = sorted(rate for rate, _ in values)
         rate, host = statistics.median(rates), statistics.median(share for _, share in values)
@@ -144,18 +143,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 16], help="of sequences of speed")
     parser.add_argument("--new", type=int, default=128, help="new tokens of each sequence of speed")
     parser.add_argument("--tokens", type=int, default=4000, help="of the long prompt")
     parser.add_argument("--count", type=int, default=10_000, help="requests of the storm")
     parser.add_argument("--sampled", action="store_true", help="temperature, top-k and top-p instead of greedy")
     given = parser.parse_args()
     context = given.tokens + 200 if given.what == "gap" else 512
-    sizes = ["batching.max_sequences=16", f"context_length={context}", *given.overrides]
+    most = max(given.counts) if given.what == "speed" else 16
+    sizes = [f"batching.max_sequences={most}", f"context_length={context}", *given.overrides]
     try:
         with Engine.load(given.model, dtype="bf16", device="cpu", overrides=sizes) as engine:
             if given.what == "speed":
                 cuts = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-                speed(engine, given.rounds, given.new, cuts if given.sampled else {})
+                speed(engine, given.counts, given.rounds, given.new, cuts if given.sampled else {})
             elif given.what == "gap":
                 gap(engine, given.rounds, given.tokens)
             else:

@@ -100,6 +100,13 @@ class BatchingSettings:
     max_tokens_per_step: int | None = MISSING
     max_waiting: int = MISSING
 
+    def prompt_tokens(self, chunk: int, is_streaming: bool) -> int:
+        """Return the tokens of prompts in one pass; one chunk, which has at most `chunk`, runs even if it is longer.
+
+        While weights move, a pass over them costs the same for one chunk as for several, so that a pass takes more.
+        """
+        return self.max_tokens_per_step or chunk * (self.max_sequences if is_streaming else 1)
+
 
 @dataclass
 class Settings:

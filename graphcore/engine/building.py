@@ -50,7 +50,8 @@ def build_running(
         undo.callback(stream.close)  # if there is no memory left for the caches
         builder = _builder(model, parts, stream, compiled_dir, on_progress)
         undo.pop_all()
-    runner = ProgramRunner(builder, stream.policy, choices.batch_size, choices.prefill_chunk)
+    prompt_tokens = settings.batching.prompt_tokens(choices.prefill_chunk, plan.is_streaming)
+    runner = ProgramRunner(builder, stream.policy, choices.batch_size, choices.prefill_chunk, prompt_tokens)
     return Running(runner, stream)
 
 

@@ -11,7 +11,6 @@ from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.gpu.registration import register
-from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.kernels.library import can_have_kernels, find_library
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.tier import Tier
@@ -28,7 +27,7 @@ class Choices:
     """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
 
     Attributes:
-        graph: how decode steps run: "captured", "compiled" or "eager"; the CPU captures steps of up to 16 sequences.
+        graph: how decode steps run: "captured", "compiled" or "eager".
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
         context: tokens of KV cache for each sequence.
         packing: policy of how packed weights are held and multiplied.
@@ -86,7 +85,7 @@ def choices_on(
         ConfigError: the device or the model cannot do what was asked.
     """
     has_kernels = library is not None or on_gpu
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels, settings.batching.max_sequences)
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels)
     context = choose_context(settings, model.spec.context)
     return Choices(
         device=device,
@@ -156,15 +155,14 @@ def refuse_graph(settings: Settings) -> None:
     if settings.graph.kind in ("captured", "compiled"):
         device = resolve_device(settings.device)
         has_kernels = register() if device.type == "cuda" else can_have_kernels()
-        choose_graph(settings.graph.kind, device, has_kernels, settings.batching.max_sequences)
+        choose_graph(settings.graph.kind, device, has_kernels)
 
 
-def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size: int) -> tuple[str, str, str]:
+def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[str, str, str]:
     """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
 
-    On the CPU "auto" compiles nothing for up to 16 sequences: their decode step is a native program, and a compiled
-    prefill is at most a quarter faster than the same kernels called one by one, while loading the compiler takes
-    seconds.
+    On the CPU "auto" compiles nothing: a decode step is native programs, and a compiled prefill is at most a quarter
+    faster than the same kernels called one by one, while loading the compiler takes seconds.
 
     Args:
         has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
@@ -181,14 +179,13 @@ def choose_graph(kind: str, device: torch.device, has_kernels: bool, batch_size:
             f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "
             "and none works here; use graph=eager or graph=auto"
         )
-    if kind == "auto" and has_kernels and batch_size <= MOST_ROWS:
+    if kind == "auto" and has_kernels:
         return "captured", "eager", ""
     without = f"graph={kind}: no C++ compiler works here, so"
-    if kind in ("auto", "captured") and has_kernels:
+    if kind == "captured":
         if find_cpp_compiler() is not None:
             return "captured", "compiled", ""
-        rest = "prompts" if batch_size <= MOST_ROWS else "prompts and batches"
-        return "captured", "eager", f"{without} {rest} run eager; install g++ for compiled blocks"
+        return "captured", "eager", f"{without} prompts run eager; install g++ for compiled blocks"
     if find_cpp_compiler() is not None:
         return "compiled", "compiled", ""
     if kind == "compiled":

@@ -114,7 +114,7 @@ class DeviceDecoding(Decoding):
 
     @cached_property
     def _rows(self) -> ChoosingRows:
-        return self._runner.choosing_rows
+        return self._runner.programs.choosing_rows
 
     @cached_property
     def _readback(self) -> Readback:
@@ -136,7 +136,7 @@ class DeviceDecoding(Decoding):
                 if not is_replayed:
                     self._on[sequence.own_row] = sequence
         params = [sequence.params for sequence in due if sequence.mask is None]
-        return ([self._runner.choosing_program(params)] if due else []), due
+        return ([self._runner.programs.choosing_program(params)] if due else []), due
 
     def _is_due(self, sequence: TokenSequence) -> bool:
         """Return whether a sequence may still need a token beyond those of the steps already launched."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from graphcore.engine.chooser import Chooser
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.programs import DecodeStep
 from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
 
@@ -60,51 +61,30 @@ class HostDecoding(Decoding):
     """Decode steps whose tokens the host chooses before the next step."""
 
     def __init__(self, runner: ProgramRunner) -> None:
-        self._runner, self._chooser = runner, Chooser(runner)
-        self._steps: list[tuple[Program, Sequence[TokenSequence | None]]] = []
+        self._programs, self._chooser = runner.programs, Chooser(runner)
+        self._steps: list[DecodeStep] = []
+        self._due: dict[int, TokenSequence] = {}  # by their rows of the caches
 
     def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
-        """Return one program for all rows, where a row's bits do not depend on the others; else one for each sequence.
-
-        Rows without a sequence run no token.
-        """
-        self._steps = []
-        if sequences and self._runner.has_rows_alike:
-            self._steps = [self._together(sequences)]
-        elif sequences:
-            self._steps = [self._alone(sequence) for sequence in sequences]
+        """Return the programs of a step of these sequences, and these."""
+        self._due = {sequence.own_row: sequence for sequence in sequences}
+        tokens = {row: (sequence.next_ids(1)[0], sequence.fed) for row, sequence in self._due.items()}
+        self._steps = self._programs.step(tokens) if tokens else []
         return [program for program, _ in self._steps], sequences
-
-    def _together(self, sequences: Sequence[TokenSequence]) -> tuple[Program, Sequence[TokenSequence | None]]:
-        size = self._runner.sizes.batch_size
-        rows: list[TokenSequence | None] = [None] * size
-        ids: list[list[int]] = [[] for _ in rows]
-        starts = [0] * size
-        for sequence in sequences:
-            row = sequence.own_row
-            rows[row], ids[row], starts[row] = sequence, sequence.next_ids(1), sequence.fed
-        program = self._runner.program("decode", self._runner.width(size), self._runner.finds_likeliest)
-        program.state.put_rows(ids, starts)
-        return program, rows
-
-    def _alone(self, sequence: TokenSequence) -> tuple[Program, Sequence[TokenSequence | None]]:
-        program = self._runner.program_of_row("token", sequence.own_row)
-        program.state.put_rows([sequence.next_ids(1)], [sequence.fed])
-        return program, [sequence]
 
     def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
         """Choose a token of each sequence that has run all that is known of it."""
         has_chosen = bool(ended)
-        for program, sequences in self._steps:
-            due = {row: sequence for row, sequence in enumerate(sequences) if sequence and not sequence.to_feed}
+        for program, rows in self._steps:
+            due = {at: self._due[row] for row, at in rows.items() if not self._due[row].to_feed}
             logits = program.state.logits.unbind(0)
-            likeliest = program.state.chosen.tolist() if self._runner.finds_likeliest else None
+            likeliest = program.state.chosen.tolist() if self._programs.finds_likeliest else None
             found = None if likeliest is None else [likeliest[row] for row in due]
             self._chooser.choose([*due.values()], [logits[row] for row in due], found)
             has_chosen = has_chosen or bool(due)
         for sequence, after in ended:
             self._chooser.choose([sequence], after.unbind(0))
-        self._steps = []
+        self._steps, self._due = [], {}
         return has_chosen
 
     def settle(self, sequence: TokenSequence) -> None:
@@ -121,4 +101,4 @@ class HostDecoding(Decoding):
 
     def drop(self) -> None:
         """Forget the programs of the pass."""
-        self._steps = []
+        self._steps, self._due = [], {}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphcore.config.compose import compose_settings
-from graphcore.config.settings import BatchingSettings, Settings
+from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
 from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
 from graphcore.engine.choices import describe_choices
@@ -259,9 +259,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        return Scheduler(
-            passes_of(runner, limits, self.plan.is_streaming), limits.max_waiting, runner.enter_thread, report
-        )
+        return Scheduler(passes_of(runner), limits.max_waiting, runner.enter_thread, report)
 
     def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
         handle = Handle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
@@ -418,16 +416,12 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def passes_of(runner: ModelRunner, limits: BatchingSettings, is_streaming: bool) -> Passes:
-    """Return the way in which a runner's sequences run together.
-
-    While weights move, a pass over them costs the same for one chunk as for several, so that a pass takes more.
-    """
+def passes_of(runner: ModelRunner) -> Passes:
+    """Return the way in which a runner's sequences run together."""
     if not isinstance(runner, ProgramRunner):
         return WavePasses(runner)
-    chunks = runner.sizes.batch_size if is_streaming else 1
     decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
-    return ContinuousPasses(runner, decoding, limits.max_tokens_per_step or chunks * runner.sizes.prefill_chunk)
+    return ContinuousPasses(runner, decoding, runner.prompt_tokens)
 
 
 Rows = Sequence[Sequence[int]]

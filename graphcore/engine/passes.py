@@ -105,7 +105,11 @@ class ContinuousPasses(Passes):
             self._runner.policy.skip([] if fed or ended else [step.group for step in self._chunk_program(0).heads])
             policy = self._report(fed, chunks, on_progress)
             # A pass over resident weights is short, and its tokens may be used again.
-            run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
+            try:
+                run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
+            finally:
+                for sequence, _ in chunks:
+                    self._chunk_program(sequence.own_row).state.free_activations()
         for sequence, count in [*((sequence, 1) for sequence in fed), *((one, len(ids)) for one, ids in chunks)]:
             length = len(sequence.request.prompt_ids)
             is_prompt = sequence.fed < length
@@ -173,7 +177,7 @@ class ContinuousPasses(Passes):
         return program if sequence.to_feed == len(ids) else program.without_head()
 
     def _chunk_program(self, cache_row: int) -> Program:
-        return self._runner.program_of_row("prefill", cache_row)
+        return self._runner.programs.of_row("prefill", cache_row)
 
     def _report(
         self,

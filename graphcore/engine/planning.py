@@ -12,9 +12,10 @@ from graphcore.engine.prepare_model import PreparedModel
 from graphcore.errors import PlanError
 from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kernels.native_program import widths_of
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.layer_cache import cache_nbytes
+from graphcore.nn.spec import ModelSpec
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.streaming.policy_registry import keeps_of
@@ -22,7 +23,13 @@ from graphcore.streaming.tier import Tier, buffer_nbytes, check_host, choose_tie
 from graphcore.weights.conversion import first_row
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.matching import EMBEDDING, FEATURES
-from graphcore.weights.planning.costs import allocated_cache_nbytes, loading_nbytes, overhead_nbytes, workspace_nbytes
+from graphcore.weights.planning.costs import (
+    allocated_cache_nbytes,
+    loading_nbytes,
+    overhead_nbytes,
+    waiting_nbytes,
+    workspace_nbytes,
+)
 from graphcore.weights.planning.machine import Machine
 from graphcore.weights.planning.plan import Plan
 from graphcore.weights.planning.planner import Costs, Wishes, plan_streaming
@@ -107,11 +114,12 @@ def costs_of(settings: Settings, model: Model, parts: PreparedModel, tier: Tier)
     choices, spec = parts.choices, model.spec
     batch, is_gpu = choices.batch_size, choices.device.type == "cuda"
     cached = allocated_cache_nbytes if is_gpu else cache_nbytes
+    waiting, more = (further_nbytes(settings, spec, choices.prefill_chunk, moves) for moves in (False, True))
     return Costs(
         kv_nbytes=lambda tokens: cached(spec, batch, tokens, choices.kv_dtype, choices.prefill_chunk),
-        workspace_nbytes=workspace_nbytes(
-            spec, batch, choices.prefill_chunk, choices.dtype, is_eager=choices.prefill == "eager"
-        ),
+        workspace_nbytes=waiting
+        + workspace_nbytes(spec, batch, choices.prefill_chunk, choices.dtype, is_eager=choices.prefill == "eager"),
+        moving_nbytes=more - waiting,
         buffer_nbytes=0 if is_gpu else read_nbytes(parts, tier),
         loading_nbytes=loading_nbytes(parts.loader, parts.decoder, is_on_cpu=not is_gpu),
         overhead_nbytes=overhead_nbytes(spec, parts.decoder, batch, choices.graph == "captured", choices.dtype)
@@ -121,14 +129,21 @@ def costs_of(settings: Settings, model: Model, parts: PreparedModel, tier: Tier)
     )
 
 
+def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming: bool) -> int:
+    """Return the bytes of the chunks of prompts beyond one that may run in a pass, while they wait for each other."""
+    tokens = min(settings.batching.prompt_tokens(chunk, is_streaming), chunk * settings.batching.max_sequences)
+    return waiting_nbytes(spec, max(tokens - chunk, 0))
+
+
 def programs_of(parts: PreparedModel, is_streaming: bool) -> Callable[[int], int]:
     """Return the function from a context in tokens to the bytes of native decode programs; 0 where there are none."""
     choices, library = parts.choices, parts.choices.packing.library
     if choices.graph != "captured" or choices.device.type != "cpu" or library is None:
         return lambda context: 0
-    widths = sorted({1, choices.batch_size} if choices.batch_size <= MOST_ROWS else {1})
     fetches = is_streaming and bool(expert_linears(parts.decoder))
-    sizes = ProgramSizes(widths, choices.kv_dtype, choices.prefill_chunk, library, fetches)
+    sizes = ProgramSizes(
+        widths_of(choices.batch_size), choices.batch_size, choices.kv_dtype, choices.prefill_chunk, library, fetches
+    )
     return cache(lambda context: programs_nbytes(parts.decoder, sizes, context))
 
 

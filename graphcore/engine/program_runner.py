@@ -2,56 +2,52 @@
 
 Legend: B batch, T tokens, D model dim, V vocab.
 
-Programs exist for two widths, one sequence and the engine's batch size; a smaller batch is padded with sequences that
-have no real token. Each row's cache is kept between calls: a call says at which position each row starts.
+A chunk of a prompt runs as a program of its own, over one row of the caches, so its numbers depend on the prompt alone.
+Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
-from graphcore.engine.sampler import SamplingParams, choosing_phase
+from graphcore.engine.programs import DecodeStep, Programs
+from graphcore.engine.prompt_pieces import RowPiece, pieces_of
+from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.capture import CapturedStep, Captures
+from graphcore.graph.capture import Captures
 from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
-from graphcore.graph.token_choice import ChoosingRows
+from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.layer_cache import LayerCache, restore, snapshot
-from graphcore.nn.spec import MoESpec
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
-from graphcore.streaming.scheduler import run_program
-
-
-@dataclass(frozen=True)
-class PromptChunk:
-    """A program with a chunk of each row's tokens as its inputs.
-
-    Attributes:
-        tokens: number of tokens of the chunk's longest row.
-        ended: rows whose last token is in the chunk.
-    """
-
-    program: Program
-    tokens: int
-    ended: list[int]
+from graphcore.streaming.scheduler import run_together
 
 
 class ProgramRunner(ModelRunner):
-    """Runner of graphcore's own programs over static caches."""
+    """Runner of graphcore's own programs over static caches.
 
-    def __init__(self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int) -> None:
+    Args:
+        prompt_tokens: the same as the attribute; 0 for one chunk.
+
+    Attributes:
+        prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
+    """
+
+    def __init__(
+        self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int, prompt_tokens: int = 0
+    ) -> None:
         self.builder = builder
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
+        self.prompt_tokens = prompt_tokens or prefill_chunk
         self.library = None if builder.library is None else str(builder.library)
-        self._programs: dict[tuple[str, int, bool], Program] = {}
-        self._programs_of_rows: dict[tuple[str, int], Program] = {}
+        self.programs = Programs(builder, batch_size)
 
     @property
     def num_compiled(self) -> int:
@@ -64,70 +60,14 @@ class ProgramRunner(ModelRunner):
         return self.builder.captures if self.builder.captures_graphs else None
 
     def width(self, num_sequences: int) -> int:
-        """Return the number of rows of the programs for that many sequences."""
+        """Return the number of rows of the programs that decode that many sequences together."""
         most = self.sizes.batch_size
         assert num_sequences <= most, f"{num_sequences} sequences in a batch of {most}"
         return 1 if num_sequences == 1 else most
 
     def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
-        """Return the program of a phase, built and compiled at its first use.
-
-        Args:
-            phase: "decode"; "sample" or "narrow" (captured graphs that draw from all tokens, or from those that top-k
-                and top-p keep); "prefill"; "token" (the steps of decode, called one by one even where decode is
-                captured); "score" or "score_one" (the head after each of several tokens, or after one).
-            width: number of rows.
-            is_greedy: True for a decode program that chooses the likeliest token and feeds it to itself.
-        """
-        key = (phase, width, is_greedy)
-        if key not in self._programs:
-            build = {
-                "decode": lambda: self.builder.decode(width, is_greedy),
-                "sample": lambda: self.builder.sample(width, narrows=False),
-                "narrow": lambda: self.builder.sample(width, narrows=True),
-                "prefill": lambda: self.builder.prefill(width),
-                "token": lambda: self.builder.token(width),
-                "score": lambda: self.builder.score(width, is_one_token=False),
-                "score_one": lambda: self.builder.score(width, is_one_token=True),
-            }
-            self._programs[key] = build[phase]()
-        return self._programs[key]
-
-    def program_of_row(self, phase: str, cache_row: int) -> Program:
-        """Return the program of one sequence, which has that row of the caches: "prefill" or "token"."""
-        key = (phase, cache_row)
-        if key not in self._programs_of_rows:
-            build = self.builder.prefill if phase == "prefill" else self.builder.token
-            self._programs_of_rows[key] = build(1, cache_row)
-        return self._programs_of_rows[key]
-
-    @property
-    def has_rows_alike(self) -> bool:
-        """Whether a decode program computes each row with the same bits, whatever the other rows are.
-
-        A native program does. torch's own products and functions do not: which instructions compute a number depends on
-        its place among all rows. Compiled code does, unless it calls torch: for experts, and for layers' features.
-        """
-        builder, size = self.builder, self.sizes.batch_size
-        if size == 1 or builder.records(size):
-            return True
-        spec, compiles = builder.decoder.spec, builder.functions.compiles
-        return compiles and spec.per_layer is None and not any(isinstance(each.mlp, MoESpec) for each in spec.blocks)
-
-    @property
-    def finds_likeliest(self) -> bool:
-        """Whether the threads that run a decode step of all sequences find the likeliest tokens on the way."""
-        return self.builder.records(self.sizes.batch_size)
-
-    def choosing_program(self, params: Sequence[SamplingParams]) -> Program:
-        """Return the captured program of all rows that chooses tokens on the device, for rows with these parameters."""
-        phase = choosing_phase(params)
-        return self.program(phase, self.width(self.sizes.batch_size), is_greedy=phase == "decode")
-
-    @property
-    def choosing_rows(self) -> ChoosingRows:
-        """The rows that all programs of `choosing_program` share."""
-        return self.builder.choosing_rows(self.width(self.sizes.batch_size))
+        """Return a program of a decode step; phases are those of `Programs.of_width`."""
+        return self.programs.of_width(phase, width, is_greedy)
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -135,22 +75,11 @@ class ProgramRunner(ModelRunner):
         Args:
             params: sampling parameters that will be used; None is greedy.
         """
-        width = self.width(num_sequences)
-        self.program("prefill", width)
-        if not self.builder.captures_graphs:
-            self.program("decode", width, self.finds_likeliest)
-            return
-        params = params or SamplingParams()
-        self.program_of_row("prefill", 0)
-        self.choosing_rows.warm_up(choosing_phase([params]))
-        for step in self.choosing_program([params]).steps:
-            if isinstance(step, CapturedStep):
-                step.prepare()
+        self.programs.warm_up(num_sequences, params or SamplingParams())
 
     def release(self) -> None:
         """Free programs and captured graphs; the model cannot run any more."""
-        self._programs.clear()
-        self._programs_of_rows.clear()
+        self.programs.clear()
         self.builder.captures.release()
 
     @torch.inference_mode()
@@ -173,65 +102,98 @@ class ProgramRunner(ModelRunner):
     def feed(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
     ) -> Tensor:
-        """Append tokens to the rows' caches.
+        """Append tokens to the rows' caches, as requests do: single tokens in a decode step, others in chunks.
 
         Args:
             rows: new tokens of each sequence, at least one.
             starts: number of tokens that each row's cache already holds.
-            on_progress: callback for "prefill", the group or None, and the longest row's tokens, done and in all.
+            on_progress: callback for "prefill", the group or None, and the tokens of all rows, done and in all.
 
         Returns:
             [len(rows), V] float32 logits after each row's last token.
         """
         logits = torch.empty(len(rows), self.sizes.vocab, dtype=torch.float32, device=self.device)
-        done, total = 0, max(map(len, rows))
-        for chunk in self._chunks(rows, starts, "decode"):
+        done, total = 0, sum(map(len, rows))
+        for pieces in self._pieces(rows, starts):
+            ones = {
+                one.row: (rows[one.row][one.begin], starts[one.row] + one.begin) for one in pieces if one.tokens == 1
+            }
+            chunks = {one.row: self._program_of(one, rows, starts) for one in pieces if one.tokens > 1}
+            ended = {one.row for one in pieces if one.is_last}
             # Logits are needed only where a row ends, and the head may have to be read from a disk.
-            program = chunk.program if chunk.ended else chunk.program.without_head()
-            self.policy.skip([] if chunk.ended else [step.group for step in chunk.program.heads])
-            run_program(program, watched(self.policy, on_progress, "prefill", done, total))
-            if chunk.ended:
-                logits[chunk.ended] = chunk.program.state.logits[chunk.ended]
-            done += chunk.tokens
+            programs = [one if row in ended else one.without_head() for row, one in chunks.items()]
+            self.policy.skip([] if ended else [step.group for one in chunks.values() for step in one.heads])
+            steps = self.programs.step(ones) if ones else []
+            policy = watched(self.policy, on_progress, "prefill", done, total)
+            run_together([*(step.program for step in steps), *programs], policy)
+            answers = [*steps, *(DecodeStep(chunks[row], {row: 0}) for row in ended if row in chunks)]
+            for program, places in answers:
+                for row, at in places.items():
+                    logits[row] = program.state.logits[at]
+            for program in chunks.values():
+                program.state.free_activations()
+            done += sum(piece.tokens for piece in pieces)
             on_progress("prefill", None, done, total)
         return logits
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
-        parts: list[Tensor] = []
-        for chunk in self._chunks(rows, [0] * len(rows), "token"):
-            run_program(chunk.program.without_head(), self.policy)
-            parts.append(self.project(chunk.program.state.hidden)[: len(rows)].cpu())
-        return torch.cat(parts, dim=1)
+        logits = torch.empty(len(rows), len(rows[0]), self.sizes.vocab)
+        for found in self._run_blocks(rows):
+            projected = self._project([state.hidden for _, state in found])
+            for (piece, _), part in zip(found, projected, strict=True):
+                logits[piece.row, piece.begin : piece.end] = part[0]
+        return logits
 
     @torch.inference_mode()
     def project(self, hidden: Tensor) -> Tensor:
-        """Return the logits of hidden states after the last block: [B, T, D] to [B, T, V] float32; B is a width."""
-        program = self.program("score_one" if hidden.shape[1] == 1 else "score", len(hidden))
-        program.state.hidden = hidden
-        run_program(program, self.policy)
-        return program.state.logits
+        """Return the logits of a row's hidden states after the last block: [1, T, D] to [1, T, V] float32."""
+        return self._project([hidden])[0]
+
+    def _project(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of hidden states of several rows, [1, T, D] to [1, T, V] each, in one pass."""
+        programs = [self.builder.score(1, is_one_token=hidden.shape[1] == 1) for hidden in rows]
+        for program, hidden in zip(programs, rows, strict=True):
+            program.state.hidden = hidden
+        run_together(programs, self.policy)
+        return [program.state.logits for program in programs]
 
     @torch.inference_mode()
     def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        for chunk in self._chunks([token_ids], [0], "token"):
-            run_program(chunk.program.without_head(), self.policy)
-            yield chunk.program.state.hidden
+        for ((_, state),) in self._run_blocks([token_ids]):
+            yield state.hidden
+
+    def _run_blocks(self, rows: Sequence[Sequence[int]]) -> Iterator[list[tuple[RowPiece, StepState]]]:
+        """Run rows from empty caches, pass by pass; yield the pieces, with the states that they were run in."""
+        starts = [0] * len(rows)
+        for pieces in self._pieces(rows, starts):
+            programs = [self._program_of(piece, rows, starts) for piece in pieces]
+            run_together([program.without_head() for program in programs], self.policy)
+            yield [(piece, program.state) for piece, program in zip(pieces, programs, strict=True)]
+            for program in programs:
+                program.state.free_activations()
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
-        layers: list[list[Tensor]] = []
-        for chunk in self._chunks(rows, [0] * len(rows), "token"):
-            state, (embed, *blocks) = chunk.program.state, chunk.program.without_head().steps
-            seen: list[Tensor] = []
-            for step in [embed, *(part for group in blocks for part in single_blocks(group))]:
-                run_program(Program(state, [step]), self.policy)
-                seen.append(state.hidden[: len(rows)].to("cpu", copy=True))  # kernels change the stream in place
-            layers.append(seen)
-        return tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
+        layers: list[Tensor] = []
+        starts = [0] * len(rows)
+        shape = len(rows), len(rows[0]), self.builder.decoder.spec.dim
+        for pieces in self._pieces(rows, starts):
+            programs = [self._program_of(piece, rows, starts).without_head() for piece in pieces]
+            each = [single_blocks(program.steps) for program in programs]
+            for index, steps in enumerate(zip(*each, strict=True)):
+                pairs = list(zip(programs, steps, strict=True))
+                run_together([Program(program.state, [step]) for program, step in pairs], self.policy)
+                if index == len(layers):
+                    layers.append(torch.empty(shape, dtype=programs[0].state.hidden.dtype))
+                for piece, program in zip(pieces, programs, strict=True):
+                    layers[index][piece.row, piece.begin : piece.end] = program.state.hidden[0]
+            for program in programs:
+                program.state.free_activations()
+        return tuple(layers)
 
     def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Raise ConfigError: attention runs as one operation, which never stores its weights."""
@@ -244,35 +206,29 @@ class ProgramRunner(ModelRunner):
     def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
         num_rows, length = hidden.shape[:2]
-        parts: list[Tensor] = []
-        done = 0
-        for chunk in self._chunks([[0] * length] * num_rows, [start] * num_rows, "token"):
-            state, (embed, *blocks) = chunk.program.state, chunk.program.without_head().steps
-            run_program(Program(state, [embed]), self.policy)
-            state.hidden[:num_rows] = hidden[:, done : done + chunk.tokens]
-            run_program(Program(state, blocks), self.policy)
-            parts.append(state.hidden[:num_rows].clone())
-            done += chunk.tokens
-        return torch.cat(parts, dim=1)
+        rows, starts = [[0] * length] * num_rows, [start] * num_rows
+        answer = torch.empty_like(hidden, dtype=RESIDUAL_DTYPE, device=self.device)
+        for pieces in self._pieces(rows, starts):
+            programs = [self._program_of(piece, rows, starts).without_head() for piece in pieces]
+            run_together([Program(program.state, program.steps[:1]) for program in programs], self.policy)
+            for piece, program in zip(pieces, programs, strict=True):
+                program.state.hidden[0] = hidden[piece.row, piece.begin : piece.end]
+            run_together([Program(program.state, program.steps[1:]) for program in programs], self.policy)
+            for piece, program in zip(pieces, programs, strict=True):
+                answer[piece.row, piece.begin : piece.end] = program.state.hidden[0]
+                program.state.free_activations()
+        return answer
 
-    def _chunks(self, rows: Sequence[Sequence[int]], starts: Sequence[int], single: str) -> Iterator[PromptChunk]:
-        """Yield programs whose inputs are the next chunk of every row; the caller runs each before the next.
-
-        A chunk of one token runs the program of the phase `single`, a longer one the prefill program.
-        """
+    def _pieces(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
+        """Yield the pieces of rows, pass by pass; the caller runs each before the next."""
         self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
-        width = self.width(len(rows))
-        done = [0] * len(rows)
-        while any(len(ids) > seen for ids, seen in zip(rows, done, strict=True)):
-            counts = [min(self.sizes.prefill_chunk, len(ids) - seen) for ids, seen in zip(rows, done, strict=True)]
-            tokens = max(counts)
-            program = self.program(single if tokens == 1 else "prefill", width)
-            pieces = [ids[seen : seen + count] for ids, seen, count in zip(rows, done, counts, strict=True)]
-            begins = [start + seen for start, seen in zip(starts, done, strict=True)]
-            program.state.put_rows(pieces, begins)
-            done = [seen + count for seen, count in zip(done, counts, strict=True)]
-            ended = [row for row, ids in enumerate(rows) if counts[row] and done[row] == len(ids)]
-            yield PromptChunk(program, tokens, ended)
+        return pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens)
+
+    def _program_of(self, piece: RowPiece, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Program:
+        """Return the program of a piece, which is never captured, with its inputs."""
+        program = self.programs.of_row("token" if piece.tokens == 1 else "prefill", piece.row)
+        program.state.put_rows([rows[piece.row][piece.begin : piece.end]], [starts[piece.row] + piece.begin])
+        return program
 
 
 def common_prefix(cached: Sequence[int], prompt: Sequence[int], caches: Sequence[LayerCache]) -> int:
@@ -293,7 +249,9 @@ def common_prefix(cached: Sequence[int], prompt: Sequence[int], caches: Sequence
     return common if can_go_back or common == len(cached) else 0
 
 
-def single_blocks(step: Step) -> list[BlocksStep]:
-    """Return one step for each block of a step."""
-    assert isinstance(step, BlocksStep), f"{type(step).__name__} has no blocks"
-    return [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]
+def single_blocks(steps: Sequence[Step]) -> list[Step]:
+    """Return the embedding's step, and one step for each block of the others."""
+    embed, *groups = steps
+    blocks = [step for step in groups if isinstance(step, BlocksStep)]
+    assert len(blocks) == len(groups), "only the embedding has no blocks"
+    return [embed, *(BlocksStep(step.group, step.state, [bound]) for step in blocks for bound in step.blocks)]

@@ -28,9 +28,11 @@ LOGIT_NBYTES = 3 * 4  # bytes of each logit: as projected, as float32 where that
 def warm_up(runner: ProgramRunner, path: str) -> CompileReport:
     """Compile the programs of a path of `token_losses`, or load them from the cache on disk, and report the time."""
     with torch.inference_mode(), measure_compile() as report:
-        runner.program(path, 1)
         if path == "prefill":
-            runner.program("score", 1)
+            runner.programs.of_row("prefill", 0)
+            runner.builder.score(1, is_one_token=False)
+        else:
+            runner.programs.step({0: (0, 0)})
     return report
 
 
@@ -76,13 +78,12 @@ def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int)
 def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
     runner.sizes.check_context(len(token_ids) - 1)
-    program = runner.program("decode", 1)
     targets = torch.tensor(token_ids, device=runner.device)
     pieces: list[Tensor] = []
     for position, token_id in enumerate(token_ids[:-1]):
-        program.state.put_rows([[token_id]], [position])
+        ((program, rows),) = runner.programs.step({0: (token_id, position)})
         run_program(program, runner.policy)
         if position + 1 >= first:
             target = targets[position + 1 : position + 2]
-            pieces.append(cross_entropy(program.state.logits, target, reduction="none"))
+            pieces.append(cross_entropy(program.state.logits[rows[0]][None], target, reduction="none"))
     return pieces

@@ -41,8 +41,7 @@ class GraphBuilder:
         kind: the way decode steps run: "captured", "compiled" or "eager".
         layer_groups: layers of each group, in order.
         caches: one cache per layer, for the largest batch.
-        library: file of the C++ kernels, which captured decode steps of up to 16 sequences run on, on the CPU; None
-            captures CUDA graphs.
+        library: file of the C++ kernels, which captured decode steps run on, on the CPU; None captures CUDA graphs.
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         functions: choice of how blocks and heads run.
@@ -93,9 +92,10 @@ class GraphBuilder:
         """Whether decode programs are CUDA graphs, which choose tokens on the device."""
         return self.kind == "captured" and self.library is None
 
-    def records(self, batch: int) -> bool:
-        """Return whether the decode step of so many sequences is a native program."""
-        return self.kind == "captured" and self.library is not None and batch <= MOST_ROWS
+    @property
+    def records(self) -> bool:
+        """Whether decode programs are native programs, of at most 16 rows each."""
+        return self.kind == "captured" and self.library is not None
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the program that runs one token of each of `batch` sequences.
@@ -103,12 +103,11 @@ class GraphBuilder:
         Args:
             is_greedy: True to also choose the likeliest next token and make it the next input.
         """
-        if self.library is not None and self.records(batch):
+        if self.library is not None and self.records:
             return self._recorded(self.library, batch, is_greedy)
         if self.captures_graphs:
             return self._choosing(batch, "decode") if is_greedy else self._captured(self._program(batch, "decode"))
-        program = self._program(batch, "decode")
-        return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
+        return self.token(batch, is_greedy=is_greedy)
 
     def sample(self, batch: int, narrows: bool) -> Program:
         """Return a captured decode program that draws the next token; `narrows` is True to apply top-k or top-p."""
@@ -136,6 +135,7 @@ class GraphBuilder:
 
     def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:
         """Return the decode step as a native program, which runs the rows that have a token."""
+        assert batch <= MOST_ROWS, f"a native program of {batch} rows, and {MOST_ROWS} are the most"
         state = StepState.empty(batch, 1, self.device)
         state.most_together = tokens_together(self.decoder.spec, self.caches, self.context)
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
@@ -145,9 +145,15 @@ class GraphBuilder:
         recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher)
         return Program(state, recorder.record(state, is_greedy))
 
-    def token(self, batch: int, first: int = 0) -> Program:
-        """Return the steps of a decode program one by one, never captured; `first` is the same as for `prefill`."""
-        return self._program(batch, "decode", first)
+    def token(self, batch: int, first: int = 0, is_greedy: bool = False) -> Program:
+        """Return the steps of a decode program one by one, never captured.
+
+        Args:
+            first: the same as for `prefill`.
+            is_greedy: the same as for `decode`.
+        """
+        program = self._program(batch, "decode", first)
+        return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
 
     def prefill(self, batch: int, first: int = 0) -> Program:
         """Return the program that runs a chunk of at least two tokens; each chunk gives its state new inputs.

@@ -5,7 +5,7 @@
 The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
 It computes in float32 what the blocks compute in the compute dtype. A module that is not known here is refused, so that
 nothing is left out silently. A program has up to 16 rows, and a run takes those that have a token: one of each of
-several sequences, or consecutive ones of one sequence. Wider batches run compiled.
+several sequences, or consecutive ones of one sequence. A step of more sequences is several programs.
 """
 
 from collections.abc import Collection, Sequence

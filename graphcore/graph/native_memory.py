@@ -23,7 +23,8 @@ class ProgramSizes:
     """The sizes and choices that a decode program's memory follows from.
 
     Attributes:
-        widths: number of rows of each program; each width has a greedy program and one that only makes logits.
+        widths: number of rows of each program.
+        sequences: rows of the caches.
         kv_dtype: dtype of keys and values.
         chunk: most tokens of a sequence in one pass.
         library: file of the C++ kernels.
@@ -31,6 +32,7 @@ class ProgramSizes:
     """
 
     widths: Sequence[int]
+    sequences: int
     kv_dtype: torch.dtype
     chunk: int
     library: Path
@@ -46,7 +48,7 @@ class _Nowhere:
 
 
 def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
-    """Return the bytes that the decode programs allocate: inputs, buffers, logits, and each thread's scratch.
+    """Return the bytes that greedy decode programs allocate: inputs, buffers, logits, and each thread's scratch.
 
     Args:
         decoder: decoder on the meta device.
@@ -55,7 +57,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
     spec = decoder.spec
     tables = decoder.rope_tables(1, CPU)
     with META:
-        caches = allocate_cache(spec, max(sizes.widths), context, sizes.kv_dtype, META, sizes.chunk)
+        caches = allocate_cache(spec, sizes.sequences, context, sizes.kv_dtype, META, sizes.chunk)
         recorder = Recorder(
             decoder,
             [range(len(spec.blocks))],
@@ -65,12 +67,12 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
             str(sizes.library),
             fetcher=_Nowhere() if sizes.fetches_experts else None,
         )
-        return sum(_program_nbytes(recorder, rows, is_greedy) for rows in sizes.widths for is_greedy in (False, True))
+        return sum(_program_nbytes(recorder, rows) for rows in sizes.widths)
 
 
-def _program_nbytes(recorder: Recorder, rows: int, is_greedy: bool) -> int:
+def _program_nbytes(recorder: Recorder, rows: int) -> int:
     state = StepState.empty(rows, 1, CPU)  # not on the meta device, whose arange would import sympy first
     inputs = (state.token_ids, *state.span, state.chosen, state.sequences)
-    step = recorder.record(state, is_greedy)[-1]
+    step = recorder.record(state, is_greedy=True)[-1]
     assert isinstance(step, NativeStep), f"{type(step).__name__} is no part of a native program"
     return sum(one.nbytes for one in inputs) + step.program.nbytes + step.program.scratch_nbytes

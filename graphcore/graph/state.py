@@ -46,7 +46,7 @@ class StepState:
     sequences: Tensor
     per_layer: Tensor | None = None
     most_together: int = 1
-    _has_runs: bool = False  # True after `put_runs`, until `put_rows`
+    _are_rows_named: bool = False  # True after `put_tokens`, until `put_rows`
     _arrays: tuple[NDArray[np.int64], ...] = ()  # a decode program's inputs on a CPU
 
     @classmethod
@@ -67,8 +67,8 @@ class StepState:
             rows: at most B rows; some of them may be empty.
             starts: position of each row's first token.
         """
-        if self._has_runs:
-            self._has_runs = False
+        if self._are_rows_named:
+            self._are_rows_named = False
             self.sequences.copy_(torch.arange(len(self.sequences)))
         idle = len(self.token_ids) - len(rows)
         tokens = max(map(len, rows))
@@ -106,23 +106,35 @@ class StepState:
                 f"{self.most_together}: a sliding window's ring needs a slot beside the window for each further token; "
                 "allocate it, or run the tokens in several steps"
             )
-        idle = [0] * (most - ends[-1])
         begins = [start + offset for ids, start in zip(runs, starts, strict=True) for offset in range(len(ids))]
-        self._fill([*chain(*runs), *idle], [*begins, *idle], [*[1] * ends[-1], *idle])
-        sequences = [row for row, ids in enumerate(runs) for _ in ids]
-        self.sequences.copy_(torch.tensor([*sequences, *idle]))
-        self._has_runs = True
+        self.put_tokens([*chain(*runs)], begins, [row for row, ids in enumerate(runs) for _ in ids])
         return [range(begin, end) for begin, end in pairwise(ends)]
 
+    def put_tokens(self, token_ids: Sequence[int], starts: Sequence[int], sequences: Sequence[int]) -> None:
+        """Make tokens the inputs of a native decode program, in its first rows.
+
+        Args:
+            starts: position of each token.
+            sequences: row of the caches of each token.
+        """
+        count = len(token_ids)
+        idle = [0] * (len(self.token_ids) - count)
+        self._fill([*token_ids, *idle], [*starts, *idle], [*[1] * count, *idle], [*sequences, *idle])
+        self._are_rows_named = True
+
+    def free_activations(self) -> None:
+        """Free what a chunk has left between its steps; its logits stay."""
+        self.hidden, self.ropes, self.per_layer = self.hidden.new_empty(0), (), None
+
     def _fill(self, *numbers: Sequence[int]) -> None:
-        """Write token ids, starts and counts to where they lie."""
-        inputs = self.token_ids, self.span.starts, self.span.counts
+        """Write token ids, starts and counts, and perhaps rows of the caches, to where they lie."""
+        inputs = self.token_ids, self.span.starts, self.span.counts, self.sequences
         if self.token_ids.device.type != "cpu":
-            for tensor, values in zip(inputs, numbers, strict=True):
+            for tensor, values in zip(inputs, numbers, strict=False):
                 tensor.view(-1).copy_(on_device(values, tensor.device))
             return
         self._arrays = self._arrays or tuple(tensor.view(-1).numpy() for tensor in inputs)
-        for array, values in zip(self._arrays, numbers, strict=True):
+        for array, values in zip(self._arrays, numbers, strict=False):
             array[:] = values  # a tenth of the time of a tensor and its copy, between steps that need the caches
 
     def feed(self, token_ids: Tensor) -> None:

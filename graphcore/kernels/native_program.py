@@ -12,12 +12,34 @@ from torch import Tensor
 
 from graphcore.activations import Activation
 from graphcore.kernels.gated_delta import DeltaParts, delta_arguments
-from graphcore.kernels.instructions import NORM_KINDS, STORES, Convolve, DeltaRule, Instruction, Norm, PerRow, Project
+from graphcore.kernels.instructions import (
+    MOST_ROWS,
+    NORM_KINDS,
+    STORES,
+    Convolve,
+    DeltaRule,
+    Instruction,
+    Norm,
+    PerRow,
+    Project,
+)
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, KernelPacking
 from graphcore.kernels.library import Matrix, open_library
 from graphcore.kernels.packing import Packing
 
 ALIGNMENT = 64
+
+
+def rows_by_program(sequences: int) -> list[int]:
+    """Return how many rows of a step each program takes: as few programs as can be, with nearly as many rows each."""
+    programs = -(-sequences // MOST_ROWS)
+    return [(sequences + other) // programs for other in reversed(range(programs))]
+
+
+def widths_of(most: int) -> list[int]:
+    """Return the rows of the programs that together run a step of any number of sequences up to `most`."""
+    shares = [rows_by_program(sequences) for sequences in range(1, most + 1)]
+    return [max(share[at] for share in shares if at < len(share)) for at in range(len(shares[-1]))]
 
 
 @dataclass

@@ -24,6 +24,7 @@ from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.errors import CheckpointError, PlanError
 from graphcore.streaming.experts.cache import ExpertCache
+from graphcore.streaming.scheduler import run_program
 from graphcore.weights.experts import PARTS, expert_weight
 
 LAYERS, EXPERTS, TOP_K = 4, 6, 3
@@ -326,7 +327,9 @@ def test_padding_and_rows_without_a_sequence_fetch_nobody(files: Callable[[str],
 
         engine.runner.builder.functions.fetched.fetcher.waves = watched
         with torch.inference_mode():
-            engine.runner.feed([[5, 5, 5, 5, 5], [5]], [0, 0])
+            program = engine.runner.builder.prefill(4)
+            program.state.put_rows([[5, 5, 5, 5, 5], [5]], [0, 0])
+            run_program(program, engine.runner.policy)
     (experts,) = asked
     assert len(experts) <= 5 * TOP_K
     model = build(1)

@@ -113,10 +113,10 @@ def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:
 
 def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -> tuple[Record, dict[str, Interval]]:
     """Return the records of prefill and decode, each timed after one untimed run, and the interval of each."""
-    device, num_chunks = engine.runner.device, -(-work.prompt_tokens // engine.choices.prefill_chunk)
+    device = engine.runner.device
     seconds: dict[str, list[float]] = {}
     intervals: dict[str, Interval] = {}
-    phases = (("prefill", work.prefill, num_chunks), ("decode", work.decode, work.new_tokens))
+    phases = (("prefill", work.prefill, work.num_prefill_passes()), ("decode", work.decode, work.new_tokens))
     for phase, run_once, num_passes in phases:
         context.console.progress(f"bench {phase}", None, 0, 0)
         run_once()

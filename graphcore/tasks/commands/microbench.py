@@ -15,7 +15,6 @@ from graphcore.errors import ConfigError
 from graphcore.graph.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.step import GreedyStep
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measuring.decode_operations import Clock, Operation, OperationName
 from graphcore.tasks.measuring.native_operations import native_operations
@@ -118,8 +117,7 @@ class StepWork:
             operations = native_operations(native, program.state.logits.data_ptr())
             clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the team
             return cls(engine, program, operations, [program.state], clock)
-        plain = builder.token(1)
-        plain = Program(plain.state, [*plain.steps, GreedyStep(plain.steps[-1].group, plain.state)])
+        plain = builder.token(1, is_greedy=True)
         plain.state.put_rows([[0]], [0])
         run_program(plain, engine.runner.policy)
         compiles, cache_dir = builder.kind == "compiled", builder.functions.kinds.cache_dir

@@ -11,8 +11,9 @@ import torch
 
 from graphcore.engine.decode_steps import LAG, Readback
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_pieces import pieces_of
 from graphcore.graph.token_choice import RowSettings
-from graphcore.streaming.scheduler import run_program
+from graphcore.streaming.scheduler import run_program, run_together
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 
 
@@ -69,13 +70,14 @@ class RandomBatch:
 
     @torch.inference_mode()
     def _run_steps(self, steps: int) -> None:
-        program = self.runner.program("decode", self.runner.width(self.batch), is_greedy=True)
-        first = [[row[0]] for row in self._prompts]
-        program.state.put_rows(first, [self.depth] * self.batch)
+        first = {row: (prompt[0], self.depth) for row, prompt in enumerate(self._prompts)}
+        programs = [program for program, _ in self.runner.programs.step(first, is_greedy=True)]
+        program = programs[0]
         if program.choice is None:
             for _ in range(steps):
-                run_program(program, self.runner.policy)
-                program.state.chosen.tolist()
+                run_together(programs, self.runner.policy)
+                for one in programs:
+                    one.state.chosen.tolist()
             return
         for row in range(self.batch):
             program.choice.choosing.put(row, RowSettings(left=steps))
@@ -88,5 +90,12 @@ class RandomBatch:
                 readback.take()
 
     def weight_nbytes(self) -> int:
-        """Return the bytes of weights that a decode step reads."""
-        return step_nbytes(self.runner.builder.decoder, self.batch)
+        """Return the bytes of weights that a decode step reads: each of its programs reads them for its own rows."""
+        steps = self.runner.programs.step(dict.fromkeys(range(self.batch), (0, 0)), is_greedy=True)
+        return sum(step_nbytes(self.runner.builder.decoder, len(rows)) for _, rows in steps)
+
+    def num_prefill_passes(self) -> int:
+        """Return the number of passes over the weights in which the prompts run."""
+        sizes = self.runner.sizes
+        lengths = [self.prompt_tokens] * self.batch
+        return sum(1 for _ in pieces_of(lengths, sizes.prefill_chunk, self.runner.prompt_tokens))

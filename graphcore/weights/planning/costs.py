@@ -1,6 +1,7 @@
 """Formulas for upper bounds of the memory that is needed besides weights: caches, workspace, loading, GPU overhead.
 
     workspace   activations of a prefill chunk, and the logits
+    waiting     what the further chunks keep that run in the same pass, one after another in each group
     making      converting a weight at load: the bytes read for it and intermediate copies. Weights are made one after
                 another (weights/resident_weights.py, streaming/host_store.py), so the largest counts
 
@@ -38,6 +39,7 @@ from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 from graphcore.weights.packed_weights import packing_of
 
 ROPE_BYTES = 4
+ID_NBYTES = 8
 FLOAT32_NBYTES = 4
 # Bytes for each weight that is being packed: in float32, packed, unpacked again, and the temporaries of a search for
 # scales.
@@ -133,15 +135,27 @@ def segments_nbytes(sizes: Sequence[int]) -> int:
     return small + large + len(room) * LARGE_SEGMENT
 
 
-def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtype, *, is_eager: bool = False) -> int:
-    """Return an upper bound of the bytes of one prefill chunk's activations for all sequences, and of the logits.
+def waiting_nbytes(spec: ModelSpec, tokens: int) -> int:
+    """Return the bytes that chunks keep between two layer groups: ids, residual stream, rope rows and features.
 
     Args:
-        tokens: length T of the longest chunk.
+        tokens: tokens of all chunks together.
+    """
+    ropes = sum(rope.width or head_dim for rope, head_dim in spec.ropes)
+    features = 0 if spec.per_layer is None else len(spec.blocks) * spec.per_layer.width
+    return tokens * (ID_NBYTES + spec.dim * RESIDUAL_DTYPE.itemsize + (ropes + features) * FLOAT32_NBYTES)
+
+
+def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtype, *, is_eager: bool = False) -> int:
+    """Return an upper bound of the bytes of one chunk's activations, of a prompt or a step, and of the logits.
+
+    Args:
+        batch: number of sequences, of which a decode step has a token each.
+        tokens: length T of the longest chunk of a prompt.
         dtype: compute dtype.
         is_eager: True if the chunk's operations run one by one, each with its own result tensor.
     """
-    rows = batch * tokens
+    rows = max(batch, tokens)
     block = max(_block_nbytes(one, dtype.itemsize) for one in spec.blocks)
     residual = 3 * spec.dim * RESIDUAL_DTYPE.itemsize  # before, after attention, after the MLP
     if is_eager:  # four temporaries of a norm, and an activation; malloc keeps what they free

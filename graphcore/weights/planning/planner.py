@@ -76,7 +76,8 @@ class Costs:
 
     Attributes:
         kv_nbytes: function from a context in tokens to the bytes of the KV caches of all layers and sequences.
-        workspace_nbytes: bytes of activations and scratch of the largest step.
+        workspace_nbytes: bytes of activations and scratch of the largest pass.
+        moving_nbytes: more of these bytes if anything streams, because a pass then runs more chunks of prompts.
         buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
         overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
         loading_nbytes: peak bytes of RAM for making weights, besides the weights themselves.
@@ -85,6 +86,7 @@ class Costs:
 
     kv_nbytes: Callable[[int], int]
     workspace_nbytes: int = 0
+    moving_nbytes: int = 0
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
@@ -168,7 +170,10 @@ def _plans(
             are_features_resident=keeps_features,
         )
         plan = replace(rest, groups=groups)
-        yield from with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes)
+        for placed in with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes):
+            moving = costs.moving_nbytes if placed.is_streaming else 0
+            workspace = placed.other.workspace_nbytes + moving
+            yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))
 
 
 def _badness(plan: Plan) -> tuple[int, bool, bool, bool]:

@@ -11,10 +11,12 @@ sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token ch
 
 from dataclasses import dataclass
 
+from graphcore.kernels.instructions import MOST_ROWS
 from graphcore.weights.planning.plan import Plan, expected_bytes_per_token
 
-# Share of one sequence's compute that each further sequence adds on the CPU: with 16 sequences 0.25 to 0.40 of it were
-# measured (docs/numbers.md, "Several sequences in one native step"). A GPU's steps are taken as bound by its memory.
+# Share of one sequence's compute that each further sequence of a native program adds on the CPU: with 16 sequences 0.25
+# to 0.40 of it were measured (docs/numbers.md, "Several sequences in one native step"). Each program reads all weights.
+# A GPU's steps are taken as bound by its memory.
 CPU_ROW_SHARE = 0.35
 
 
@@ -66,7 +68,8 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
     """Predict the times of a decode step of some sequences under a plan, at the given rates."""
     mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.are_mapped else 0
     fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
-    rows = 1 + (sequences - 1) * (CPU_ROW_SHARE if plan.device == "cpu" else 0.0)
+    programs, share = (-(-sequences // MOST_ROWS), CPU_ROW_SHARE) if plan.device == "cpu" else (1, 0.0)
+    rows = programs + (sequences - programs) * share
     return Prediction(
         sequences,
         copy_seconds=plan.groups.streamed_nbytes / rates.link,

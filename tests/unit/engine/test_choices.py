@@ -61,47 +61,39 @@ def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "has_kernels", "batch_size", "compiler", "expected"),
+    ("kind", "device", "has_kernels", "compiler", "expected"),
     [
-        ("auto", CPU, True, 1, "g++", ("captured", "eager")),
-        ("auto", CPU, True, 1, None, ("captured", "eager")),  # kernels that came built
-        ("auto", CPU, True, 16, "g++", ("captured", "eager")),
-        ("auto", CPU, True, 17, "g++", ("captured", "compiled")),
-        ("captured", CPU, True, 1, "g++", ("captured", "compiled")),
-        ("auto", CPU, False, 1, "g++", ("compiled", "compiled")),  # a compiler that cannot build the kernels
-        ("compiled", CPU, True, 1, "g++", ("compiled", "compiled")),
-        ("compiled", CPU, False, 1, "g++", ("compiled", "compiled")),
-        ("eager", CPU, True, 1, "g++", ("eager", "eager")),
-        ("eager", CPU, False, 4, None, ("eager", "eager")),
-        ("eager", CUDA, True, 1, "g++", ("eager", "eager")),
-        ("auto", CUDA, True, 1, None, ("captured", "compiled")),
-        ("captured", CUDA, True, 4, None, ("captured", "compiled")),
-        ("compiled", CUDA, True, 1, None, ("compiled", "compiled")),
+        ("auto", CPU, True, "g++", ("captured", "eager")),
+        ("auto", CPU, True, None, ("captured", "eager")),  # kernels that came built
+        ("captured", CPU, True, "g++", ("captured", "compiled")),
+        ("auto", CPU, False, "g++", ("compiled", "compiled")),  # a compiler that cannot build the kernels
+        ("compiled", CPU, True, "g++", ("compiled", "compiled")),
+        ("compiled", CPU, False, "g++", ("compiled", "compiled")),
+        ("eager", CPU, True, "g++", ("eager", "eager")),
+        ("eager", CPU, False, None, ("eager", "eager")),
+        ("eager", CUDA, True, "g++", ("eager", "eager")),
+        ("auto", CUDA, True, None, ("captured", "compiled")),
+        ("captured", CUDA, True, None, ("captured", "compiled")),
+        ("compiled", CUDA, True, None, ("compiled", "compiled")),
     ],
 )
 def test_the_graph_kind_is_the_best_that_works(
     kind: str,
     device: torch.device,
     has_kernels: bool,
-    batch_size: int,
     compiler: str | None,
     expected: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_machine(monkeypatch, compiler)
-    assert choose_graph(kind, device, has_kernels, batch_size) == (*expected, "")
+    assert choose_graph(kind, device, has_kernels) == (*expected, "")
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch_size", "what"), [("auto", 17, "prompts and batches"), ("captured", 16, "prompts")]
-)
-def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(
-    kind: str, batch_size: int, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     on_machine(monkeypatch, None)
-    graph, prefill, note = choose_graph(kind, CPU, has_kernels=True, batch_size=batch_size)
+    graph, prefill, note = choose_graph("captured", CPU, has_kernels=True)
     assert (graph, prefill) == ("captured", "eager")
-    assert note == f"graph={kind}: no C++ compiler works here, so {what} run eager; install g++ for compiled blocks"
+    assert note == "graph=captured: no C++ compiler works here, so prompts run eager; install g++ for compiled blocks"
 
 
 def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +102,7 @@ def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.
 
     monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", asked)
     for kind in ("auto", "eager"):
-        choose_graph(kind, CPU, has_kernels=True, batch_size=16)
+        choose_graph(kind, CPU, has_kernels=True)
 
 
 @pytest.mark.parametrize(("kind", "is_refused"), [("auto", False), ("eager", False), ("captured", True)])
@@ -130,7 +122,7 @@ def test_a_kind_that_kernels_are_missing_for_is_refused_before_anything_is_fetch
 
 def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     on_machine(monkeypatch, None)
-    kind, prefill, note = choose_graph("auto", CPU, has_kernels=False, batch_size=1)
+    kind, prefill, note = choose_graph("auto", CPU, has_kernels=False)
     assert (kind, prefill) == ("eager", "eager")
     assert "no C++ compiler" in note
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
@@ -145,7 +137,7 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
 def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_machine(monkeypatch, None)
     with pytest.raises(ConfigError, match=word):
-        choose_graph(kind, CPU, has_kernels=False, batch_size=1)
+        choose_graph(kind, CPU, has_kernels=False)
 
 
 def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,7 +153,7 @@ def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["auto", "eager"])
 def test_a_gpu_without_triton_runs_eager_and_says_that_it_is_slow(kind: str) -> None:
-    found, prefill, note = choose_graph(kind, CUDA, has_kernels=False, batch_size=1)
+    found, prefill, note = choose_graph(kind, CUDA, has_kernels=False)
     assert (found, prefill) == ("eager", "eager")
     assert note.startswith("Triton is not installed: blocks run eager")
     assert note.endswith("install triton")
@@ -170,7 +162,7 @@ def test_a_gpu_without_triton_runs_eager_and_says_that_it_is_slow(kind: str) -> 
 @pytest.mark.parametrize("kind", ["captured", "compiled"])
 def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"graph={kind} on a GPU needs Triton, which is not installed; install"):
-        choose_graph(kind, CUDA, has_kernels=False, batch_size=1)
+        choose_graph(kind, CUDA, has_kernels=False)
 
 
 def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

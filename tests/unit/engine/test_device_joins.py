@@ -198,7 +198,7 @@ def test_a_row_without_a_sequence_and_its_caches_stay_as_they_are() -> None:
             handle.result(SECONDS)
         assert all(bool((tensor[2] == 0.25).all()) for cache in caches for tensor in cache.tensors)
         assert all(bool((tensor[1] != 0.25).any()) for cache in caches for tensor in cache.tensors)
-        assert engine.runner.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+        assert engine.runner.programs.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
 
 
 def odd(ids: Sequence[int]) -> torch.Tensor:
@@ -219,7 +219,7 @@ def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
         def note(*_: object) -> None:
             (sequence,) = handles[1]._sequences
             if len(sequence.request.token_ids) > 1:
-                gaps.add(engine.runner.choosing_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
+                gaps.add(engine.runner.programs.choosing_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
 
         other = Request([1, 2, 3], 20, **PLAIN)
         alone, before = other.alone(engine), replays(cuda)
@@ -354,12 +354,12 @@ def test_a_pass_that_fails_leaves_no_row_running(fault: str, monkeypatch: pytest
         for handle in handles:
             handle.cancel()
         assert [each.submit(engine).result(SECONDS).token_ids for each in [request] * 3] == [expected] * 3
-        assert engine.runner.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+        assert engine.runner.programs.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
 
 
 def break_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next step of the running graph fail, once."""
-    steps = [step for program in engine.runner._programs.values() for step in program.steps]
+    steps = [step for program in engine.runner.programs._of_width.values() for step in program.steps]
     replay: Callable[[Any], None] = type(steps[0]).replay
     is_broken: list[bool] = []
 

@@ -12,10 +12,14 @@ import torch
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.engine.program_runner import common_prefix
+from graphcore.engine.programs import Programs
 from graphcore.graph import kinds
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.native_decode import NativeStep
+from graphcore.graph.state import StepState
+from graphcore.graph.step import BlocksStep
 from graphcore.nn.layer_cache import KVCache
+from graphcore.weights.planning.costs import waiting_nbytes, workspace_nbytes
 
 CACHED = [1, 2, 3, 4, 5, 6]
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
@@ -56,14 +60,17 @@ def test_logits_and_hidden_states_run_every_step_where_decode_is_captured(
 
 
 @pytest.mark.parametrize("step", KINDS)
-def test_a_cuda_graph_takes_any_batch_and_a_native_program_one_of_16(
+def test_a_cuda_graph_takes_any_batch_and_a_native_program_16_of_it(
     step: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = captured_engine(step, monkeypatch)
-    assert [type(each) for each in engine.runner.builder.decode(16, is_greedy=False).steps] == [step]
-    (*_, last) = engine.runner.builder.decode(17, is_greedy=False).steps
-    assert isinstance(last, CapturedStep) == (step is CapturedStep)
-    assert not isinstance(last, NativeStep)
+    tokens = dict.fromkeys((3, 21, *range(30, 45)), (5, 0))
+    widths = {CapturedStep: [45], NativeStep: [9, 8]}[step]
+    steps = Programs(engine.runner.builder, 45).step(tokens)
+    assert [type(each) for program, _ in steps for each in program.steps] == [step] * len(widths)
+    assert [int(program.state.span.counts.count_nonzero()) for program, _ in steps] == (
+        [17] if len(widths) == 1 else widths
+    )
 
 
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
@@ -109,3 +116,48 @@ def test_a_ring_that_is_just_full_has_lost_nothing() -> None:
 
 def test_nothing_cached_serves_nobody() -> None:
     assert common_prefix([], [1, 2], caches(64)) == 0
+
+
+def small_engine(name: str, *overrides: str) -> Engine:
+    sizes = ["prefill_chunk=8", "context_length=64", "batch_size=3", *overrides]
+    return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=sizes)
+
+
+@pytest.mark.parametrize("overrides", [(), ("streaming=on",), ("batching.max_tokens_per_step=16",)])
+def test_chunks_that_wait_for_each_other_take_what_is_planned(
+    overrides: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a pass, and nothing is left after it."""
+    with small_engine("qwen3", *overrides) as engine:
+        runner, seen, states = engine.runner, list[int](), list[StepState]()
+        steps = BlocksStep.replay
+
+        def watched(self: BlocksStep) -> None:
+            steps(self)
+            states.append(self.state)
+            living = {id(one): one for one in states if one.hidden.numel()}.values()
+            seen.append(sum(tensor.nbytes for one in living for tensor in (one.token_ids, one.hidden, *one.ropes)))
+
+        monkeypatch.setattr(BlocksStep, "replay", watched)
+        with torch.inference_mode():
+            runner.feed([[1] * 8] * 3, [0] * 3)
+        engine.generate([[1] * 8, [2] * 8, [3] * 8], 1)
+        engine.logits([[1] * 8] * 3)
+        chunks = {(): 1, ("streaming=on",): 3, ("batching.max_tokens_per_step=16",): 2}[tuple(overrides)]
+        spec = runner.builder.decoder.spec
+        assert max(seen) == waiting_nbytes(spec, 8 * chunks)
+        assert not any(one.hidden.numel() for one in states)
+        one = workspace_nbytes(spec, 3, 8, torch.float32, is_eager=True)
+        assert engine.plan.other.workspace_nbytes == one + waiting_nbytes(spec, 8 * (chunks - 1))
+
+
+@pytest.mark.parametrize("overrides", [(), ("streaming=on",)])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gptoss"])
+def test_rows_of_one_call_have_the_bits_that_they_have_alone(name: str, overrides: Sequence[str]) -> None:
+    rows = [[at + 7 * row for at in range(length)] for row, length in enumerate((21, 9, 5))]
+    same = [row[:5] for row in rows]
+    with small_engine(name, *overrides) as engine, torch.inference_mode():
+        together, forced = engine.runner.feed(rows, [0] * 3), engine.logits(same)
+        for at, row in enumerate(rows):
+            assert torch.equal(engine.runner.feed([row], [0])[0], together[at])
+            assert torch.equal(engine.logits([row[:5]])[0], forced[at])

@@ -49,11 +49,11 @@ def new_nbytes(make: Callable[[], Sequence[Program]]) -> int:
 
 
 def all_programs(builder: GraphBuilder, widths: Sequence[int]) -> list[Program]:
-    return [builder.decode(width, is_greedy) for width in widths for is_greedy in (False, True)]
+    return [builder.decode(width, is_greedy=True) for width in widths]
 
 
 def sizes_of(widths: Sequence[int]) -> ProgramSizes:
-    return ProgramSizes(widths, torch.float32, 0, Path(native_kernels()), fetches_experts=False)
+    return ProgramSizes(widths, max(widths), torch.float32, 0, Path(native_kernels()), fetches_experts=False)
 
 
 def without_memory(spec: ModelSpec) -> Decoder:
@@ -76,7 +76,7 @@ def test_scratch_follows_the_context_and_the_threads(context: int) -> None:
         torch.set_num_threads(threads)
         found.append(programs_nbytes(without_memory(spec), sizes_of([1]), context))
     torch.set_num_threads(1)
-    assert found[1] - found[0] > 2 * 2 * 4 * 4 * context  # two programs, two more threads, four heads' scores
+    assert found[1] - found[0] > 2 * 4 * 4 * context  # two more threads, four heads' scores
 
 
 def test_layers_share_their_buffers() -> None:
@@ -103,11 +103,37 @@ def test_a_plan_has_the_bytes_of_its_programs(
     sizes = ("context_length=64", f"batch_size={SEQUENCES - 5}", *overrides)
     dtype = "bf16" if overrides else "fp32"
     with Engine.load(tiny_model(name).folder, dtype=dtype, device="cpu", graph="captured", overrides=sizes) as engine:
-        assert isinstance(engine.runner, ProgramRunner)
-        builder = engine.runner.builder
-        found = allocated_nbytes(lambda: all_programs(builder, [1, SEQUENCES - 5]))
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
         assert engine.plan.other.program_nbytes == found
         assert engine.plan.total_nbytes >= engine.plan.weight_nbytes + engine.plan.kv_nbytes + found
+
+
+@pytest.mark.parametrize(("batch", "widths"), [(1, [1]), (16, [16]), (17, [16, 8]), (32, [16, 16]), (33, [16, 16, 11])])
+def test_a_plan_has_the_bytes_of_as_many_programs_as_a_step_needs(
+    tiny_model: Callable[[str], TinyModel], batch: int, widths: Sequence[int]
+) -> None:
+    native_kernels()
+    sizes = ("context_length=64", f"batch_size={batch}")
+    folder = tiny_model("llama3").folder
+    with Engine.load(folder, dtype="fp32", device="cpu", graph="captured", overrides=sizes) as engine:
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
+        assert engine.plan.other.program_nbytes == found
+        programs = programs_of_a_full_step(engine)
+        for running in range(1, batch + 1):
+            assert isinstance(engine.runner, ProgramRunner)
+            taken = engine.runner.programs.step(dict.fromkeys(range(running), (1, 0)))
+            assert all(any(step.program is one for one in programs) for step in taken)
+        assert [len(program.state.token_ids) for program in programs] == widths
+
+
+def programs_of_a_full_step(engine: Engine) -> list[Program]:
+    """Return new programs of a step in which all sequences run, then without a token."""
+    assert isinstance(engine.runner, ProgramRunner)
+    engine.runner.programs.clear()
+    steps = engine.runner.programs.step(dict.fromkeys(range(engine.runner.sizes.batch_size), (1, 0)))
+    for program, _ in steps:
+        program.state.put_tokens([], [], [])
+    return [program for program, _ in steps]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gpt_oss"])
@@ -118,9 +144,7 @@ def test_a_plan_of_a_streamed_model_has_room_for_its_programs(
     how = {"dtype": "fp32", "device": "cpu", "graph": "captured", "streaming": "on"}
     sizes = ["context_length=64", "batch_size=3", "streaming.source=disk"]
     with Engine.load(tiny_model(name).folder, overrides=sizes, **how) as engine:  # type: ignore[arg-type]
-        assert isinstance(engine.runner, ProgramRunner)
-        builder = engine.runner.builder
-        found = allocated_nbytes(lambda: all_programs(builder, [1, 3]))
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
         assert found <= engine.plan.other.program_nbytes <= 1.1 * found
 
 

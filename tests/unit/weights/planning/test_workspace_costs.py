@@ -8,7 +8,7 @@ import torch
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.nn.spec import ModelSpec
-from graphcore.weights.planning.costs import workspace_nbytes
+from graphcore.weights.planning.costs import waiting_nbytes, workspace_nbytes
 
 BATCH, TOKENS, FLOAT32 = 3, 7, 4
 
@@ -32,4 +32,16 @@ def test_three_residual_streams_have_room_for_each_token(tmp_path: Path) -> None
     """Streams are float32: before the block, after attention, after the MLP."""
     spec = spec_of(tmp_path)
     larger = replace(spec, dim=spec.dim + 64)
-    assert planned(larger) - planned(spec) == BATCH * TOKENS * 64 * 3 * FLOAT32
+    assert planned(larger) - planned(spec) == TOKENS * 64 * 3 * FLOAT32
+
+
+def test_chunks_run_one_after_another_and_a_decode_step_has_a_token_of_each_sequence(tmp_path: Path) -> None:
+    spec = replace(spec_of(tmp_path), vocab=0)
+    few, many, more = (workspace_nbytes(spec, batch, TOKENS, torch.bfloat16) for batch in (1, TOKENS, 2 * TOKENS))
+    assert few == many == more // 2
+
+
+def test_a_chunk_that_waits_keeps_its_stream_and_the_rows_of_its_positions(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    ((_, head_dim),) = spec.ropes
+    assert waiting_nbytes(spec, 10) == 10 * (8 + FLOAT32 * (spec.dim + head_dim))

@@ -1,0 +1,166 @@
+"""The programs that an engine's sequences run on, built and compiled at their first use.
+
+    a chunk of a prompt     a program of one row of the caches
+    a decode step           native programs of up to 16 rows each, or one program of all rows, or one of each row
+
+Legend: B batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from graphcore.engine.sampler import SamplingParams, choosing_phase
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.capture import CapturedStep
+from graphcore.graph.program import Program
+from graphcore.graph.token_choice import ChoosingRows
+from graphcore.kernels.native_program import rows_by_program, widths_of
+from graphcore.nn.spec import MoESpec
+
+
+class DecodeStep(NamedTuple):
+    """A program with one token each of some rows of the caches as its inputs.
+
+    Attributes:
+        rows: row of the program, where its answers will be, for each row of the caches.
+    """
+
+    program: Program
+    rows: Mapping[int, int]
+
+
+class Programs:
+    """The programs of one builder.
+
+    Args:
+        batch_size: rows of the caches.
+    """
+
+    def __init__(self, builder: GraphBuilder, batch_size: int) -> None:
+        self._builder, self._batch_size, self._widths = builder, batch_size, widths_of(batch_size)
+        self._of_width: dict[tuple[str, int, bool, int], Program] = {}
+        self._of_row: dict[tuple[str, int], Program] = {}
+
+    def of_width(self, phase: str, width: int, is_greedy: bool = False, number: int = 0) -> Program:
+        """Return the program of a decode step, built and compiled at its first use.
+
+        Args:
+            phase: "decode"; "sample" or "narrow" (captured graphs that draw from all tokens, or from those that top-k
+                and top-p keep).
+            width: number of rows.
+            is_greedy: True for a decode program that chooses the likeliest token and feeds it to itself.
+            number: number of the program among equal ones, which run together.
+        """
+        key = (phase, width, is_greedy, number)
+        if key not in self._of_width:
+            build = {
+                "decode": lambda: self._builder.decode(width, is_greedy),
+                "sample": lambda: self._builder.sample(width, narrows=False),
+                "narrow": lambda: self._builder.sample(width, narrows=True),
+            }
+            self._of_width[key] = build[phase]()
+        return self._of_width[key]
+
+    def of_row(self, phase: str, cache_row: int) -> Program:
+        """Return a program of one sequence, which has that row of the caches, built and compiled at its first use.
+
+        Args:
+            phase: "prefill"; "token" or "greedy" (the steps of a decode program, called one by one even where decode is
+                captured, which only make logits, or also choose the likeliest token and feed it to themselves).
+        """
+        key = (phase, cache_row)
+        if key not in self._of_row:
+            build = {
+                "prefill": lambda: self._builder.prefill(1, cache_row),
+                "token": lambda: self._builder.token(1, cache_row),
+                "greedy": lambda: self._builder.token(1, cache_row, is_greedy=True),
+            }
+            self._of_row[key] = build[phase]()
+        return self._of_row[key]
+
+    @property
+    def has_rows_alike(self) -> bool:
+        """Whether a decode program computes each row with the same bits, whatever the other rows are.
+
+        A native program does, and a GPU's decode kernels do. torch's own products and functions do not: which
+        instructions compute a number depends on its place among all rows. Compiled code does, unless it calls torch:
+        for experts, and for layers' features.
+        """
+        builder, functions = self._builder, self._builder.functions
+        if self._batch_size == 1 or builder.records or functions.decode_kernels is not None:
+            return True
+        spec = builder.decoder.spec
+        has_experts = any(isinstance(each.mlp, MoESpec) for each in spec.blocks)
+        return functions.compiles and spec.per_layer is None and not has_experts
+
+    @property
+    def finds_likeliest(self) -> bool:
+        """Whether the threads that run a decode step find the likeliest tokens on the way, without being asked."""
+        return self._builder.records
+
+    def step(self, tokens: Mapping[int, tuple[int, int]], is_greedy: bool = False) -> list[DecodeStep]:
+        """Return the programs that run one token of each of some rows, in one pass, with their inputs.
+
+        Native programs take up to 16 rows each, and no more of them run than the rows need. A compiled program or a
+        CUDA graph has all rows of the caches; those without a token idle. Where rows are not alike, each runs alone.
+
+        Args:
+            tokens: the id and the position of the token of each row of the caches.
+            is_greedy: True for programs that choose the likeliest token and feed it to themselves.
+        """
+        if self._builder.records:
+            return self._native_step(tokens)
+        if self._builder.captures_graphs or self.has_rows_alike:
+            program = self.of_width("decode", self._batch_size, is_greedy)
+            rows = range(self._batch_size)
+            ids = [[tokens[row][0]] if row in tokens else [] for row in rows]
+            program.state.put_rows(ids, [tokens[row][1] if row in tokens else 0 for row in rows])
+            return [DecodeStep(program, {row: row for row in tokens})]
+        steps = []
+        for row, (token_id, position) in tokens.items():
+            program = self.of_row("greedy" if is_greedy else "token", row)
+            program.state.put_rows([[token_id]], [position])
+            steps.append(DecodeStep(program, {row: 0}))
+        return steps
+
+    def _native_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
+        """Return native programs with the rows in turn; each of them finds the likeliest tokens, too."""
+        waiting, steps = iter(tokens.items()), list[DecodeStep]()
+        for number, share in enumerate(rows_by_program(len(tokens))):
+            rows, pairs = zip(*islice(waiting, share), strict=True)
+            token_ids, positions = zip(*pairs, strict=True)
+            program = self.of_width("decode", self._widths[number], is_greedy=True, number=number)
+            program.state.put_tokens(token_ids, positions, rows)
+            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))
+        return steps
+
+    def choosing_program(self, params: Sequence[SamplingParams]) -> Program:
+        """Return the captured program of all rows that chooses tokens on the device, for rows with these parameters."""
+        phase = choosing_phase(params)
+        return self.of_width(phase, self._batch_size, is_greedy=phase == "decode")
+
+    @property
+    def choosing_rows(self) -> ChoosingRows:
+        """The rows that all programs of `choosing_program` share."""
+        return self._builder.choosing_rows(self._batch_size)
+
+    def warm_up(self, num_sequences: int, params: SamplingParams) -> None:
+        """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
+
+        Args:
+            params: sampling parameters that will be used.
+        """
+        self.of_row("prefill", 0)
+        if not self._builder.captures_graphs:
+            self.step(dict.fromkeys(range(num_sequences), (0, 0)))
+            return
+        self.choosing_rows.warm_up(choosing_phase([params]))
+        for step in self.choosing_program([params]).steps:
+            if isinstance(step, CapturedStep):
+                step.prepare()
+
+    def clear(self) -> None:
+        """Forget all programs."""
+        self._of_width.clear()
+        self._of_row.clear()
