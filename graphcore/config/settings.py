@@ -99,6 +99,8 @@ class BatchingSettings:
     max_sequences: int = MISSING
     max_tokens_per_step: int | None = MISSING
     max_waiting: int = MISSING
+    cache_tokens: int | None = MISSING
+    snapshots: int | None = MISSING
 
     def prompt_tokens(self, chunk: int, is_streaming: bool) -> int:
         """Return the tokens of prompts in one pass; one chunk, which has at most `chunk`, runs even if it is longer.

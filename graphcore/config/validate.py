@@ -74,7 +74,8 @@ def _check_choices(settings: Settings) -> None:
 
 def _check_sizes(settings: Settings) -> None:
     at_least(1, "", settings, ("batch_size", "max_new_tokens", "context_length", "threads"))
-    at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting"))
+    at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting", "cache_tokens"))
+    at_least(0, "batching.", settings.batching, ("snapshots",))
     at_least(2, "", settings, ("prefill_chunk",))
     at_least(1, "model.", settings.model, ("num_hidden_layers",))
     at_least(0, "", settings, ("seed",))

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from graphcore.engine.cache_pages import Kept, KeptSequence
@@ -36,7 +38,7 @@ class AsideFile:
         tensors = [tensor.contiguous() for part in kept.parts for tensor in part]
         try:
             for tensor in tensors:
-                left = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+                left = bytes_of(tensor)
                 while left:
                     left = left[file.write(left) :]
         except BaseException:
@@ -57,7 +59,7 @@ class AsideFile:
 
     def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype)
-        left = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        left = bytes_of(tensor)
         while left:
             count = self._file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it
             if not count:
@@ -68,3 +70,9 @@ class AsideFile:
     def close(self) -> None:
         """Give the file back to the system."""
         self._file.close()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor where they lie."""
+    array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)  # type: ignore[arg-type]  # numpy says so from Python 3.12 on

@@ -75,7 +75,14 @@ def _builder(
 ) -> GraphBuilder:
     choices, moving = parts.choices, stream.moving
     caches = allocate_cache(
-        model.spec, choices.batch_size, choices.context, choices.kv_dtype, choices.device, choices.prefill_chunk
+        model.spec,
+        choices.batch_size,
+        choices.context,
+        choices.kv_dtype,
+        choices.device,
+        choices.prefill_chunk,
+        tokens=choices.shared_tokens(choices.context),
+        snapshots=choices.snapshots,
     )
     if moving.plan.is_streaming:
         for cache in caches:  # write now, as the system provides memory at the first write

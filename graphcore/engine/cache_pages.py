@@ -225,7 +225,7 @@ class CachePages:
             if isinstance(cache, KVCache) and isinstance(attention, AttentionSpec):
                 members, windows = groups.setdefault(id(cache.table), ([], []))
                 members.append(cache)
-                windows.append(attention.window)
+                windows.append(attention.window or 0)
         self.tables = [PageTable(members, max(windows) if all(windows) else 0) for members, windows in groups.values()]
         self.reclaim: Callable[[PageTable, int], None] = lambda table, count: None
         self._states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
@@ -234,6 +234,10 @@ class CachePages:
     def has_states(self) -> bool:
         """Whether some layers' memory has no positions, so that a sequence can go on only after its last token."""
         return bool(self._states)
+
+    def snapshot_rows(self, batch: int) -> range:
+        """Return the rows of the states that belong to no row of the tables."""
+        return range(batch, max((len(cache.recurrent) for cache in self._states), default=batch))
 
     def has_room(self, wishes: Sequence[tuple[int, int]]) -> bool:
         """Return whether rows could have pages for so many positions each, all of them together."""
@@ -284,6 +288,12 @@ class CachePages:
             if count > table.num_free:
                 return False
         return True
+
+    def take_back(self, row: int, position: int) -> None:
+        """Take from a row the pages that a token at a position does not see."""
+        for table in self.tables:
+            if table.first_seen(position) - 1 in table.rows[row]:
+                table.take_back(row, position)
 
     def free(self, row: int) -> None:
         """Take back all pages of a row."""

@@ -12,6 +12,7 @@ from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library
+from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.tier import Tier
 from graphcore.weights.packed_weights import PackingPolicy
@@ -29,7 +30,9 @@ class Choices:
     Attributes:
         graph: how decode steps run: "captured", "compiled" or "eager".
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
-        context: tokens of KV cache for each sequence.
+        context: most tokens of KV cache of one sequence.
+        cache_tokens: tokens of KV cache that all sequences share; None follows from the context.
+        snapshots: copies of recurrent states beside those of the sequences.
         packing: policy of how packed weights are held and multiplied.
         notes: lines about choices that graphcore made or that may surprise.
     """
@@ -44,6 +47,13 @@ class Choices:
     prefill_chunk: int
     packing: PackingPolicy
     notes: tuple[str, ...]
+    cache_tokens: int | None = None
+    snapshots: int = 0
+
+    def shared_tokens(self, context: int) -> int:
+        """Return the tokens of KV cache that all sequences share, for a context of one."""
+        usual = max(context, self.batch_size * min(context, DEFAULT_CONTEXT))
+        return self.cache_tokens or usual
 
     def within(self, plan: Plan, tier: Tier) -> "Choices":
         """Return the choices with the plan's context, which may be smaller, and with the plan's notes."""
@@ -94,6 +104,8 @@ def choices_on(
         graph=graph,
         prefill=prefill,
         context=context,
+        cache_tokens=settings.batching.cache_tokens,
+        snapshots=choose_snapshots(settings, model.spec),
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context),
         packing=PackingPolicy(
@@ -119,10 +131,24 @@ def choose_context(settings: Settings, longest: int) -> int:
     Raises:
         ConfigError: the settings ask for more tokens than that.
     """
-    context = settings.context_length or min(longest, DEFAULT_CONTEXT)
+    shared = settings.batching.cache_tokens or longest
+    context = settings.context_length or min(longest, DEFAULT_CONTEXT, shared)
     if context > longest:
         raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
+    if context > shared:
+        raise ConfigError(
+            f"context_length={context}, but batching.cache_tokens={shared} is all that sequences share, so that none "
+            "could come so far; set less context_length, or more batching.cache_tokens"
+        )
     return context
+
+
+def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
+    """Return how many copies of recurrent states are kept; 0 for a model without any."""
+    if not any(isinstance(block.attention, DeltaSpec) for block in spec.blocks):
+        return 0
+    wanted = settings.batching.snapshots
+    return settings.batching.max_sequences + 1 if wanted is None else wanted
 
 
 def choose_rounding(activations: str, dtype: torch.dtype) -> str:

@@ -23,7 +23,7 @@ from graphcore.engine.decoding import HostDecoding
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import LoadedModel, load_model
-from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.model_runner import ModelRunner, WaveRunner
 from graphcore.engine.passes import ContinuousPasses, Passes
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -32,6 +32,7 @@ from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.scheduler import Scheduler
 from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
+from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.engine.waves import WavePasses
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
@@ -259,7 +260,9 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        return Scheduler(passes_of(runner), limits.max_waiting, runner.enter_thread, report)
+        return Scheduler(
+            passes_of(runner, self.settings.cache_folder / "aside"), limits.max_waiting, runner.enter_thread, report
+        )
 
     def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
         handle = Handle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
@@ -416,12 +419,17 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def passes_of(runner: ModelRunner) -> Passes:
-    """Return the way in which a runner's sequences run together."""
-    if not isinstance(runner, ProgramRunner):
+def passes_of(runner: ModelRunner, folder: Path) -> Passes:
+    """Return the way in which a runner's sequences run together.
+
+    Args:
+        folder: where sequences that are put aside are written.
+    """
+    if isinstance(runner, WaveRunner):
         return WavePasses(runner)
+    assert isinstance(runner, ProgramRunner), "sequences run in waves or in passes"
     decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
-    return ContinuousPasses(runner, decoding, runner.prompt_tokens)
+    return ContinuousPasses(runner, decoding, SequencePlaces.of(runner, folder))
 
 
 Rows = Sequence[Sequence[int]]

@@ -42,7 +42,7 @@ class ForwardState:
         with torch.inference_mode():
             self._bring_back()
         found = runner.blocks(hidden, self.tokens)
-        with torch.inference_mode():
-            self._bring_back = runner.put_aside(range(rows))
         self._runner, self.rows, self.tokens = runner, rows, self.tokens + hidden.shape[1]
+        with torch.inference_mode():
+            self._bring_back = runner.put_aside(range(rows), self.tokens)
         return found

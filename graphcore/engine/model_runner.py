@@ -76,11 +76,6 @@ class ModelRunner(ABC):
         """Number of graphs compiled so far."""
 
     @property
-    def needs_equal_lengths(self) -> bool:
-        """Whether prompts that begin together must have one length."""
-        return False
-
-    @property
     def captures(self) -> Captures | None:
         """The captured CUDA graphs of decode steps; None where there are none."""
         return None
@@ -111,12 +106,8 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
-        """Copy rows out of the caches, to the host; the function that is returned puts them back."""
-
-    @abstractmethod
-    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's first tokens need not run in a row that holds `cached`; never all."""
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
 
     @abstractmethod
     def feed(
@@ -149,3 +140,16 @@ class ModelRunner(ABC):
     @abstractmethod
     def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
+
+
+class WaveRunner(ModelRunner):
+    """Runner whose sequences begin together: they share one cache, which none can join."""
+
+    @property
+    def needs_equal_lengths(self) -> bool:
+        """Whether prompts that begin together must have one length."""
+        return False
+
+    @abstractmethod
+    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
+        """Return how many of the prompt's first tokens need not run in a row that holds `cached`; never all."""

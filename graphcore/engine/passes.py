@@ -24,13 +24,12 @@ from graphcore.streaming.scheduler import never, run_together
 
 
 class Passes(ABC):
-    """A way to run sequences together, pass by pass.
+    """A way to run sequences together, pass by pass."""
 
-    Attributes:
-        running: sequences that have a place in the caches.
-    """
-
-    running: list[TokenSequence]
+    @property
+    @abstractmethod
+    def running(self) -> Sequence[TokenSequence]:
+        """Sequences that were admitted and have not left, in that order; some may be put aside."""
 
     @abstractmethod
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
@@ -67,15 +66,11 @@ class ContinuousPasses(Passes):
     Args:
         runner: the model; each running sequence has one row of its caches.
         decoding: way in which the sequences' tokens run.
-        most_prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
         places: who has a row and pages.
     """
 
-    def __init__(
-        self, runner: ProgramRunner, decoding: Decoding, most_prompt_tokens: int, places: SequencePlaces
-    ) -> None:
-        self._runner, self._decoding, self._most = runner, decoding, most_prompt_tokens
-        self._places = places
+    def __init__(self, runner: ProgramRunner, decoding: Decoding, places: SequencePlaces) -> None:
+        self._runner, self._decoding, self._places = runner, decoding, places
 
     @property
     def running(self) -> Sequence[TokenSequence]:
@@ -117,6 +112,7 @@ class ContinuousPasses(Passes):
             if is_prompt:
                 self._places.keep_prompt(sequence)
                 on_progress("prefill", None, sequence.fed, length)
+            self._places.pages.take_back(sequence.own_row, sequence.fed)
         if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
             on_progress("generate", None, *done_of(self.running))
 
@@ -153,14 +149,15 @@ class ContinuousPasses(Passes):
         """
         tokens: list[TokenSequence] = []
         chunks: list[tuple[TokenSequence, list[int]]] = []
-        left = self._most
+        left = self._runner.prompt_tokens
         for sequence in tuple(self.running):
             if sequence.has_ended or not self._places.may_run(sequence):
                 continue
             ids = self._places.next_ids(sequence)
             if len(ids) > 1 and chunks and len(ids) > left:
                 continue
-            if not self._places.reserve(sequence, max(len(ids), 1), self._decoding):
+            is_further = len(ids) > 1 and bool(chunks)  # it can wait for the next pass
+            if not self._places.reserve(sequence, max(len(ids), 1), None if is_further else self._decoding):
                 continue
             if len(ids) <= 1:
                 tokens.append(sequence)

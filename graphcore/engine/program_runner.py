@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from graphcore.engine.cache_pages import CachePages
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
 from graphcore.engine.prompt_pieces import RowPiece, pieces_of
@@ -22,7 +23,6 @@ from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
 from graphcore.nn.block import RESIDUAL_DTYPE
-from graphcore.nn.layer_cache import LayerCache, restore, snapshot
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
 from graphcore.streaming.scheduler import run_together
@@ -36,6 +36,7 @@ class ProgramRunner(ModelRunner):
 
     Attributes:
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
+        pages: who has which pages of the caches.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ProgramRunner(ModelRunner):
         self.prompt_tokens = prompt_tokens or prefill_chunk
         self.library = None if builder.library is None else str(builder.library)
         self.programs = Programs(builder, batch_size)
+        self.pages = CachePages(spec, builder.caches)
 
     @property
     def num_compiled(self) -> int:
@@ -83,20 +85,17 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     @torch.inference_mode()
-    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
-        """Copy rows out of the caches, to the host; the function that is returned puts them back."""
-        caches = self.builder.caches
-        kept = {row: tuple(tensor.cpu() for tensor in snapshot(caches, row)) for row in rows}
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
+        kept = {row: self.pages.copy_out(row, tokens) for row in rows}
 
         def bring_back() -> None:
-            for row, tensors in kept.items():
-                restore(caches, row, tensors)
+            for row, sequence in kept.items():
+                self.pages.free(row)
+                if not self.pages.copy_in(row, sequence):
+                    raise self._no_pages(tokens)
 
         return bring_back
-
-    def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's first tokens need not run in a row that holds `cached`; at least one runs."""
-        return common_prefix(cached, prompt, self.builder.caches)
 
     @torch.inference_mode()
     def feed(
@@ -222,31 +221,26 @@ class ProgramRunner(ModelRunner):
     def _pieces(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
         """Yield the pieces of rows, pass by pass; the caller runs each before the next."""
         self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
-        return pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens)
+        for pieces in pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens):
+            for piece in pieces:
+                begin, end = starts[piece.row] + piece.begin, starts[piece.row] + piece.end
+                if begin == 0:
+                    self.pages.free(piece.row)
+                if not self.pages.reserve(piece.row, begin, end):
+                    raise self._no_pages(sum(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+            yield pieces
+
+    def _no_pages(self, tokens: int) -> ConfigError:
+        return ConfigError(
+            f"{tokens} tokens of all rows do not fit in the KV cache's pages; raise batching.cache_tokens to at least "
+            f"{tokens}, or give fewer rows"
+        )
 
     def _program_of(self, piece: RowPiece, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Program:
         """Return the program of a piece, which is never captured, with its inputs."""
         program = self.programs.of_row("token" if piece.tokens == 1 else "prefill", piece.row)
         program.state.put_rows([rows[piece.row][piece.begin : piece.end]], [starts[piece.row] + piece.begin])
         return program
-
-
-def common_prefix(cached: Sequence[int], prompt: Sequence[int], caches: Sequence[LayerCache]) -> int:
-    """Return how many of the prompt's first tokens need not run again; at least one always runs, for its logits.
-
-    A full-attention layer can go back to any earlier position. A ring that has wrapped has lost the keys before its
-    window, and a recurrent state has no earlier positions, so they can only continue after the last token.
-
-    Args:
-        cached: tokens that a row of the caches has seen.
-        prompt: the new prompt.
-        caches: caches of all layers.
-    """
-    same = next((at for at, (old, new) in enumerate(zip(cached, prompt, strict=False)) if old != new), None)
-    common = min(len(cached), len(prompt)) if same is None else same
-    common = min(common, len(prompt) - 1)
-    can_go_back = all(cache.can_go_back(len(cached)) for cache in caches)
-    return common if can_go_back or common == len(cached) else 0
 
 
 def single_blocks(steps: Sequence[Step]) -> list[Step]:

@@ -22,8 +22,11 @@ import torch
 from graphcore.engine.aside import AsideFile
 from graphcore.engine.cache_pages import CachePages, KeptSequence
 from graphcore.engine.decoding import Decoding
+from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.prefixes import Chunks, Prefixes, common
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sequence import TokenSequence
+from graphcore.kernels.kernel_packing import DENSE_TOKENS
 
 
 class SequencePlaces:
@@ -31,23 +34,31 @@ class SequencePlaces:
 
     Args:
         pages: pages of the caches.
-        prefixes: beginnings of prompts that the caches hold.
         chunks: chunks of prompts.
-        rows: rows of the tables.
-        context: positions that one sequence may have.
+        sizes: limits of the runner.
         folder: where sequences that are put aside are written.
 
     Attributes:
         sequences: those that were admitted and have not left, in that order.
     """
 
-    def __init__(
-        self, pages: CachePages, prefixes: Prefixes, chunks: Chunks, rows: int, context: int, folder: Path
-    ) -> None:
-        self.pages, self._prefixes, self._chunks = pages, prefixes, chunks
-        self._rows, self._context, self._folder = rows, context, folder
+    def __init__(self, pages: CachePages, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
+        self.pages, self._chunks = pages, chunks
+        self._prefixes = Prefixes(pages, chunks, pages.snapshot_rows(sizes.batch_size))
+        self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.sequences: list[TokenSequence] = []
         self._aside: dict[TokenSequence, AsideFile | KeptSequence | None] = {}  # None: its tokens run again
+
+    @classmethod
+    def of(cls, runner: ProgramRunner, folder: Path) -> "SequencePlaces":
+        """Return the places of a runner's sequences.
+
+        The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by row in one way. Elsewhere a chunk's
+        length may choose the kernel, so that only whole chunks are the same again.
+        """
+        sizes = runner.sizes
+        alike = sizes.prefill_chunk if runner.library is None else DENSE_TOKENS
+        return cls(runner.pages, Chunks(sizes.prefill_chunk, alike), sizes, folder)
 
     def admit(self, sequence: TokenSequence) -> bool:
         """Give a sequence a row, and what the caches hold of its prompt; False if there is no room for its prompt."""
@@ -128,14 +139,18 @@ class SequencePlaces:
             return list(prompt[begin : self._chunks.end(begin, len(prompt))])
         return sequence.request.token_ids[begin - len(prompt) :][:1]
 
-    def reserve(self, sequence: TokenSequence, count: int, decoding: Decoding) -> bool:
-        """Give a sequence pages for its next tokens, those of later ones if need be; False if it has to wait."""
+    def reserve(self, sequence: TokenSequence, count: int, decoding: Decoding | None) -> bool:
+        """Give a sequence pages for its next tokens; False if it has to wait.
+
+        Args:
+            decoding: way in which later sequences run, which are put aside if need be; None for none.
+        """
         begin = sequence.fed
         end = min(begin + count, self._context)
         while sequence.cache_row is not None and not self.pages.reserve(sequence.own_row, begin, end):
             later = self.sequences[self.sequences.index(sequence) + 1 :]
             last = next((one for one in reversed(later) if one.cache_row is not None and not one.has_ended), None)
-            if last is None:
+            if last is None or decoding is None:
                 return False
             self._put_aside(last, decoding)
         return sequence.cache_row is not None

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import takewhile
 
 from graphcore.engine.chooser import Chooser
-from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.model_runner import WaveRunner
 from graphcore.engine.passes import Passes, done_of
 from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
@@ -25,14 +25,19 @@ class WavePasses(Passes):
         runner: the model; sequence i of a wave has row i of its caches.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.running: list[TokenSequence] = []
+    def __init__(self, runner: WaveRunner) -> None:
+        self._begun: list[TokenSequence] = []
         self._runner = runner
         self._chooser = Chooser(runner)
         self._wave: tuple[TokenSequence, ...] = ()
         self._is_new = False  # whether the wave's prompts still have to run
         self._program: Program | None = None
         self._held: list[int] = []
+
+    @property
+    def running(self) -> Sequence[TokenSequence]:
+        """Sequences of the wave that have not left."""
+        return self._begun
 
     def admit(self, waiting: Sequence[TokenSequence]) -> int:
         """Begin a wave if none runs: as many of the first sequences as fit."""
@@ -46,7 +51,7 @@ class WavePasses(Passes):
         first.begin(0, self._runner.reusable(held, prompt) if is_one and held else 0)
         for cache_row, sequence in enumerate(wave[1:], start=1):
             sequence.begin(cache_row, 0)
-        self._wave, self.running, self._is_new = tuple(wave), wave, True
+        self._wave, self._begun, self._is_new = tuple(wave), wave, True
         return len(wave)
 
     def _fits(self, first: TokenSequence, sequence: TokenSequence) -> bool:
@@ -104,10 +109,11 @@ class WavePasses(Passes):
     def put_aside(self) -> Callable[[], None]:
         """Copy the wave's part of the caches; a free row holds nothing afterwards."""
         self._held = []
-        return self._runner.put_aside(range(0 if self._is_new else len(self._wave)))
+        held = max((sequence.fed for sequence in self._wave), default=0)
+        return self._runner.put_aside(range(0 if self._is_new else len(self._wave)), held)
 
     def _forget_wave(self) -> None:
         for sequence in self._wave:
             self._chooser.forget(sequence)
-        self._wave, self.running, self._is_new = (), [], False
+        self._wave, self._begun, self._is_new = (), [], False
         self._program = None

@@ -36,6 +36,8 @@ from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 PAGE = 64  # positions of a page; a layer with fewer slots has one page of all of them
 TABLE_DTYPE = torch.int32
 STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up over a sequence's tokens
+
+
 class LayerCache(ABC):
     """The interface of a layer's buffers."""
 
@@ -196,7 +198,7 @@ def pool_pages(reach: int, window: int, page: int, batch: int, context: int, tok
     """
     whole, rest = divmod(tokens or batch * context, context)
     pages = whole * -(-context // page) + -(-rest // page)
-    if window:  # between passes a ring has the pages of its window; one sequence at a time needs those of a pass
+    if window:  # between passes a ring has its window's pages; one prompt at a time has those of a chunk, too
         pages = min(pages, (batch - 1) * min(touched_pages(window, page), reach) + reach)
     return 1 + pages
 

@@ -24,7 +24,7 @@ from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import ModelRunner, RunnerSizes
+from graphcore.engine.model_runner import RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -131,7 +131,7 @@ class PassStep:
         state.logits = output.logits[:, -1].float()
 
 
-class TransformersRunner(ModelRunner):
+class TransformersRunner(WaveRunner):
     """Runner of a transformers skeleton whose weights are bound.
 
     Args:
@@ -185,7 +185,7 @@ class TransformersRunner(ModelRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, rows: Sequence[int]) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Take another cache from now on; the function that is returned takes the one of before again."""
         if not rows:
             return lambda: None

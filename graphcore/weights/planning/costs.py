@@ -107,13 +107,22 @@ def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     return max((linear.outputs * linear.inputs * dtype.itemsize for linear in packed), default=0)
 
 
-def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> int:
+def allocated_cache_nbytes(
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: torch.dtype,
+    chunk: int = 0,
+    tokens: int = 0,
+    snapshots: int = 0,
+) -> int:
     """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors.
 
     Args:
         chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+        tokens, snapshots: the same as in `buffers_nbytes`.
     """
-    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype, chunk))
+    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype, chunk, tokens=tokens, snapshots=snapshots))
 
 
 def segments_nbytes(sizes: Sequence[int]) -> int:
