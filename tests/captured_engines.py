@@ -26,5 +26,5 @@ def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
 def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
     engine = engine_of(name, *overrides)
     engine.runner.builder.kind, engine.runner.builder.library = "captured", None
-    engine._scheduler._passes = passes_of(engine.runner)
+    engine._scheduler._passes = passes_of(engine.runner, engine.settings.cache_folder)
     return engine

@@ -1,10 +1,15 @@
-"""Caches whose pages lie in another order than the engine gives them."""
+"""Caches whose pages lie in another order than the engine gives them, and copies of what they hold."""
 
+import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from graphcore.nn.layer_cache import KVCache, LayerCache
+from graphcore.engine.cache_pages import CachePages
+from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
+
+Snapshot = list[tuple[Tensor, Tensor]]
 
 
 def shuffle_pages(caches: Sequence[LayerCache], seed: int = 0) -> None:
@@ -12,10 +17,48 @@ def shuffle_pages(caches: Sequence[LayerCache], seed: int = 0) -> None:
     tables = {id(cache.table): cache.table for cache in caches if isinstance(cache, KVCache)}
     generator = torch.Generator().manual_seed(seed)
     for table in tables.values():
-        order = torch.randperm(table.numel(), generator=generator)
+        order = 1 + torch.randperm(table.numel(), generator=generator)
         table.copy_(order.view_as(table))
 
 
-def pages_of(tensor: torch.Tensor, cache: LayerCache, row: int) -> torch.Tensor:
+def give_in_random_order(pages: CachePages, seed: int = 0) -> None:
+    """Let free pages be given in random order."""
+    for table in pages.tables:
+        random.Random(seed).shuffle(table._free)
+
+
+def snapshot(caches: Sequence[LayerCache], row: int) -> Snapshot:
+    """Return a copy of what layers keep of a row: all pages that the tables name, or its states."""
+    return [
+        cache.copy_out(cache.table[row] if isinstance(cache, KVCache) else row)  # type: ignore[arg-type,attr-defined]
+        for cache in {id(cache): cache for cache in caches}.values()
+    ]
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    """Return whether two copies are equal to the bit."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+
+
+def pages_of(tensor: Tensor, cache: LayerCache, row: int) -> Tensor:
     """Return what a cache's tensor holds of a sequence: its pages [N, K, G, E], or its state."""
     return tensor[cache.table[row]] if isinstance(cache, KVCache) else tensor[row]
+
+
+@torch.inference_mode()
+def seen_by_next(pages: CachePages, caches: Sequence[LayerCache], row: int, tokens: int) -> list[Tensor]:
+    """Return what the caches hold of a row for its next token: keys and values [K, L, E] in order, and states."""
+    found: list[Tensor] = []
+    tables = {id(cache): table for table in pages.tables for cache in table.caches}
+    for cache in {id(cache): cache for cache in caches}.values():
+        if isinstance(cache, DeltaCache):
+            found += cache.copy_out(row)
+            continue
+        table = tables[id(cache)]
+        numbers = table.numbers(tokens, tokens)
+        held = cache.copy_out(torch.tensor([table.rows[row][number] for number in numbers]))  # type: ignore[attr-defined]
+        first = max(0, tokens - table._window + 1) if table._window else 0
+        begin = numbers.start * table.page
+        found += [each.transpose(0, 1).flatten(1, 2)[:, first - begin : tokens - begin] for each in held]
+    return found

@@ -53,6 +53,7 @@ class PageTable:
         self._lent: dict[int, list[Kept]] = {}
         with torch.inference_mode():
             self._table.fill_(NOBODYS)
+        self._entries = self._table.numpy() if self._table.device.type == "cpu" else None  # the same memory
 
     @property
     def is_ring(self) -> bool:
@@ -177,10 +178,9 @@ class PageTable:
     def _put(self, row: int, numbers: Sequence[int]) -> None:
         """Write a row's pages of some numbers, or that it has none, to where kernels read them."""
         held, reach = self.rows[row], self._table.shape[1]
-        if self._table.device.type == "cpu":
-            entries = self._table[row].numpy()
+        if self._entries is not None:
             for number in numbers:
-                entries[number % reach] = held.get(number, NOBODYS)
+                self._entries[row, number % reach] = held.get(number, NOBODYS)
             return
         places = on_device([number % reach for number in numbers], self._table.device)
         pages = on_device([held.get(number, NOBODYS) for number in numbers], self._table.device, TABLE_DTYPE)

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from paged_caches import shuffle_pages
-from test_decode_equals_forward import PROMPTS, one_by_one, rows_of, together
-from tiny_models import ARCHITECTURES, WINDOW, TinyModel
+from paged_caches import give_in_random_order, seen_by_next
+from test_decode_equals_forward import LENGTHS, PROMPTS, one_by_one, rows_of, together
+from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
 from graphcore.engine import building
-from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache, snapshot
+from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache
 
 CONTEXT, CHUNK, BATCH = 64, 16, 3
-PAGE = 4  # divides the context, the windows and the rings that later layers attend, too: all have the same slots
+PAGE = 4
 SETTINGS = {
     "eager": ("eager", "fp32"),
     "eager, bf16": ("eager", "bf16"),
@@ -40,35 +40,29 @@ def engine_with_pages(
 ) -> Iterator[Engine]:
     """Yield an engine whose sequences have pages of that size, in random order unless there is one for each."""
 
-    def allocate(*sizes: object) -> tuple[LayerCache, ...]:
-        caches = allocate_cache(*sizes, page=page)  # type: ignore[arg-type]
-        shuffle_pages(caches)
-        return caches
+    def allocate(*sizes: object, **named: object) -> tuple[LayerCache, ...]:
+        return allocate_cache(*sizes, **named, page=page)  # type: ignore[arg-type]
 
     sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
     with monkeypatch.context() as patch:
         patch.setattr(building, "allocate_cache", allocate)
         engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
     with engine:
+        give_in_random_order(engine.runner.pages)  # type: ignore[attr-defined]  # a runner of programs
         yield engine
 
 
-@torch.inference_mode()
-def slots_of(engine: Engine) -> list[Tensor]:
-    """Return what the caches hold of each sequence, keys and values in the order of their slots, [K, S, E]."""
-    found = []
-    for cache in engine.runner.builder.caches:  # type: ignore[attr-defined]  # a runner of programs
-        for row in range(BATCH):
-            kept = snapshot([cache], row)
-            is_paged = isinstance(cache, KVCache)
-            found += [one.transpose(0, 1).flatten(1, 2) if is_paged else one for one in kept]
-    return found
+def held(engine: Engine) -> list[Tensor]:
+    """Return what the caches hold of each sequence."""
+    runner = engine.runner
+    pages, caches = runner.pages, runner.builder.caches  # type: ignore[attr-defined]  # a runner of programs
+    return [one for row, tokens in enumerate(LENGTHS) for one in seen_by_next(pages, caches, row, tokens)]
 
 
 def answers(engine: Engine) -> list[Tensor]:
     """Return logits of one sequence and of a batch, and what the caches then hold."""
     rows = rows_of(seed=1)
-    return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS), *slots_of(engine)]
+    return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS), *held(engine)]
 
 
 def assert_bits_agree(
@@ -79,8 +73,8 @@ def assert_bits_agree(
     with engine_with_pages(model, page, monkeypatch, graph, dtype, *overrides) as engine:
         caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
         assert all(one.k.shape[2] == page for one in caches)
-        assert any(one.table.flatten().diff().ne(1).any() for one in caches)
         found = answers(engine)
+        assert page > 8 or any(one.table[0].diff().ne(1).any() for one in caches)
     assert len(found) == len(expected)
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(one, other), f"answer {index}"
@@ -90,7 +84,6 @@ def assert_bits_agree(
 def test_pages_have_the_bits_of_a_contiguous_cache(
     name: str, how: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert WINDOW % PAGE == 0
     assert_bits_agree(tiny_model(name), monkeypatch, PAGE, *SETTINGS[how])
 
 
@@ -116,7 +109,7 @@ def test_sequences_are_put_aside_page_by_page(name: str, tiny_model: Tiny, monke
         runner.feed([row[:40]], [0])
         expected = runner.feed([row[40:]], [40])
         runner.feed([row[:40]], [0])
-        bring_back = runner.put_aside([0])
+        bring_back = runner.put_aside([0], 40)
         runner.feed([row[::-1]], [0])
         bring_back()
         assert torch.equal(runner.feed([row[40:]], [40]), expected)
