@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from chat_folder import TINY
+from packed_matrices import native_kernels
 from task_runs import RunTask
 
 from graphcore import Engine
@@ -63,6 +64,21 @@ def test_of_experts_a_step_reads_the_chosen_ones() -> None:
         for batch, used in ((1, chosen), (100, num_experts)):
             expected = others + batch * table[0].nbytes + experts // num_experts * used
             assert step_nbytes(decoder, batch) == expected  # float32 and mxfp4, as stored
+
+
+def test_each_program_of_a_step_reads_the_weights_for_its_rows() -> None:
+    native_kernels()
+    with Engine.load(TINY / "gptoss", dtype="fp32", device="cpu", overrides=["batch_size=20"]) as engine:
+        decoder = engine.runner.builder.decoder
+        work = RandomBatch(engine.runner, 20, 0, 5, 3, seed=0)
+        assert work.weight_nbytes() == 2 * step_nbytes(decoder, 10)
+        work.prefill()
+        work.decode()
+        states = [program.state for program, _ in engine.runner.programs.step(dict.fromkeys(range(20), (1, 0)))]
+        assert [int(state.span.counts.sum()) for state in states] == [10, 10]
+        tokens = [int(state.chosen[0]) for state in states]
+        for prompt, token in zip((work._prompts[0], work._prompts[10]), tokens, strict=True):
+            assert engine.generate([prompt[:1]], 3, ignore_eos=True)[0].token_ids[-1] == token
 
 
 def test_packed_weights_are_read_as_packed_bytes(run_task: RunTask) -> None:

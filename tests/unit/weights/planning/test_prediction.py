@@ -55,3 +55,12 @@ def test_sequences_share_what_moves_and_choose_other_experts() -> None:
     )  # of 4 experts 2, and of those left 2 once more: 3
     assert two.compute_seconds == pytest.approx(one.compute_seconds * 1.35)
     assert two.tokens_per_second == pytest.approx(2 / two.seconds)
+
+
+def test_on_a_cpu_each_16_sequences_read_all_weights() -> None:
+    plan = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY)
+    rates = Rates(link=1.0, memory=9011.0)
+    seconds = {count: predict(plan, rates, count).compute_seconds for count in (1, 16, 17, 32)}
+    assert seconds[16] == pytest.approx(1 + 15 * 0.35)
+    assert seconds[17] == pytest.approx(2 + 15 * 0.35)
+    assert seconds[32] == pytest.approx(2 * seconds[16])
