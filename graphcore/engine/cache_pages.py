@@ -78,7 +78,7 @@ class PageTable:
         return (end - 1) // self.page in held and self.first_seen(begin) - 1 not in held
 
     def missing(self, row: int, begin: int, end: int) -> list[int]:
-        """Return the numbers of the pages that a row lacks for tokens at positions begin .. end - 1 and what they see."""
+        """Return the numbers of the pages that a row lacks, of those that `numbers` names."""
         held = self.rows[row]
         return [number for number in self.numbers(begin, end) if number not in held]
 
@@ -135,7 +135,7 @@ class PageTable:
             self._put(row, passed)
 
     def kept(self, row: int, tokens: int) -> list[Kept]:
-        """Return copies of what the token after so many will see, for each cache: pages in the order of their numbers."""
+        """Return copies of what the token after so many will see, for each cache, by the pages' numbers."""
         pages = self.indices([self.rows[row][number] for number in self.numbers(tokens, tokens)])
         return [cache.copy_out(pages) for cache in self.caches]
 

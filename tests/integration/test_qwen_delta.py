@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.nn.layer_cache import restore, snapshot
 
 LENGTH, PROMPT = 45, 21
 CHANGES: Mapping[str, tuple[str, dict[str, object]]] = {
@@ -127,33 +126,35 @@ def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path
     expected = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
     overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        runner, caches = engine.runner, engine.runner.builder.caches
+        runner, pages = engine.runner, engine.runner.pages
         runner.feed([row[:PROMPT]], [0])
-        kept = snapshot(caches, 0)
+        kept = pages.copy_out(0, PROMPT)
         assert (runner.feed([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
         runner.feed([row[::-1]], [0])
-        restore(caches, 0, kept)
+        pages.free(0)
+        assert pages.copy_in(0, kept)
         assert (runner.feed([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
         if graph == "eager":
-            restore(caches, 1, kept)
+            assert pages.copy_in(1, kept)
             found = runner.feed([row[:4], row[PROMPT : PROMPT + 1]], [0, PROMPT])
             assert (found[1] - expected[PROMPT]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("graph", ["eager", "auto"])
 def test_a_longer_prompt_goes_on_after_the_last_token_and_another_starts_anew(graph: str, tmp_path: Path) -> None:
-    """What row 0 holds is used again only where nothing of it has to be forgotten."""
+    """A state is used again only where nothing of it has to be forgotten."""
     model = build("qwen3_5")
     model.save_pretrained(tmp_path)
     ids = ids_of(2)[0].tolist()
     overrides = [*SIZES, "batch_size=1"]
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
-        runner = engine.runner
-        assert runner.reusable(ids[:20], ids) == 20
-        assert runner.reusable(ids[:20], [*ids[:19], 95, 94]) == 0
-        assert runner.reusable(ids[:20], ids[:20]) == 0
         fresh = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
         again = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
+        engine.submit(ids[:20], 1, reuse_cache=True).result()
+        prompts = (ids[:21], [*ids[:19], 95, 94], ids[:20])
+        handles = [engine.submit(prompt, 1, reuse_cache=True) for prompt in prompts]
+        assert all(handle.result().token_ids for handle in handles)
+        assert [handle.cached for handle in handles] == [20, 0, 0]
     assert again == fresh
 
 

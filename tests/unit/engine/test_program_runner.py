@@ -1,7 +1,4 @@
-"""The runner: what looks between steps must not get a captured program, and how much of a cache serves a new prompt.
-
-That answers over a cache stay the same: tests/integration/test_prefix_reuse.py.
-"""
+"""The runner: what looks between steps must not get a captured program."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +8,14 @@ import torch
 
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.program_runner import common_prefix
 from graphcore.engine.programs import Programs
 from graphcore.graph import kinds
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.native_decode import NativeStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
-from graphcore.nn.layer_cache import KVCache
 from graphcore.weights.planning.costs import waiting_nbytes, workspace_nbytes
 
-CACHED = [1, 2, 3, 4, 5, 6]
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token
 KINDS = [
@@ -82,40 +76,6 @@ def test_native_programs_choose_the_tokens_that_blocks_choose(
     engine = captured_engine(NativeStep, monkeypatch)
     found = engine.generate(prompts, max_new_tokens=12)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
-
-
-def caches(*slots: int) -> list[KVCache]:
-    table = torch.zeros(1, 1, dtype=torch.int32)
-    return [KVCache(torch.empty(1, 1, size, 2), torch.empty(1, 1, size, 2), table) for size in slots]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ([*CACHED, 7], 6),
-        ([*CACHED, 7, 8], 6),
-        (CACHED, 5),  # the last token always runs, for its logits
-        ([1, 2, 3], 2),
-        ([1, 2, 9, 9], 2),
-        ([9], 0),
-        ([1], 0),
-    ],
-)
-def test_full_attention_goes_back_to_where_the_prompts_part(prompt: Sequence[int], expected: int) -> None:
-    assert common_prefix(CACHED, prompt, caches(64, 64)) == expected
-
-
-@pytest.mark.parametrize(("prompt", "expected"), [([*CACHED, 7], 6), (CACHED, 0), ([1, 2, 3], 0), ([1, 2, 9, 9], 0)])
-def test_a_ring_that_has_wrapped_can_only_go_on(prompt: Sequence[int], expected: int) -> None:
-    assert common_prefix(CACHED, prompt, caches(64, 5)) == expected
-
-
-def test_a_ring_that_is_just_full_has_lost_nothing() -> None:
-    assert common_prefix(CACHED, [1, 2, 9, 9], caches(64, 6)) == 2
-
-
-def test_nothing_cached_serves_nobody() -> None:
-    assert common_prefix([], [1, 2], caches(64)) == 0
 
 
 def small_engine(name: str, *overrides: str) -> Engine:

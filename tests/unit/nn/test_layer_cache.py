@@ -132,5 +132,3 @@ def test_a_delta_layer_keeps_its_state_in_float32_whatever_the_context() -> None
     (cache,) = allocate_cache(model(DELTA), 3, 64, torch.float16, torch.device("cpu"))
     assert [tensor.shape for tensor in cache.tensors] == [(3, 6, 4, 5), (3, 46, 3)]
     assert {tensor.dtype for tensor in cache.tensors} == {torch.float32}
-
-
