@@ -3,7 +3,8 @@
 Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim, H value heads, C
 channels and W width of the convolution.
 
-    attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype
+    attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype, or [P, K, G, C, Z] codes
+                                                       (kernels/cache_codes.py)
                               table                    [B, N] int32, pages of each sequence
     delta rule   DeltaCache   recurrent state          [B, H, Ek, Ev] float32
                               last inputs              [B, C, W - 1] float32, of the convolution
@@ -32,6 +33,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.kernels.cache_codes import Kept, kv_types, pool_dtype, vector_shape
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 PAGE = 64  # positions of a page; a layer with fewer slots has one page of all of them
@@ -76,7 +78,7 @@ class KVCache(LayerCache):
     """The keys and values of an attention layer.
 
     Attributes:
-        k, v: [P, K, G, E] cache dtype, pools of pages.
+        k, v: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes, pools of pages.
         table: [B, N] int32, pages of each sequence.
     """
 
@@ -202,25 +204,37 @@ def own_buffers(
 
 
 def buffers_nbytes(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: Kept,
+    chunk: int = 0,
+    together: int = 1,
+    page: int = PAGE,
 ) -> tuple[int, ...]:
     """Return the bytes of each buffer of all layers, and of each table of pages.
 
     Args:
-        dtype: dtype of keys and values.
+        dtype: what keys and values are kept as.
         chunk, together, page: the same as in `own_buffers`.
     """
     own = own_buffers(spec, context, chunk, together, page)
     buffers = (
-        batch * prod(shape) * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
+        batch * prod(shape) * kind.itemsize
         for layer, shapes in own.items()
-        for shape in shapes
+        for shape, kind in _stored(spec.blocks[layer].attention, shapes, dtype)
     )
     return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in _table_widths(spec, own))
 
 
 def cache_nbytes(
-    spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0, together: int = 1, page: int = PAGE
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    dtype: Kept,
+    chunk: int = 0,
+    together: int = 1,
+    page: int = PAGE,
 ) -> int:
     """Return the bytes of all layers' buffers and tables; the arguments are those of `buffers_nbytes`."""
     return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page))
@@ -230,7 +244,7 @@ def allocate_cache(
     spec: ModelSpec,
     batch: int,
     context: int,
-    dtype: torch.dtype,
+    dtype: Kept,
     device: torch.device,
     chunk: int = 0,
     together: int = 1,
@@ -239,7 +253,7 @@ def allocate_cache(
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
     Args:
-        dtype: dtype of keys and values.
+        dtype: what keys and values are kept as.
         chunk, together, page: the same as in `own_buffers`.
     """
     own = own_buffers(spec, context, chunk, together, page)
@@ -249,10 +263,10 @@ def allocate_cache(
     }
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
-        kind = _dtype_of(layer, dtype)
+        stored = _stored(layer, shapes, dtype)
         if isinstance(layer, DeltaSpec):
-            return DeltaCache(*(torch.zeros(batch, *shape, dtype=kind, device=device) for shape in shapes))
-        k, v = (torch.zeros(batch * shape[0], *shape[1:], dtype=kind, device=device) for shape in shapes)
+            return DeltaCache(*(torch.zeros(batch, *shape, dtype=kind, device=device) for shape, kind in stored))
+        k, v = (torch.zeros(batch * shape[0], *shape[1:], dtype=kind, device=device) for shape, kind in stored)
         return KVCache(k, v, tables[shapes[0][0]])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
@@ -294,5 +308,11 @@ def _distinct(caches: Sequence[LayerCache]) -> list[LayerCache]:
     return list({id(cache): cache for cache in caches}.values())
 
 
-def _dtype_of(spec: AttentionSpec | DeltaSpec, dtype: torch.dtype) -> torch.dtype:
-    return STATE_DTYPE if isinstance(spec, DeltaSpec) else dtype
+def _stored(
+    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: Kept
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and the dtype of each of a layer's buffers, given what `buffer_shapes` says."""
+    if isinstance(spec, DeltaSpec):
+        return [(shape, STATE_DTYPE) for shape in shapes]
+    kinds = zip(shapes, kv_types(dtype), strict=True)
+    return [((*shape[:-1], *vector_shape(kind, shape[-1])), pool_dtype(kind)) for shape, kind in kinds]

@@ -27,6 +27,7 @@ from math import prod
 import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.kernels.cache_codes import Kept
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
@@ -107,7 +108,7 @@ def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     return max((linear.outputs * linear.inputs * dtype.itemsize for linear in packed), default=0)
 
 
-def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: torch.dtype, chunk: int = 0) -> int:
+def allocated_cache_nbytes(spec: ModelSpec, batch: int, context: int, dtype: Kept, chunk: int = 0) -> int:
     """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors.
 
     Args:
