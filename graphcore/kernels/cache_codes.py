@@ -140,7 +140,10 @@ def planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
     places = places_of(FORMATS[name].planes)
     page, blocks = pool.shape[-3:-1]
     parts = torch.split(pool.flatten(-3), [page * blocks * (place.stop - place.start) for place in places], -1)
-    return [(place, part.unflatten(-1, (page, blocks, -1))) for place, part in zip(places, parts, strict=True)]
+    return [
+        (place, part.view(*part.shape[:-1], page, blocks, place.stop - place.start))
+        for place, part in zip(places, parts, strict=True)
+    ]
 
 
 def places_of(found: Planes | None) -> list[slice]:
