@@ -27,10 +27,10 @@ from pathlib import Path
 NO_RUNTIME = ("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics")
 LINK = ("-Wl,--as-needed", "-static-libgcc") if sys.platform == "linux" else ()
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", *NO_RUNTIME, "-Wno-psabi", "-Wno-ignored-optimization-argument")
-# Unpacking matches ggml to the bit, and draws match torch: no contraction into fused operations. GCC 12's induction
-# variable pass miscompiles the loop of unpacking over a group's rows (the loop ends before it begins;
+# Unpacking and rounding match ggml to the bit, and draws match torch: no contraction into fused operations. GCC 12's
+# induction variable pass miscompiles the loop of unpacking over a group's rows (the loop ends before it begins;
 # tests/unit/kernels would fail); clang has no such flag and would warn.
-EXACT_SOURCES = frozenset({"draw.cpp", "matrix.cpp"})
+EXACT_SOURCES = frozenset({"draw.cpp", "heads.cpp", "matrix.cpp"})
 EXACT_FLAGS = ("-ffp-contract=off", "-fno-ivopts")
 OLD_GLIBC = "2.17"  # released in 2012; ziglang links against it, so that a library loads on any Linux that runs torch
 NAMES = ("g++", "clang++", "c++")  # in Inductor's order

@@ -28,6 +28,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
+KV_DTYPES = (*DTYPES, "q8_0", "q5_0", "q4_0", "fp8")
 QUANT_FORMATS = ("stored", *PACKABLE)
 
 
@@ -38,6 +39,7 @@ def validate_settings(settings: Settings) -> None:
         ConfigError: a value is out of range or contradicts another; the first one is reported.
     """
     _check_choices(settings)
+    kv_names(settings.kv_dtype)
     _check_sizes(settings)
     check_sampling(settings.sampling)
     _check_prompts(settings)
@@ -53,7 +55,6 @@ def _check_choices(settings: Settings) -> None:
     choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
         ("chat", settings.chat, ("auto", "on", "off")),
         ("special_tokens", settings.special_tokens, ("auto", "parse", "text")),
-        ("kv_dtype", settings.kv_dtype, DTYPES),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),
@@ -70,6 +71,22 @@ def _check_choices(settings: Settings) -> None:
             f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "
             "or add model.fallback=transformers"
         )
+
+
+def kv_names(setting: str) -> tuple[str, str]:
+    """Return the names of what keys and what values are kept as; one name is that of both.
+
+    Raises:
+        ConfigError: there are more than two names, or one is unknown.
+    """
+    names = [name.strip() for name in setting.split(",")]
+    if len(names) > len(("keys", "values")) or not all(name in KV_DTYPES for name in names):
+        raise ConfigError(
+            f"kv_dtype={setting} is not one of {', '.join(KV_DTYPES)}, nor two of them for keys and values, as in "
+            "q8_0,q4_0",
+            is_unknown=True,
+        )
+    return names[0], names[-1]
 
 
 def _check_sizes(settings: Settings) -> None:

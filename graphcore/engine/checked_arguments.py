@@ -100,9 +100,15 @@ def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], i
 
 
 def with_dtype_name(override: str) -> str:
-    """Return an override with its dtype as conf/ names it: "kv_dtype=torch.bfloat16" becomes "kv_dtype=bf16"."""
+    """Return an override with its dtype as conf/ names it: "kv_dtype=torch.bfloat16" becomes "kv_dtype=bf16".
+
+    Two dtypes, of keys and of values, are quoted, because Hydra takes a comma for a sweep.
+    """
     key, _, value = override.partition("=")
-    return f"{key}={dtype_name(value)}" if key in ("dtype", "kv_dtype") else override
+    if key not in ("dtype", "kv_dtype"):
+        return override
+    names = ",".join(map(dtype_name, value.strip("'\"").split(",")))
+    return f"{key}='{names}'" if key == "kv_dtype" and "," in names else f"{key}={names}"
 
 
 def token_row(row: object, vocab: int) -> list[int]:

@@ -8,8 +8,10 @@ import torch
 
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
+from graphcore.engine.cache_choice import choose_kv_types, note_on_kv_types
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
+from graphcore.kernels.cache_codes import KVTypes
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library
 from graphcore.nn.spec import DeltaSpec, ModelSpec
@@ -28,6 +30,7 @@ class Choices:
     """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
 
     Attributes:
+        kv_dtype: what keys and values are kept as.
         graph: how decode steps run: "captured", "compiled" or "eager".
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
         context: most tokens of KV cache of one sequence.
@@ -39,7 +42,7 @@ class Choices:
 
     device: torch.device
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_dtype: KVTypes
     graph: str
     prefill: str
     context: int
@@ -97,10 +100,11 @@ def choices_on(
     has_kernels = library is not None or on_gpu
     graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels)
     context = choose_context(settings, model.spec.context)
+    kv_types = choose_kv_types(settings.kv_dtype, model, dtype, device)
     return Choices(
         device=device,
         dtype=dtype,
-        kv_dtype=dtype if settings.kv_dtype == "auto" else DTYPES[settings.kv_dtype],
+        kv_dtype=kv_types,
         graph=graph,
         prefill=prefill,
         context=context,
@@ -111,7 +115,7 @@ def choices_on(
         packing=PackingPolicy(
             library, choose_rounding(settings.quant.activations, dtype), settings.quant.format, on_gpu=on_gpu
         ),
-        notes=(graph_note,) if graph_note else (),
+        notes=(*([graph_note] if graph_note else []), *note_on_kv_types(kv_types, model)),
     )
 
 

@@ -25,8 +25,9 @@ from graphcore.graph.native_operands import Choice, native_matrix, norm_of, roun
 from graphcore.graph.state import StepState
 from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
+from graphcore.kernels.cache_codes import head_dim_of
+from graphcore.kernels.cpu_attention import cache_number
 from graphcore.kernels.gated_delta import DeltaParts, delta_heads
-from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
@@ -199,7 +200,12 @@ class ModuleRecorder:
         Args:
             how: fields of `Scoring`.
         """
-        program, scoring, (_, kv_heads, page, width) = self.program, Scoring(*how), k_cache.shape
+        program, scoring, (kv_heads, page), width = (
+            self.program,
+            Scoring(*how),
+            k_cache.shape[1:3],
+            head_dim_of(k_cache),
+        )
         out = program.block_buffer(q.shape[-1])
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))
@@ -212,7 +218,8 @@ class ModuleRecorder:
         arguments.table = program.address(table, torch.int32)
         arguments.heads, arguments.kv_heads, arguments.head_dim = q.shape[-1] // width, kv_heads, width
         arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
-        arguments.page, arguments.num_pages, arguments.cache_format = page, table.shape[1], DTYPE_NUMBERS[k_cache.dtype]
+        arguments.page, arguments.num_pages = page, table.shape[1]
+        arguments.k_format, arguments.v_format = cache_number(k_cache), cache_number(v_cache)
         arguments.window, arguments.scale, arguments.cap = scoring.window, scoring.scale, scoring.cap
         program.needs_attention(width, page * table.shape[1])
         program.add(arguments)

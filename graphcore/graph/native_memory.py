@@ -12,6 +12,7 @@ import torch
 
 from graphcore.graph.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
+from graphcore.kernels.cache_codes import KVTypes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 
@@ -25,7 +26,7 @@ class ProgramSizes:
     Attributes:
         widths: number of rows of each program.
         sequences: rows of the caches.
-        kv_dtype: dtype of keys and values.
+        kv_dtype: what keys and values are kept as.
         chunk: most tokens of a sequence in one pass.
         library: file of the C++ kernels.
         fetches_experts: True if experts may be fetched between a layer's instructions.
@@ -33,7 +34,7 @@ class ProgramSizes:
 
     widths: Sequence[int]
     sequences: int
-    kv_dtype: torch.dtype
+    kv_dtype: KVTypes
     chunk: int
     library: Path
     fetches_experts: bool

@@ -10,18 +10,23 @@ has a slot for every position, so its slots never wrap.
 gathers the live keys instead (cpu_attention.py), and a GPU's kernels register themselves.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from graphcore.kernels.cache_codes import entries, heads_of, keep, kept_at, like_heads_of, own_heads
 from graphcore.kernels.cpu_attention import sliced_attend
 from graphcore.kernels.scoring import Scoring
 
+Caches = tuple[Tensor, Tensor]
+"""Pools of keys and of values."""
+
 torch.library.define(
     "graphcore::attend",
-    "(Tensor query, Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
+    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
     " Tensor counts, int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
 )
 
@@ -46,7 +51,9 @@ def attend(
     Args:
         query: [B, T, H, E] compute dtype.
         key, value: [B, T, K, E] compute dtype.
-        k_cache, v_cache: [P, K, G, E] cache dtype, written in place; they hold positions 0 .. starts-1 already.
+        k_cache, v_cache: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes (kernels/cache_codes.py), written in place;
+            they hold positions 0 .. starts-1 already. Codes are attended as they are kept, the chunk's own, too, so
+            that no answer shows where chunks begin.
         table: [B, N] int32, pages of each sequence; no page is in two rows.
         starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
         window: number of visible keys up to the query's own; 0 for all.
@@ -79,14 +86,11 @@ def attend_shared(
     """Attend keys and values that another layer has appended to the cache in this pass, and all earlier ones.
 
     The cache has room for the pass's tokens beside the window, so that none has overwritten a key that a query sees.
-    The arguments and the result are those of `attend`, which writes the tokens' keys and values again as they are.
+    The arguments and the result are those of `attend`; nothing is written.
     """
-    span = torch.arange(query.shape[1], device=starts.device)
-    last = (counts - 1).clamp(min=0)  # padding repeats the last real token
-    positions = starts[:, None] + torch.minimum(span[None, :], last[:, None])  # [B, T]
-    pages, places = _places(positions, table, k_cache.shape[2])
-    key, value = (cache[pages, :, places].to(query.dtype) for cache in (k_cache, v_cache))  # [B, T, K, E]
-    return attend(query, key, value, k_cache, v_cache, table, starts, counts, window, scale, sinks, library, cap)
+    op = torch.ops.graphcore.attend.default
+    spans = (starts, counts, window, scale, sinks, library, cap)
+    return op(query, None, None, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
 
 
 @torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
@@ -96,8 +100,8 @@ def _attend_fake(query: Tensor, *_: object) -> Tensor:
 
 def masked_attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor,
@@ -110,23 +114,39 @@ def masked_attend(
 
     The arguments after `counts` are the fields of `Scoring`.
     """
-    scoring = Scoring(*how, **named)
-    old_keys, old_values = (cache[table].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))  # [B, K, S, E]
+    scoring, caches = Scoring(*how, **named), (k_cache, v_cache)
+    old_keys, old_values = (
+        heads_of(kept_at(cache, table), query.dtype).transpose(1, 2).flatten(2, 3) for cache in caches
+    )  # [B, K, S, E]
+    if key is None or value is None:
+        kept = _in_cache(query.shape[1], caches, table, starts, counts)
+        key, value = (heads_of(one, query.dtype) for one in kept)
+    else:
+        kept = [entries(new, cache) for new, cache in zip((key, value), caches, strict=True)]
+        key, value = (own_heads(new, one, cache) for new, one, cache in zip((key, value), kept, caches, strict=True))
     mask, is_empty = _visible(query.shape[1], old_keys.shape[2], starts, counts, scoring.window)
-    keys = torch.cat((old_keys.masked_fill(is_empty, 0).to(key.dtype), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
-    values = torch.cat((old_values.masked_fill(is_empty, 0).to(value.dtype), value.transpose(1, 2)), dim=2)
+    keys = torch.cat((old_keys.masked_fill(is_empty, 0), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
+    values = torch.cat((old_values.masked_fill(is_empty, 0), value.transpose(1, 2)), dim=2)
     bias = mask[:, None]
     if scoring.sinks is not None:
         keys, values, bias = _with_sinks(keys, values, mask, scoring.sinks)
     group = query.shape[2] // key.shape[2]
-    rows = query.transpose(1, 2)
+    rows = like_heads_of(k_cache, query).transpose(1, 2)
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     if scoring.cap:
         out = _attend_capped(rows, keys, values, bias, scoring)
     else:
         out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scoring.scale)
-    _write_masked(key, value, (k_cache, v_cache), table, starts, counts)
-    return out.transpose(1, 2).contiguous()
+    _write_masked(kept, caches, table, starts, counts)
+    return like_heads_of(v_cache, out.transpose(1, 2)).contiguous()
+
+
+def _in_cache(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
+    """Return the entries of a pass's tokens that are in the cache already; padding repeats the last real one."""
+    span = torch.arange(tokens, device=starts.device)
+    last = (counts - 1).clamp(min=0)
+    pages, places = _places(starts[:, None] + torch.minimum(span, last[:, None]), table, caches[0].shape[2])  # [B, T]
+    return [kept_at(cache, pages, places) for cache in caches]
 
 
 def _visible(tokens: int, slots: int, starts: Tensor, counts: Tensor, window: int) -> tuple[Tensor, Tensor]:
@@ -180,25 +200,26 @@ def _places(positions: Tensor, table: Tensor, page: int) -> tuple[Tensor, Tensor
     return table.gather(1, blocks), positions.remainder(page)
 
 
-def _write_masked(
-    key: Tensor, value: Tensor, caches: tuple[Tensor, Tensor], table: Tensor, starts: Tensor, counts: Tensor
-) -> None:
-    """Write the last S real tokens at their slots; every other token repeats the last real one's write.
+def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> None:
+    """Write entries of the last S real tokens at their slots; every other token repeats the last real one's write.
 
     A sequence without a real token (count 0) rewrites the slot of its next position with its old content.
+
+    Args:
+        kept: entries of keys and of values, [B, T, K, entry].
     """
-    page, tokens = caches[0].shape[2], key.shape[1]
+    page, (batch, tokens) = caches[0].shape[2], kept[0].shape[:2]
     slots = page * table.shape[1]
-    offsets = torch.arange(tokens, device=key.device)[None, :]
+    offsets = torch.arange(tokens, device=starts.device)[None, :]
     last = (counts - 1).clamp(min=0)[:, None]
     is_written = (offsets < counts[:, None]) & (offsets >= counts[:, None] - slots)
     chosen = torch.where(is_written, offsets, last)  # [B, T]
     pages, places = _places(starts[:, None] + chosen, table, page)
-    batch = torch.arange(key.shape[0], device=key.device)[:, None]
-    is_real = (counts > 0)[:, None, None, None]
-    for cache, new in zip(caches, (key, value), strict=True):
-        rows = torch.where(is_real, new[batch, chosen].to(cache.dtype), cache[pages, :, places])  # [B, T, K, E]
-        cache[pages, :, places] = rows
+    rows = torch.arange(batch, device=starts.device)[:, None]
+    is_real = counts > 0  # [B]
+    for cache, new in zip(caches, kept, strict=True):
+        old = kept_at(cache, pages, places)  # [B, T, K, entry]
+        keep(cache, pages, places, torch.where(is_real.view(-1, *(1,) * (old.dim() - 1)), new[rows, chosen], old))
 
 
 # Not as decorators: torch's would leave None under the functions' names.

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
+from graphcore.kernels.cache_codes import entries, format_of, heads_of, keep, kept_at, like_heads_of, own_heads
+from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, FORMAT_NUMBERS
 from graphcore.kernels.library import open_library
 from graphcore.kernels.scoring import Scoring
 
@@ -23,8 +24,8 @@ QUERY_BLOCK = 128  # queries that are attended together; 128 are faster than 64 
 
 def sliced_attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor,
@@ -43,33 +44,40 @@ def sliced_attend(
         if not count:
             continue
         place = k_cache, v_cache, table[row]
+        parts = (
+            query[row, :count],
+            None if key is None else key[row, :count],
+            None if value is None else value[row, :count],
+        )
         if scoring.library:
-            parts = (query[row, :count], key[row, :count], value[row, :count])
             attend_natively(parts, place, out[row, :count], start, scoring)
             continue
-        new = query[row, :count], key[row, :count].transpose(0, 1), value[row, :count].transpose(0, 1)
         one = _attend_token if count == 1 else _attend_chunk
-        out[row, :count] = one(*new, place, start, scoring)
+        mixed = like_heads_of(k_cache, parts[0]), *parts[1:]
+        out[row, :count] = like_heads_of(v_cache, one(*mixed, place, start, scoring))
     return out
 
 
 Place = tuple[Tensor, Tensor, Tensor]
-"""Where a sequence's keys and values lie: pools of keys and of values [P, K, G, E], and the sequence's pages [N]."""
+"""Where a sequence's keys and values lie: both pools [P, K, G, entry], and the sequence's pages [N]."""
 
 
-def _attend_token(query: Tensor, key: Tensor, value: Tensor, place: Place, start: int, scoring: Scoring) -> Tensor:
-    """Write one key [K, 1, E] and attend the live ones.
+def _attend_token(
+    query: Tensor, key: Tensor | None, value: Tensor | None, place: Place, start: int, scoring: Scoring
+) -> Tensor:
+    """Write one key [1, K, E] and value, if there are any, and attend the live ones.
 
     The H / K query heads of one kv head become rows of one matrix: a plain product instead of a repeated cache.
     """
     k_cache, v_cache, pages = place
-    _write(key, k_cache, pages, start)
-    _write(value, v_cache, pages, start)
+    if key is not None and value is not None:
+        _write(entries(key, k_cache), k_cache, pages, start)
+        _write(entries(value, v_cache), v_cache, pages, start)
     slots = len(pages) * k_cache.shape[2]
     first = start + 1 - min(start + 1, slots, scoring.window or slots)
-    kv_heads, head_dim = key.shape[0], key.shape[2]
-    rows = query.view(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
-    keys, values = (_read(cache, pages, first, start + 1)[None].to(query.dtype) for cache in (k_cache, v_cache))
+    kv_heads, head_dim = k_cache.shape[1], query.shape[2]
+    rows = query.reshape(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
+    keys, values = (_read(cache, pages, first, start + 1, query.dtype)[None] for cache in (k_cache, v_cache))
     if scoring.sinks is None and not scoring.cap:
         return scaled_dot_product_attention(rows, keys, values, scale=scoring.scale).reshape(query.shape)
     scores = scoring.scores(rows[0] @ keys[0].transpose(1, 2))  # [K, H/K, L]
@@ -77,32 +85,42 @@ def _attend_token(query: Tensor, key: Tensor, value: Tensor, place: Place, start
     return (weights @ values[0]).reshape(query.shape)
 
 
-def _read(cache: Tensor, pages: Tensor, begin: int, end: int) -> Tensor:
+def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
     """Return the vectors of positions begin .. end - 1 of a sequence, [K, L, E], in their order."""
     page = cache.shape[2]
     blocks = torch.arange(begin // page, -(-end // page)) % len(pages)
-    whole = cache[pages[blocks]].transpose(0, 1).flatten(1, 2)  # [K, positions of these pages, E]
+    whole = heads_of(kept_at(cache, pages[blocks]), dtype).transpose(0, 1).flatten(1, 2)  # [K, these pages' slots, E]
     first = begin // page * page
     return whole[:, begin - first : end - first]
 
 
-def _write(new: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
-    """Write vectors [K, L, E] at the positions of a sequence from `start` on, no more than it has slots."""
-    positions, page = torch.arange(start, start + new.shape[1]), cache.shape[2]
-    cache[pages[positions // page % len(pages)], :, positions % page] = new.transpose(0, 1).to(cache.dtype)
+def _write(kept: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
+    """Write entries [L, K, entry] at the positions of a sequence from `start` on, no more than it has slots."""
+    positions, page = torch.arange(start, start + len(kept)), cache.shape[2]
+    keep(cache, pages[positions // page % len(pages)], positions % page, kept)
 
 
-def _attend_chunk(query: Tensor, key: Tensor, value: Tensor, place: Place, start: int, scoring: Scoring) -> Tensor:
-    """Attend the visible past and the chunk itself, then write the chunk, which in a ring may overwrite the past."""
+def _attend_chunk(
+    query: Tensor, key: Tensor | None, value: Tensor | None, place: Place, start: int, scoring: Scoring
+) -> Tensor:
+    """Attend the visible past and the chunk itself, then write the chunk, which in a ring may overwrite the past.
+
+    Args:
+        key, value: [T, K, E], or None if the chunk is written already.
+    """
     k_cache, v_cache, pages = place
-    slots, count = len(pages) * k_cache.shape[2], query.shape[0]
+    slots, count, dtype = len(pages) * k_cache.shape[2], query.shape[0], query.dtype
     first = max(0, start - scoring.window + 1) if scoring.window else 0
-    keys = torch.cat((_read(k_cache, pages, first, start).to(key.dtype), key), dim=1)  # [K, L, E]
-    values = torch.cat((_read(v_cache, pages, first, start).to(value.dtype), value), dim=1)
-    kept = min(count, slots)
-    _write(key[:, -kept:], k_cache, pages, start + count - kept)
-    _write(value[:, -kept:], v_cache, pages, start + count - kept)
-    return _attend_blocks(query, keys, values, start - first, scoring)
+    if key is None or value is None:
+        keys, values = (_read(cache, pages, first, start + count, dtype) for cache in (k_cache, v_cache))
+        return _attend_blocks(query, keys, values, start - first, scoring)
+    seen = []
+    for cache, new in ((k_cache, key), (v_cache, value)):
+        kept, last = entries(new, cache), min(count, slots)
+        own = own_heads(new, kept, cache).transpose(0, 1)
+        seen.append(torch.cat((_read(cache, pages, first, start, dtype), own), dim=1))  # [K, L, E]
+        _write(kept[-last:], cache, pages, start + count - last)
+    return _attend_blocks(query, seen[0], seen[1], start - first, scoring)
 
 
 def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, scoring: Scoring) -> Tensor:
@@ -120,7 +138,7 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, sco
     """
     kv_heads, live, head_dim = keys.shape
     tokens, window = query.shape[0], scoring.window
-    rows = query.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [K, H/K, T, E]
+    rows = query.reshape(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [K, H/K, T, E]
     out = torch.empty_like(query)
     positions = torch.arange(live)
     for begin in range(0, tokens, QUERY_BLOCK):
@@ -158,14 +176,21 @@ class Chunk(ctypes.Structure):
         ("num_pages", INT),
         ("window", INT),
         ("format", INT),
-        ("cache_format", INT),
+        ("k_format", INT),
+        ("v_format", INT),
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
     )
 
 
+def cache_number(pool: Tensor) -> int:
+    """Return the number by which the kernels know what a pool holds."""
+    name = format_of(pool)
+    return DTYPE_NUMBERS[pool.dtype] if name is None else FORMAT_NUMBERS[name]
+
+
 def attend_natively(
-    parts: tuple[Tensor, Tensor, Tensor],
+    parts: tuple[Tensor, Tensor | None, Tensor | None],
     place: Place,
     out: Tensor,
     start: int,
@@ -174,22 +199,24 @@ def attend_natively(
     """Attend a chunk of one sequence with the C++ kernels, and write it to the cache.
 
     Args:
-        parts: query [T, H, E], key and value [T, K, E].
+        parts: query [T, H, E], key and value [T, K, E]; these are None if the chunk is in the cache already.
         place: pools and pages, all contiguous; pages int32.
         out: [T, H, E], contiguous; written.
         start: number of tokens in the cache.
         scoring: fields of `Scoring`, with a library.
     """
-    query, key, value = (part.contiguous() for part in parts)
-    k_cache, _, pages = place
+    query, key, value = (None if part is None else part.contiguous() for part in parts)
+    assert query is not None, "a chunk has queries"
+    k_cache, v_cache, pages = place
     assert all(one.is_contiguous() for one in place), "pools and a sequence's pages are runs of memory"
     assert pages.dtype == torch.int32, f"{pages.dtype} pages, the kernels read int32"
     assert out.is_contiguous(), "the tokens of a sequence are one run of memory"
     wide = None if scoring.sinks is None else scoring.sinks.float().contiguous()
     tokens, heads, head_dim = query.shape
-    pointers = (one.data_ptr() for one in (query, key, value, out, *place))
-    chunk = Chunk(*pointers, None if wide is None else wide.data_ptr(), start, tokens, heads, key.shape[1], head_dim)
+    pointers = (None if one is None else one.data_ptr() for one in (query, key, value, out, *place))
+    sinks = None if wide is None else wide.data_ptr()
+    chunk = Chunk(*pointers, sinks, start, tokens, heads, k_cache.shape[1], head_dim)
     chunk.page, chunk.num_pages, chunk.window = k_cache.shape[2], len(pages), scoring.window
-    chunk.format, chunk.cache_format = DTYPE_NUMBERS[query.dtype], DTYPE_NUMBERS[k_cache.dtype]
+    chunk.format, chunk.k_format, chunk.v_format = DTYPE_NUMBERS[query.dtype], *map(cache_number, (k_cache, v_cache))
     chunk.scale, chunk.cap = scoring.scale, scoring.cap
     open_library(scoring.library).graphcore_attend_chunk(torch.get_num_threads(), ctypes.byref(chunk))

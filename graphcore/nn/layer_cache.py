@@ -3,7 +3,8 @@
 Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim, H value heads, C
 channels and W width of the convolution.
 
-    attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype
+    attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype, or [P, K, G, C, Z] codes
+                                                       (kernels/cache_codes.py)
                               table                    [B, N] int32, pages of each sequence
     delta rule   DeltaCache   recurrent state          [B, H, Ek, Ev] float32
                               last inputs              [B, C, W - 1] float32, of the convolution
@@ -31,6 +32,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.kernels.cache_codes import Kept, kv_types, pool_dtype, vector_shape
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 PAGE = 64  # positions of a page; a layer with fewer slots has one page of all of them
@@ -61,7 +63,7 @@ class KVCache(LayerCache):
     """The keys and values of an attention layer.
 
     Attributes:
-        k, v: [P, K, G, E] cache dtype, pools of pages.
+        k, v: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes, pools of pages.
         table: [B, N] int32, pages of each sequence.
     """
 
@@ -207,7 +209,7 @@ def buffers_nbytes(
     spec: ModelSpec,
     batch: int,
     context: int,
-    dtype: torch.dtype,
+    dtype: Kept,
     chunk: int = 0,
     together: int = 1,
     page: int = 0,
@@ -217,7 +219,7 @@ def buffers_nbytes(
     """Return the bytes of each buffer of all layers, and of each table of pages.
 
     Args:
-        dtype: dtype of keys and values.
+        dtype: what keys and values are kept as.
         chunk, together, page: the same as in `own_buffers`.
         tokens: positions of all sequences together; 0 for `batch` whole contexts.
         snapshots: states beside those of the sequences.
@@ -231,11 +233,11 @@ def buffers_nbytes(
         return pool_pages(keys[0], windows[keys[0]], keys[2], batch, context, tokens)
 
     buffers = (
-        rows(layer, shapes[0])
+        rows(layer, own_shapes[0])
         * prod(shape[1:] if isinstance(spec.blocks[layer].attention, AttentionSpec) else shape)
-        * _dtype_of(spec.blocks[layer].attention, dtype).itemsize
-        for layer, shapes in own.items()
-        for shape in shapes
+        * kind.itemsize
+        for layer, own_shapes in own.items()
+        for shape, kind in _stored(spec.blocks[layer].attention, own_shapes, dtype)
     )
     return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in windows)
 
@@ -244,7 +246,7 @@ def cache_nbytes(
     spec: ModelSpec,
     batch: int,
     context: int,
-    dtype: torch.dtype,
+    dtype: Kept,
     chunk: int = 0,
     together: int = 1,
     page: int = 0,
@@ -259,7 +261,7 @@ def allocate_cache(
     spec: ModelSpec,
     batch: int,
     context: int,
-    dtype: torch.dtype,
+    dtype: Kept,
     device: torch.device,
     chunk: int = 0,
     together: int = 1,
@@ -272,7 +274,7 @@ def allocate_cache(
     Sequences have pages of their own where there are enough for all of them, else none.
 
     Args:
-        dtype: dtype of keys and values.
+        dtype: what keys and values are kept as.
         chunk, together, page, tokens, snapshots: the same as in `buffers_nbytes`.
     """
     own = own_buffers(spec, context, chunk, together, page)
@@ -280,14 +282,16 @@ def allocate_cache(
     tables: dict[int, Tensor] = {}
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
-        kind = _dtype_of(layer, dtype)
+        stored = _stored(layer, shapes, dtype)
         if isinstance(layer, DeltaSpec):
-            return DeltaCache(*(torch.zeros(batch + snapshots, *shape, dtype=kind, device=device) for shape in shapes))
+            return DeltaCache(
+                *(torch.zeros(batch + snapshots, *shape, dtype=kind, device=device) for shape, kind in stored)
+            )
         reach, _, size, _ = shapes[0]
         pages = pool_pages(reach, windows[reach], size, batch, context, tokens)
         if reach not in tables:
             tables[reach] = first_pages(batch, reach, pages, device)
-        k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape in shapes)
+        k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
@@ -314,5 +318,11 @@ def tokens_together(spec: ModelSpec, caches: Sequence[LayerCache], context: int)
     return min((slots - page + 2 - window for window, slots, page in rings if slots < context), default=context)
 
 
-def _dtype_of(spec: AttentionSpec | DeltaSpec, dtype: torch.dtype) -> torch.dtype:
-    return STATE_DTYPE if isinstance(spec, DeltaSpec) else dtype
+def _stored(
+    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: Kept
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and the dtype of each of a layer's buffers, given what `buffer_shapes` says."""
+    if isinstance(spec, DeltaSpec):
+        return [(shape, STATE_DTYPE) for shape in shapes]
+    kinds = zip(shapes, kv_types(dtype), strict=True)
+    return [((*shape[:-1], *vector_shape(kind, shape[-1])), pool_dtype(kind)) for shape, kind in kinds]

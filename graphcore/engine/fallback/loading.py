@@ -28,6 +28,7 @@ from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, m
 from graphcore.engine.open_model import read_tokenizer
 from graphcore.engine.planning import wishes_of
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.kernels.cache_codes import kv_types
 from graphcore.progress import Progress
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.tier import Tier, buffer_nbytes, check_host, choose_tier, ram_nbytes
@@ -157,7 +158,7 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
     return Choices(
         device=device,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_types(dtype),
         graph="eager",
         prefill="eager",
         context=context,

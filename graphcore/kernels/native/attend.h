@@ -1,19 +1,17 @@
-// Attention of one token over a cache of fp32, fp16 or bf16 keys and values.
+// Attention of one token over a cache of keys and values of any format that heads.h reads.
 //
-// A cache is a pool of pages, [pages, kv_heads, page, head_dim], and a sequence has a row of a table: position p lies in page
+// A cache is a pool of pages, [pages, kv_heads, page entries], and a sequence has a row of a table: position p lies in page
 // table[(p / page) % num_pages], place p % page. Keys are always taken in the order of their positions, so that no number
 // depends on where they lie.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "heads.h"
 #include "lanes.h"
 
 namespace graphcore {
-
-inline void narrow(float value, float* to) { *to = value; }
-inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
-inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
 constexpr int MOST_HEADS = 4;  // most query heads of one kv head that share the widening of its keys
 
@@ -50,32 +48,69 @@ inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
 }
 #endif
 
-// Brings a vector of the next run into the second cache; null for none. Hardware foresees no jump to another page.
-template <class T>
-inline void fetch_ahead(const T* next, int index, int head_dim) {
+// Brings as many bytes as an entry has, from those of the next run, into the second cache; null for none. Hardware foresees no
+// jump to another page.
+inline void fetch_ahead(const uint8_t* next, int index, size_t nbytes) {
     if (!next) return;
-    const char* from = (const char*)(next + size_t(index) * head_dim);
-    for (size_t byte = 0; byte < head_dim * sizeof(T); byte += 64) __builtin_prefetch(from + byte, 0, 2);
+    const uint8_t* from = next + size_t(index) * nbytes;
+    for (size_t byte = 0; byte < nbytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
-// Computes scores[h][i] = q[h] . keys[i] for `count` contiguous keys. next: the keys after them, or null.
-template <class T, int HEADS>
-void score_keys(const float* q, const T* keys, const T* next, int count, int head_dim, float* scores, size_t score_stride) {
-    const int whole = head_dim / PART_LANES * PART_LANES;
-    for (int first = 0; first < count; first += PART_LANES) {
-        FloatPart products[HEADS][PART_LANES] = {};
-        const int here = count - first < PART_LANES ? count - first : PART_LANES;
-        for (int i = 0; i < here; i++) {
-            const T* key = keys + size_t(first + i) * head_dim;
-            fetch_ahead(next, first + i, head_dim);
-            FloatPart totals[HEADS] = {};
-            for (int e = 0; e < whole; e += PART_LANES) {
-                const FloatPart part = widen(key + e);
-                for (int h = 0; h < HEADS; h++) totals[h] += load<FloatPart>(q + h * head_dim + e) * part;
+// Entries of slots first .. first + count - 1, and those of the run after them in the pages; null for the last.
+struct Run {
+    Entries entries;
+    int first, count;
+    const uint8_t* next;
+
+    size_t nbytes() const { return entry_nbytes(entries.format, entries.head_dim); }
+};
+
+// Computes totals[k][h], whose lanes add up to q[h] . key, for keys slot .. slot + KEYS - 1. Several keys share a load of q.
+template <class Reader, int HEADS, int KEYS>
+inline void multiply_keys(const float* q, const Reader& keys, int head_dim, int slot, FloatPart totals[KEYS][HEADS]) {
+    constexpr int UNIT = Reader::UNIT;
+    const int whole = head_dim / (UNIT * PART_LANES) * (UNIT * PART_LANES);
+    FloatPart sums[KEYS][HEADS] = {};
+    for (int e = 0; e < whole; e += UNIT * PART_LANES) {
+        FloatPart parts[KEYS][UNIT];
+        for (int k = 0; k < KEYS; k++) keys.template widen<UNIT>(slot + k, e, parts[k]);
+        for (int p = 0; p < UNIT; p++)
+            for (int h = 0; h < HEADS; h++) {
+                const FloatPart here = load<FloatPart>(q + h * head_dim + e + p * PART_LANES);
+                for (int k = 0; k < KEYS; k++) sums[k][h] += here * parts[k][p];
             }
-            for (int e = whole; e < head_dim; e++)
-                for (int h = 0; h < HEADS; h++) totals[h][0] += q[h * head_dim + e] * widen_one(key + e);
-            for (int h = 0; h < HEADS; h++) products[h][i] = totals[h];
+    }
+    if constexpr (Reader::HAS_REST)
+        for (int e = whole; e < head_dim; e++)
+            for (int k = 0; k < KEYS; k++)
+                for (int h = 0; h < HEADS; h++) sums[k][h][0] += q[h * head_dim + e] * keys.one(slot + k, e);
+    for (int k = 0; k < KEYS; k++)
+        for (int h = 0; h < HEADS; h++) totals[k][h] = sums[k][h];
+}
+
+// Computes scores[h][i] = q[h] . key i for the keys of a run.
+template <class Reader, int HEADS>
+void score_keys(const float* q, const Run& run, float* scores, size_t score_stride) {
+    constexpr int KEYS = PARTS > 1 ? 1 : 4;  // keys whose sums stay in registers
+    const Reader keys(run.entries);
+    const int head_dim = run.entries.head_dim;
+    const size_t nbytes = run.nbytes();
+    for (int first = 0; first < run.count; first += PART_LANES) {
+        FloatPart products[HEADS][PART_LANES];
+        const int here = run.count - first < PART_LANES ? run.count - first : PART_LANES;
+        if (here < PART_LANES) std::memset(products, 0, sizeof(products));
+        for (int i = 0; i < here; i++) fetch_ahead(run.next, first + i, nbytes);
+        int i = 0;
+        for (; i + KEYS <= here; i += KEYS) {
+            FloatPart totals[KEYS][HEADS];
+            multiply_keys<Reader, HEADS, KEYS>(q, keys, head_dim, run.first + first + i, totals);
+            for (int k = 0; k < KEYS; k++)
+                for (int h = 0; h < HEADS; h++) products[h][i + k] = totals[k][h];
+        }
+        for (; i < here; i++) {
+            FloatPart totals[1][HEADS];
+            multiply_keys<Reader, HEADS, 1>(q, keys, head_dim, run.first + first + i, totals);
+            for (int h = 0; h < HEADS; h++) products[h][i] = totals[0][h];
         }
         for (int h = 0; h < HEADS; h++) {
             const FloatPart sums = sums_of_rows(products[h]);
@@ -84,29 +119,45 @@ void score_keys(const float* q, const T* keys, const T* next, int count, int hea
     }
 }
 
-// Computes out[h] += sum over i of weights[h][i] * values[i]. next: the values after them, or null.
-template <class T, int HEADS>
-void add_values(const float* weights, size_t weight_stride, const T* values, const T* next, int count, int head_dim, float* out) {
-    constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
-    int e = 0;
-    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES) {
-        FloatPart totals[HEADS][WIDTH];
-        for (int h = 0; h < HEADS; h++)
-            for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
-        for (int i = 0; i < count; i++) {
-            if (e == 0) fetch_ahead(next, i, head_dim);
-            for (int v = 0; v < WIDTH; v++) {
-                const FloatPart part = widen(values + size_t(i) * head_dim + e + v * PART_LANES);
-                for (int h = 0; h < HEADS; h++) totals[h][v] += splat(weights[h * weight_stride + i]) * part;
-            }
+// Computes out[h] += sum over i of weights[h][i] * value i of a run, for features e .. e + WIDTH * PART_LANES - 1.
+template <class Reader, int HEADS, int WIDTH>
+inline void add_features(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int e, float* out) {
+    constexpr int UNIT = Reader::UNIT < WIDTH ? Reader::UNIT : WIDTH;
+    const int head_dim = run.entries.head_dim;
+    const size_t nbytes = run.nbytes();
+    FloatPart totals[HEADS][WIDTH];
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
+    for (int i = 0; i < run.count; i++) {
+        if (e == 0) fetch_ahead(run.next, i, nbytes);
+        for (int v = 0; v < WIDTH; v += UNIT) {
+            FloatPart parts[UNIT];
+            values.template widen<UNIT>(run.first + i, e + v * PART_LANES, parts);
+            for (int p = 0; p < UNIT; p++)
+                for (int h = 0; h < HEADS; h++) totals[h][v + p] += splat(weights[h * weight_stride + i]) * parts[p];
         }
-        for (int h = 0; h < HEADS; h++)
-            for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
     }
-    for (int i = 0; i < count; i++)
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
+}
+
+// Computes out[h] += sum over i of weights[h][i] * value i for the values of a run.
+template <class Reader, int HEADS>
+void add_values(const float* weights, size_t weight_stride, const Run& run, float* out) {
+    constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
+    const Reader values(run.entries);
+    const int head_dim = run.entries.head_dim;
+    int e = 0;
+    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
+        add_features<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
+    if constexpr (!Reader::HAS_REST) {
+        for (; e < head_dim; e += LANES) add_features<Reader, HEADS, PARTS>(weights, weight_stride, values, run, e, out);  // the last block
+        return;
+    }
+    for (int i = 0; i < run.count; i++)
         for (int rest = e; rest < head_dim; rest++)
             for (int h = 0; h < HEADS; h++)
-                out[h * head_dim + rest] += weights[h * weight_stride + i] * widen_one(values + size_t(i) * head_dim + rest);
+                out[h * head_dim + rest] += weights[h * weight_stride + i] * values.one(run.first + i, rest);
 }
 
 // Replaces each score by cap * tanh(score / cap), to within cap * 2^-22.
@@ -137,14 +188,6 @@ inline void softmax(float* scores, int count, const float* sink) {
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 
-// Contiguous keys and values, and those of the run after them in the pages; null for the last.
-template <class T>
-struct Run {
-    const T *keys, *values;
-    int count;
-    const T *next_keys = nullptr, *next_values = nullptr;
-};
-
 // The places of one sequence's positions in a pool.
 struct Places {
     const int32_t* pages;  // [num_pages]
@@ -152,39 +195,37 @@ struct Places {
 
     int64_t slots() const { return int64_t(num_pages) * page; }
 
-    // Returns the index of a position's vector, among those of the pool.
-    size_t of(int64_t position, int kv_head) const {
-        const size_t in_page = size_t(position % page);
-        return (size_t(pages[position / page % num_pages]) * kv_heads + kv_head) * page + in_page;
+    // Returns the entries of a pool's page that holds a position, and the position's slot there.
+    Entries of(uint8_t* pool, int format, int head_dim, int64_t position, int kv_head) const {
+        const size_t index = size_t(pages[position / page % num_pages]) * kv_heads + kv_head;
+        return {pool + index * page * entry_nbytes(format, head_dim), format, head_dim, page};
     }
+    int slot(int64_t position) const { return int(position % page); }
 };
 
-// The keys and values that a token sees: those of positions begin .. end - 1 from one kv head's pages, then new ones.
-template <class T>
+// The keys or values that a token sees: those of positions begin .. end - 1 from one kv head's pages, then new ones.
 struct Visible {
-    const T *keys, *values;  // pools
+    uint8_t* pool;
     Places places;
-    int kv_head, head_dim;
+    int format, kv_head, head_dim;
     int64_t begin, end;
-    Run<T> fresh;
+    Entries fresh;
 
-    int count() const { return int(end - begin) + fresh.count; }
+    int count() const { return int(end - begin) + fresh.slots; }
 
     // Calls use(run) for each run, in the order of positions.
     template <class F>
     void for_each_run(F use) const {
-        size_t first = begin < end ? places.of(begin, kv_head) * head_dim : 0;
+        const auto entries_at = [&](int64_t position) { return places.of(pool, format, head_dim, position, kv_head); };
+        Entries entries = begin < end ? entries_at(begin) : fresh;
         for (int64_t at = begin; at < end;) {
-            const int here = int(std::min(end - at, places.page - at % places.page));
-            Run<T> run{keys + first, values + first, here};
+            const int first = places.slot(at), here = int(std::min(end - at, int64_t(places.page - first)));
+            Run run{entries, first, here, nullptr};
             at += here;
-            if (at < end) {
-                first = places.of(at, kv_head) * head_dim;
-                run.next_keys = keys + first, run.next_values = values + first;
-            }
+            if (at < end) entries = entries_at(at), run.next = entries.base;
             use(run);
         }
-        use(fresh);
+        if (fresh.slots) use(Run{fresh, 0, fresh.slots, nullptr});
     }
 };
 
@@ -195,14 +236,16 @@ inline size_t attend_floats(int head_dim, int keys, int rows) {
 }
 
 // Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q.
-template <class T, int HEADS>
-void attend_rows(const float* q, const Visible<T>& seen, const float* sinks, float cap, float* scores, float* out) {
-    const int count = seen.count(), head_dim = seen.head_dim;
+template <int HEADS>
+void attend_rows(const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* scores, float* out) {
+    const int count = keys.count(), head_dim = keys.head_dim;
     const size_t stride = size_t(count) + LANES;
     int at = 0;
-    seen.for_each_run([&](const Run<T>& run) {
-        score_keys<T, HEADS>(q, run.keys, run.next_keys, run.count, head_dim, scores + at, stride);
-        at += run.count;
+    with_reader(keys.format, [&](auto* type) {
+        keys.for_each_run([&](const Run& run) {
+            score_keys<std::remove_pointer_t<decltype(type)>, HEADS>(q, run, scores + at, stride);
+            at += run.count;
+        });
     });
     for (int h = 0; h < HEADS; h++) {
         if (cap) cap_scores(scores + h * stride, count, cap);
@@ -210,56 +253,57 @@ void attend_rows(const float* q, const Visible<T>& seen, const float* sinks, flo
     }
     std::memset(out, 0, size_t(HEADS) * head_dim * 4);
     at = 0;
-    seen.for_each_run([&](const Run<T>& run) {
-        add_values<T, HEADS>(scores + at, stride, run.values, run.next_values, run.count, head_dim, out);
-        at += run.count;
+    with_reader(values.format, [&](auto* type) {
+        values.for_each_run([&](const Run& run) {
+            add_values<std::remove_pointer_t<decltype(type)>, HEADS>(scores + at, stride, run, out);
+            at += run.count;
+        });
     });
+    if (is_mixed(values.format))
+        for (int h = 0; h < HEADS; h++) mix_head(out + h * head_dim, head_dim);
 }
 
-template <class T>
-void attend_some(int heads, const float* q, const Visible<T>& seen, const float* sinks, float cap, float* scores, float* out) {
+inline void attend_some(int heads, const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* scores, float* out) {
     switch (heads) {
-        case 1: return attend_rows<T, 1>(q, seen, sinks, cap, scores, out);
-        case 2: return attend_rows<T, 2>(q, seen, sinks, cap, scores, out);
-        case 3: return attend_rows<T, 3>(q, seen, sinks, cap, scores, out);
-        default: return attend_rows<T, MOST_HEADS>(q, seen, sinks, cap, scores, out);
+        case 1: return attend_rows<1>(q, keys, values, sinks, cap, scores, out);
+        case 2: return attend_rows<2>(q, keys, values, sinks, cap, scores, out);
+        case 3: return attend_rows<3>(q, keys, values, sinks, cap, scores, out);
+        default: return attend_rows<MOST_HEADS>(q, keys, values, sinks, cap, scores, out);
     }
 }
 
 // Returns the rope of a row's token, or null.
 inline const float* rope_of(const Attend& a, int row) { return a.rope ? a.rope + a.starts[row] * (a.head_dim - a.unrotated) : nullptr; }
 
-// Makes the key and value of a row's token in the cache's format: [head_dim] each.
-template <class T>
-void make_entry(const Attend& a, int row, int kv_head, float* work, T* key, T* value) {
+// Makes the entries of the key and value of a row's token. work: [head_dim].
+inline void make_entry(const Attend& a, int row, int kv_head, float* work, const Entries& keys, const Entries& values, int slot) {
     const int head_dim = a.head_dim;
     const float* rope = rope_of(a, row);
     normalise(a.k_norm, a.k.at(row) + size_t(kv_head) * head_dim, head_dim, work);
     if (rope) rotate(work, rope, head_dim - a.unrotated);
-    for (int e = 0; e < head_dim; e++) narrow(work[e], key + e);
+    keys.put(slot, work);
     normalise(a.v_norm, a.v.at(row) + size_t(kv_head) * head_dim, head_dim, work);
-    for (int e = 0; e < head_dim; e++) narrow(work[e], value + e);
+    values.put(slot, work);
 }
 
 // Attends with heads first .. last - 1 of the nth row's token, which belong to one kv head. Every thread makes the new entries
 // that the row sees for itself, its own and those of the sequence's earlier rows. The thread that has the kv head's first query
 // head also writes the row's own entry to the cache; nobody reads that slot before the next phase.
-template <class T>
-void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int last, float* scratch) {
+inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int last, float* scratch) {
     const int row = rows.index[nth];
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
     const int64_t position = a.starts[row];
     const float* rope = rope_of(a, row);
     const Places places{a.table + a.sequences[row] * a.num_pages, a.num_pages, a.page, a.kv_heads};
-    T *keys = (T*)a.k_cache, *values = (T*)a.v_cache;
     const int64_t reach = a.window && a.window < places.slots() ? a.window : places.slots();
     const int64_t begin = std::max<int64_t>(0, position + 1 - reach), end = position + 1;  // positions that are attended
     const int made = a.k ? int(std::min<int64_t>(rows.earlier[nth] + 1, end - begin)) : 0;  // the last of them, not read from the cache
-    T *new_keys = (T*)scratch, *new_values = new_keys + size_t(made) * head_dim;  // [made, head_dim] each
     float *q = scratch + size_t(2 * made) * head_dim, *scores = q + MOST_HEADS * head_dim;
-    for (int i = 0; i < made; i++)
-        make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys + size_t(i) * head_dim, new_values + size_t(i) * head_dim);
-    const Visible<T> seen{keys, values, places, kv_head, head_dim, begin, end - made, {new_keys, new_values, made}};
+    const Entries new_keys{(uint8_t*)scratch, a.k_format, head_dim, made};
+    const Entries new_values{(uint8_t*)(scratch + size_t(made) * head_dim), a.v_format, head_dim, made};
+    for (int i = 0; i < made; i++) make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys, new_values, i);
+    const Visible keys{a.k_cache, places, a.k_format, kv_head, head_dim, begin, end - made, new_keys};
+    const Visible values{a.v_cache, places, a.v_format, kv_head, head_dim, begin, end - made, new_values};
     const bool writes = a.k && first % group == 0;
     for (int together; first < last; first += together) {
         together = std::min(last - first, MOST_HEADS);
@@ -267,15 +311,15 @@ void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int las
             float* head = q + h * head_dim;
             normalise(a.q_norm, a.q.at(row) + size_t(first + h) * head_dim, head_dim, head);
             if (rope) rotate(head, rope, head_dim - a.unrotated);
+            if (is_mixed(a.k_format)) mix_head(head, head_dim);
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
-        attend_some<T>(together, q, seen, sinks, a.cap, scores, a.out.at(row) + size_t(first) * head_dim);
+        attend_some(together, q, keys, values, sinks, a.cap, scores, a.out.at(row) + size_t(first) * head_dim);
     }
     if (!writes) return;
-    const size_t place = places.of(position, kv_head) * head_dim, own = size_t(made - 1) * head_dim;
-    std::memcpy(keys + place, new_keys + own, size_t(head_dim) * sizeof(T));
-    std::memcpy(values + place, new_values + own, size_t(head_dim) * sizeof(T));
+    places.of(a.k_cache, a.k_format, head_dim, position, kv_head).copy(places.slot(position), new_keys, made - 1);
+    places.of(a.v_cache, a.v_format, head_dim, position, kv_head).copy(places.slot(position), new_values, made - 1);
 }
 
 }  // namespace graphcore

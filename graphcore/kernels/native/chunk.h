@@ -1,6 +1,7 @@
 // Attention of a chunk of one sequence: many tokens whose keys and values are not in the cache yet.
 //
-// First all keys and values that the chunk sees, old and new, are widened to float32. Keys are transposed, so that a vector
+// First all keys and values that the chunk sees, old and new, are widened to float32. New ones are rounded as the cache holds
+// them, so that no answer shows where chunks begin. Keys are transposed, so that a vector
 // has one feature of sixteen keys, and no score is a sum across lanes:
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
@@ -14,13 +15,14 @@
 namespace graphcore {
 
 struct Chunk {
-    const uint8_t *query, *key, *value;  // [tokens, heads, head_dim], and twice [tokens, kv_heads, head_dim], of format
+    // [tokens, heads, head_dim], and twice [tokens, kv_heads, head_dim], of format. If key is null, the tokens are in the pages.
+    const uint8_t *query, *key, *value;
     uint8_t* out;                        // [tokens, heads, head_dim] of format
-    uint8_t *k_cache, *v_cache;          // [pages, kv_heads, page, head_dim] of cache_format
+    uint8_t *k_cache, *v_cache;          // [pages, kv_heads, page entries] of k_format and of v_format
     const int32_t* pages;                // [num_pages], the sequence's
     const float* sinks;                  // [heads], or null
     int64_t start;                       // position of the chunk's first token
-    int32_t tokens, heads, kv_heads, head_dim, page, num_pages, window, format, cache_format;
+    int32_t tokens, heads, kv_heads, head_dim, page, num_pages, window, format, k_format, v_format;
     float scale;
     float cap;  // scores become cap * tanh(score / cap); 0: no cap
 
@@ -65,24 +67,23 @@ struct Seen {
     }
 };
 
-// Widens one key and value. Old ones come from the pages; new ones are rounded to the cache's format first.
+// Widens one key and value. Old ones come from the pages; new ones are rounded to the cache's format first. row: twice head_dim.
 inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index, float* row) {
     const int64_t position = seen.first + index;
     const int head_dim = a.head_dim;
-    const bool is_past = position < a.start;
-    const size_t old = is_past ? a.places().of(position, kv_head) * head_dim * format_nbytes(a.cache_format) : 0;
-    const size_t fresh = (size_t(position - a.start) * a.kv_heads + kv_head) * head_dim * format_nbytes(a.format);
-    const auto fetch = [&](const uint8_t* cache, const uint8_t* chunk, float* to) {
-        if (is_past) return widen_row(cache + old, head_dim, a.cache_format, to);
-        widen_row(chunk + fresh, head_dim, a.format, to);
-        if (a.cache_format == a.format) return;
-        uint8_t rounded[4];
-        for (int e = 0; e < head_dim; e++) narrow_row(to + e, 1, a.cache_format, rounded), widen_row(rounded, 1, a.cache_format, to + e);
+    const auto fetch = [&](uint8_t* cache, int format, const uint8_t* chunk, float* to) {
+        const Places places = a.places();
+        if (position < a.start || !a.key) return places.of(cache, format, head_dim, position, kv_head).get(places.slot(position), to);
+        widen_row(chunk + (size_t(position - a.start) * a.kv_heads + kv_head) * head_dim * format_nbytes(a.format), head_dim, a.format, to);
+        if (format == a.format) return;
+        const Entries rounded{(uint8_t*)(row + head_dim), format, head_dim, 1};
+        rounded.put(0, to);
+        rounded.get(0, to);
     };
-    fetch(a.k_cache, a.key, row);
+    fetch(a.k_cache, a.k_format, a.key, row);
     float* keys = seen.keys + size_t(kv_head) * head_dim * seen.stride + index;
     for (int e = 0; e < head_dim; e++) keys[e * seen.stride] = row[e];
-    fetch(a.v_cache, a.value, seen.values + (size_t(kv_head) * seen.count + index) * head_dim);
+    fetch(a.v_cache, a.v_format, a.value, seen.values + (size_t(kv_head) * seen.count + index) * head_dim);
 }
 
 // Computes the scores of ROW_TILE rows with keys begin .. end - 1. begin: a multiple of LANES.
@@ -130,6 +131,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     const auto row_of = [&](int r) { return std::min(first_row + r, num_rows - 1); };
     for (int r = 0; r < ROW_TILE; r++) {
         widen_row(a.query + place_of(row_of(r)) * format_nbytes(a.format), head_dim, a.format, q + r * head_dim);
+        if (is_mixed(a.k_format)) mix_head(q + r * head_dim, head_dim);
         for (int e = 0; e < head_dim; e++) q[r * head_dim + e] *= a.scale;
     }
     // Row r sees keys begin_of(r) .. end_of(r) - 1. Index 0 is the chunk's oldest key.
@@ -147,17 +149,19 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     }
     const float* values = seen.values + size_t(kv_head) * seen.count * head_dim;
     for (int r = 0; r < ROW_TILE; r += 4) weigh_values(scores + r * seen.stride, seen.stride, values, head_dim, begin, end, out + r * head_dim);
-    for (int r = 0; r < ROW_TILE && first_row + r < num_rows; r++)
+    for (int r = 0; r < ROW_TILE && first_row + r < num_rows; r++) {
+        if (is_mixed(a.v_format)) mix_head(out + r * head_dim, head_dim);
         narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));
+    }
 }
 
-// The attention of a chunk as a job of three phases: widen keys and values, attend, write the pages.
+// The attention of a chunk as a job of three phases: widen keys and values, attend, and write the pages if there are new keys.
 class ChunkJob final : public Job {
   public:
     // scratch: [threads, tile_floats]
     ChunkJob(const Chunk& chunk, const Seen& seen, float* scratch, size_t stride) : a_(chunk), seen_(seen), scratch_(scratch), stride_(stride) {}
 
-    int phases() const override { return 3; }
+    int phases() const override { return a_.key ? 3 : 2; }
 
     Deal deal(int phase, int threads) const override {
         if (phase == WIDEN) return Deal::even(seen_.count * a_.kv_heads, threads);
@@ -181,11 +185,13 @@ class ChunkJob final : public Job {
 
     void write_entry(int kv_head, int token, float* row) const {
         const size_t from = (size_t(token) * a_.kv_heads + kv_head) * a_.head_dim * format_nbytes(a_.format);
-        const size_t to = a_.places().of(a_.start + token, kv_head) * a_.head_dim * format_nbytes(a_.cache_format);
-        widen_row(a_.key + from, a_.head_dim, a_.format, row);
-        narrow_row(row, a_.head_dim, a_.cache_format, a_.k_cache + to);
-        widen_row(a_.value + from, a_.head_dim, a_.format, row);
-        narrow_row(row, a_.head_dim, a_.cache_format, a_.v_cache + to);
+        const auto write = [&](uint8_t* cache, int format, const uint8_t* chunk) {
+            const Places places = a_.places();
+            widen_row(chunk + from, a_.head_dim, a_.format, row);
+            places.of(cache, format, a_.head_dim, a_.start + token, kv_head).put(places.slot(a_.start + token), row);
+        };
+        write(a_.k_cache, a_.k_format, a_.key);
+        write(a_.v_cache, a_.v_format, a_.value);
     }
 
     const Chunk& a_;

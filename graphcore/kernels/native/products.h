@@ -252,6 +252,9 @@ inline float widen_one(const Bf16* from) {
     return load<float>(&bits);
 }
 inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
+inline void narrow(float value, float* to) { *to = value; }
+inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
+inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
 // Multiplies the columns that are left over. It is one function, so that compilers add in the same way for every caller.
 template <class T>

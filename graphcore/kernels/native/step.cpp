@@ -102,11 +102,7 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
 void run_attend(const Attend& a, const Rows& rows, Range units, Scratch& scratch) {
     const int nth = units.begin / a.heads;
     const int first = units.begin - nth * a.heads, last = units.end - nth * a.heads;
-    switch (a.cache_format) {
-        case F32: return attend_heads<float>(a, rows, nth, first, last, scratch.row);
-        case F16: return attend_heads<Fp16>(a, rows, nth, first, last, scratch.row);
-        default: return attend_heads<Bf16>(a, rows, nth, first, last, scratch.row);
-    }
+    attend_heads(a, rows, nth, first, last, scratch.row);
 }
 
 void run_add_norm(const AddNorm& a, int row, int part, Scratch& scratch) {

@@ -93,10 +93,10 @@ struct Attend {
     const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
     const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's number in the caches
-    uint8_t *k_cache, *v_cache;         // [pages, kv_heads, page, head_dim]
+    uint8_t *k_cache, *v_cache;         // [pages, kv_heads, page entries] of k_format and of v_format
     const int32_t* table;               // [sequences, num_pages]: pages of each sequence
     PerRow<float> out;                  // [heads, head_dim]
-    int32_t heads, kv_heads, head_dim, page, num_pages, window, cache_format;
+    int32_t heads, kv_heads, head_dim, page, num_pages, window, k_format, v_format;
     int32_t unrotated;  // last features of a head that are not rotated
     float scale;
     float cap;  // scores become cap * tanh(score / cap); 0: no cap

@@ -16,6 +16,7 @@ PATH_KEYS = ("prompt_file", "model.checkpoint", "task.prompts_jsonl", "task.text
 TEXT_KEYS = ("prompt", "system", *PATH_KEYS)
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "task.output")  # may hold ${now:...}
 LIST_KEYS = ("stop",)
+PAIR_KEYS = ("kv_dtype",)  # a comma joins two values, except in a sweep
 SWEEP_FLAGS = ("-m", "--multirun")
 HELP_FLAGS = ("-h", "--help")
 VERSION_FLAG = "--version"
@@ -153,7 +154,8 @@ def _quoted_argument(argument: str, is_sweep: bool) -> str:
         return f"{written}={_in_quotes(value)}"
     if key in PATH_KEYS and is_sweep and re.fullmatch(r"choice\(.*\)", value, re.DOTALL):
         return argument
-    return f"{written}={quote(value)}" if key in TEXT_KEYS else argument
+    is_text = key in TEXT_KEYS or (key in PAIR_KEYS and "," in value and not is_sweep)
+    return f"{written}={quote(value)}" if is_text else argument
 
 
 def quote(text: str) -> str:

@@ -183,7 +183,7 @@ def _ran(settings: Settings, config: ModelConfig, choices: Choices) -> Record:
         },
         "device": str(choices.device),
         "dtype": str(choices.dtype).removeprefix("torch."),
-        "kv_dtype": str(choices.kv_dtype).removeprefix("torch."),
+        "kv_dtype": str(choices.kv_dtype),
         "graph": {"kind": choices.graph, "prefill": choices.prefill},
         "context_length": choices.context,
         "threads": torch.get_num_threads(),

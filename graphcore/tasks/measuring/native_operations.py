@@ -52,7 +52,8 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
         case instructions.Attend():
             window = f", window {arguments.window}" if arguments.window else ""
             shape = f"{arguments.heads} heads, {arguments.kv_heads} kv, {arguments.head_dim}{window}"
-            return OperationName(kind, shape, FORMAT_NAMES[arguments.cache_format])
+            kept = dict.fromkeys(FORMAT_NAMES[number] for number in (arguments.k_format, arguments.v_format))
+            return OperationName(kind, shape, ",".join(kept))
         case instructions.ExpertsUp():
             shape, name = _described([arguments.gate, arguments.up])
             return OperationName(kind, f"{arguments.used} of ({shape})", name)

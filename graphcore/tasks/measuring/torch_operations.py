@@ -19,6 +19,7 @@ from graphcore.graph.lowering.tracing import is_call, trace
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.attend import attend
+from graphcore.kernels.cache_codes import KVTypes, format_of, head_dim_of
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.linear import Linear
@@ -68,7 +69,7 @@ class TorchOperations:
 
     def _block(self, block: nn.Module, cache: LayerCache) -> None:
         """Append the operations of a layer, in the order of a trace of its forward."""
-        traced, width = trace(block), cache.tensors[0].shape[3]
+        traced, width = trace(block), head_dim_of(cache.tensors[0])
         sizes: dict[Call, int] = {}  # number of features of each operation's output
         for node in traced.nodes():
             x = node.args[0] if node.args else None
@@ -98,11 +99,11 @@ class TorchOperations:
         given = inspect.signature(attend).bind(*node.args)
         given.apply_defaults()
         window, scale, sinks, cap = (given.arguments[name] for name in ("window", "scale", "sinks", "cap"))
-        _, kv_heads, _, width = cache.k.shape
+        kv_heads, width = cache.k.shape[1], head_dim_of(cache.k)
         query, key, value = (self._input(count, width) for count in (heads, kv_heads, kv_heads))
         of_window = f", window {window}" if window else ""
         shape = f"{heads} heads, {kv_heads} kv, {width}{of_window}"
-        name = OperationName("attend", shape, str(cache.k.dtype).removeprefix("torch."))
+        name = OperationName("attend", shape, str(KVTypes(*(format_of(one) or one.dtype for one in cache.tensors))))
         scores = None if sinks is None else torch.zeros(heads, device=self.device)
         span = self.state.span
         where = (*cache.rows(1).inputs, span.starts, span.counts, window, scale, scores, "", cap)

@@ -27,7 +27,7 @@ def ran_record(engine: Engine) -> Record:
         },
         "device": stats["device"],
         "dtype": stats["dtype"],
-        "kv_dtype": str(engine.choices.kv_dtype).removeprefix("torch."),
+        "kv_dtype": str(engine.choices.kv_dtype),
         "quant": quant_record(engine),
         "graph": {
             "kind": stats["graph"],

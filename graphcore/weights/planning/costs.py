@@ -27,6 +27,7 @@ from math import prod
 import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.kernels.cache_codes import Kept
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
@@ -111,7 +112,7 @@ def allocated_cache_nbytes(
     spec: ModelSpec,
     batch: int,
     context: int,
-    dtype: torch.dtype,
+    dtype: Kept,
     chunk: int = 0,
     tokens: int = 0,
     snapshots: int = 0,

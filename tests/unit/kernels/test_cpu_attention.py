@@ -11,8 +11,7 @@ from attend_cases import Implementation, Sequences, Shape, beyond_the_cap
 from torch import Tensor
 
 from graphcore.kernels import instructions
-from graphcore.kernels.cpu_attention import sliced_attend
-from graphcore.kernels.kernel_packing import DTYPE_NUMBERS
+from graphcore.kernels.cpu_attention import cache_number, sliced_attend
 from graphcore.kernels.native_program import NativeProgram
 
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
@@ -38,7 +37,7 @@ def attend_as_a_program(
 ) -> Tensor:
     """Implement `attend` for one token of each sequence: one instruction each."""
     out = torch.zeros_like(query)
-    _, kv_heads, page, width = k_cache.shape
+    (kv_heads, page), width = k_cache.shape[1:3], query.shape[3]
     for row in counts.nonzero().flatten().tolist():
         program, arguments = NativeProgram(library, 1), instructions.Attend()
         parts = (query[row].float(), key[row].float(), value[row].float(), answer := out[row].float())
@@ -49,7 +48,7 @@ def attend_as_a_program(
         arguments.table, arguments.page, arguments.num_pages = program.address(table, torch.int32), page, table.shape[1]
         arguments.heads, arguments.kv_heads, arguments.head_dim = query.shape[2], kv_heads, width
         arguments.window, arguments.scale, arguments.cap = window, scale, cap
-        arguments.cache_format = DTYPE_NUMBERS[k_cache.dtype]
+        arguments.k_format, arguments.v_format = cache_number(k_cache), cache_number(v_cache)
         program.needs_attention(width, page * table.shape[1])
         program.add(arguments)
         program.run()

@@ -1,0 +1,182 @@
+"""Keys and values in codes, in every architecture: all ways to run agree, and the logits stay near transformers'.
+
+The tiny models' heads are widened to whole blocks. Ways that run the same kernels agree to the bit: pages and one page,
+streamed and resident. A captured step computes in its own order, so a number now and then falls on the other side of a
+rounding.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from test_decode_equals_forward import PROMPTS, one_by_one, rows_of, together
+from test_paged_caches import BATCH, CHUNK, CONTEXT, PAGE, SETTINGS, answers, assert_bits_agree
+from tiny_models import TinyModel
+from torch import Tensor, nn
+
+from graphcore import Engine
+from graphcore.errors import ConfigError
+from graphcore.kernels.cache_codes import KVTypes
+from graphcore.nn.layer_cache import KVCache
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 features, in models 64 wide
+FORMATS = ("q8_0", "q5_0", "q4_0", "q8_0,q4_0")
+# Root mean square of the logits' error over that of the logits. Random weights attend sharply and magnify errors; a value
+# that stays mixed, or a key that is mixed when its query is not, gives more than 1.
+NEAR = {"q8_0": 4e-2, "q5_0": 0.3, "q4_0": 0.5, "q8_0,q4_0": 0.5}
+SAME = {"q8_0": 1.5e-3, "q5_0": 1e-2, "q4_0": 2e-2, "q8_0,q4_0": 2e-2}  # the same between ways to run
+
+
+def _gemma3(**changes: object) -> nn.Module:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**tiny_models.GEMMA_TEXT, **changes}))
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": tiny_models.VOCAB, "n_positions": 512, "n_embd": 64, "n_layer": 3, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **tiny_models.NO_TOKENS))
+
+
+def _qwen2() -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(Qwen2Config(**tiny_models.SIZES, **HEADS, num_hidden_layers=3, **tiny_models.NO_TOKENS))
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "llama3": lambda: tiny_models.BUILDERS["llama3"](head_dim=96),
+    "mistral": tiny_models.BUILDERS["mistral"],
+    "qwen2": _qwen2,
+    "qwen3": tiny_models.BUILDERS["qwen3"],
+    "gemma3": lambda: _gemma3(head_dim=64),
+    "gemma4": lambda: tiny_models.gemma4(head_dim=32, global_head_dim=64),
+    "gpt2": _gpt2,
+    "gpt_oss": lambda: tiny_models.gpt_oss(head_dim=32),
+    "qwen3_moe": tiny_models.BUILDERS["qwen3_moe"],
+    "qwen3_5": tiny_models.BUILDERS["qwen3_5"],
+    "qwen3_next": tiny_models.BUILDERS["qwen3_next"],
+    "bitnet": lambda: tiny_models.BUILDERS["bitnet"](**HEADS),
+}
+QUICK = ("mistral", "gemma4", "qwen3_5")
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in BUILDERS]
+Wide = Callable[[str], TinyModel]
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Wide:
+    """A function from a name to a tiny checkpoint whose heads are whole blocks."""
+    made: dict[str, TinyModel] = {}
+
+    def make(name: str) -> TinyModel:
+        if name not in made:
+            torch.manual_seed(0)
+            reference, folder = BUILDERS[name](), Path(tmp_path_factory.mktemp(name))
+            tiny_models.randomise(reference, 0)
+            reference.set_attn_implementation("eager")
+            reference.eval()
+            reference.save_pretrained(folder)
+            made[name] = TinyModel(name, folder, reference)
+        return made[name]
+
+    return make
+
+
+def load(model: TinyModel, graph: str, *overrides: str, dtype: str = "fp32") -> Engine:
+    sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
+    return Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Return the root mean square of the difference over that of what is expected."""
+    return float((found - expected).norm() / expected.norm())
+
+
+@torch.inference_mode()
+def steps_of(engine: Engine) -> list[Tensor]:
+    rows = rows_of(seed=1)
+    return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS)]
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("name", EVERY)
+def test_captured_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: str, wide_model: Wide) -> None:
+    model, row = wide_model(name), rows_of(seed=1)[1]
+    with torch.inference_mode():
+        expected = model.reference(torch.tensor([row])).logits[0, 16:].float()
+    found = {}
+    for graph in ("captured", "eager"):
+        with load(model, graph, f"kv_dtype={kv}") as engine:
+            caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
+            assert all(one.k.dtype is torch.uint8 for one in caches)
+            found[graph] = steps_of(engine)
+    assert relative(found["eager"][0], expected) < NEAR[kv]
+    for one, other in zip(found["captured"], found["eager"], strict=True):
+        assert relative(one, other) < SAME[kv]
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("name", EVERY)
+def test_pages_of_codes_have_the_bits_of_one_page(
+    name: str, how: str, wide_model: Wide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_bits_agree(wide_model(name), monkeypatch, PAGE, *SETTINGS[how], "kv_dtype=q8_0,q5_0")
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("name", EVERY)
+def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, wide_model: Wide) -> None:
+    found = []
+    for overrides in ((), ("streaming=on",)):
+        with load(wide_model(name), graph, "kv_dtype=q4_0", *overrides) as engine:
+            found.append(answers(engine))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mistral", "gemma4"])
+def test_compiled_blocks_attend_codes(name: str, wide_model: Wide) -> None:
+    found = []
+    for graph in ("eager", "compiled"):
+        with load(wide_model(name), graph, "kv_dtype=q8_0") as engine:
+            found.append(steps_of(engine))
+    for one, other in zip(*found, strict=True):
+        assert relative(one, other) < SAME["q8_0"]
+
+
+def test_a_sequence_is_put_aside_in_codes(wide_model: Wide) -> None:
+    row = rows_of(seed=2)[0]
+    with load(wide_model("gemma4"), "eager", "kv_dtype=q5_0") as engine, torch.inference_mode():
+        runner = engine.runner
+        runner.feed([row[:40]], [0])
+        expected = runner.feed([row[40:]], [40])
+        runner.feed([row[:40]], [0])
+        bring_back = runner.put_aside([0])
+        runner.feed([row[::-1]], [0])
+        bring_back()
+        assert torch.equal(runner.feed([row[40:]], [40]), expected)
+
+
+def test_the_plan_counts_the_codes(wide_model: Wide) -> None:
+    with load(wide_model("mistral"), "captured", "kv_dtype=q8_0,q4_0") as engine:
+        caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
+        held = sum(one.k.nbytes + one.v.nbytes for one in caches) + caches[0].table.nbytes
+        assert engine.plan.kv_nbytes == held
+        assert engine.choices.kv_dtype == KVTypes("q8_0", "q4_0")
+        assert str(engine.choices.kv_dtype) == "q8_0,q4_0"
+        assert any("4 billion" in note for note in engine.choices.notes)
+
+
+def test_heads_that_are_no_whole_blocks_are_refused(tiny_model: Wide) -> None:
+    with pytest.raises(ConfigError, match="heads of layer 0 have 24 features; use kv_dtype=auto"):
+        load(tiny_model("llama3"), "eager", "kv_dtype=q8_0")
+
+
+def test_float8_needs_a_gpu(wide_model: Wide) -> None:
+    with pytest.raises(ConfigError, match="fp8 is for a GPU, and this is cpu; use kv_dtype=q8_0"):
+        load(wide_model("mistral"), "eager", "kv_dtype=fp8")

@@ -1,0 +1,246 @@
+"""Caches of codes: what is rounded, where it lies, and attention over it by every implementation on the CPU.
+
+The reference unpacks the codes of each position and attends them in float64; what it rounds is libggml's (the golden
+blocks of tests/unit/quant), of heads that a Hadamard matrix in float64 has mixed.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from attend_cases import Implementation
+from packed_matrices import native_kernels
+from test_cpu_attention import attend_as_a_program
+from torch import Tensor
+
+from graphcore.kernels.attend import attend_shared, masked_attend
+from graphcore.kernels.cache_codes import (
+    CODED,
+    KVType,
+    entries,
+    format_of,
+    head_dim_of,
+    heads_of,
+    kept_at,
+    mixed,
+    planes,
+    pool_dtype,
+    vector_shape,
+)
+from graphcore.kernels.cpu_attention import sliced_attend
+from graphcore.nn.layer_cache import KVCache
+from graphcore.quant.registry import FORMATS
+
+BATCH, KV_HEADS, CONTEXT, SCALE = 2, 2, 96, 0.3
+FLOAT8 = torch.float8_e4m3fn
+PAIRS = [(name, name) for name in CODED] + [("q8_0", "q4_0"), ("q5_0", torch.float32), (torch.float32, "q8_0")]
+PASSES = [[5, 1], [2, 7], [1, 1], [0, 1], [19, 4], [1, 1], [33, 40], [1, 1]]
+
+
+def hadamard(size: int) -> Tensor:
+    """Return the orthonormal matrix by its recursion, in float64."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix / size**0.5
+
+
+def pool(kind: KVType, head_dim: int, page: int, pages: int) -> Tensor:
+    """Return a pool full of what no kernel may read: codes whose scales are NaN, or NaN."""
+    shape = (pages, KV_HEADS, page, *vector_shape(kind, head_dim))
+    return torch.full(shape, 255 if isinstance(kind, str) else float("nan"), dtype=pool_dtype(kind))
+
+
+class Grown:
+    """Sequences that grow pass by pass, with codes of each position."""
+
+    def __init__(self, kinds: tuple[KVType, KVType], head_dim: int, window: int = 0, page: int = 16, heads: int = 6):
+        slots = min(window + 40, CONTEXT) if window else CONTEXT
+        blocks = -(-slots // page)
+        self.generator = torch.Generator().manual_seed(7)
+        order = torch.randperm(BATCH * blocks + 2, generator=self.generator)
+        self.table = order[: BATCH * blocks].int().view(BATCH, blocks)
+        self.pools = [pool(kind, head_dim, page, BATCH * blocks + 2) for kind in kinds]
+        self.heads, self.head_dim, self.window = heads, head_dim, window
+        self.sinks = torch.randn(heads, generator=self.generator)
+        self.seen: list[list[list[Tensor]]] = [[[] for _ in range(BATCH)] for _ in range(2)]  # as they are attended
+
+    def run(self, attend: Implementation, counts: list[int]) -> tuple[Tensor, Tensor]:
+        tokens = max(1, *counts)
+        query, key, value = (
+            torch.randn(BATCH, tokens, heads, self.head_dim, generator=self.generator)
+            for heads in (self.heads, KV_HEADS, KV_HEADS)
+        )
+        starts = torch.tensor([len(row) for row in self.seen[0]])
+        for cache, rows, new in zip(self.pools, self.seen, (key, value), strict=True):
+            kept = heads_of(entries(new, cache), torch.float64)
+            wide = mixed_back(kept) if format_of(cache) or cache.dtype is FLOAT8 else kept
+            for row, count in enumerate(counts):
+                rows[row] += list(wide[row, :count])
+        where = (*self.pools, self.table, starts, torch.tensor(counts))
+        out = attend(query, key, value, *where, self.window, SCALE, self.sinks)
+        found, expected = [], []
+        for row, count in enumerate(counts):
+            for token in range(count):
+                found += list(out[row, token].double())
+                expected += self.attended(row, int(starts[row]) + token, query[row, token].double())
+        return torch.stack(found), torch.stack(expected)
+
+    def attended(self, row: int, position: int, query: Tensor) -> list[Tensor]:
+        first = max(0, position + 1 - self.window) if self.window else 0
+        keys, values = (torch.stack(rows[row][first : position + 1]) for rows in self.seen)  # [L, K, E]
+        answers = []
+        for head in range(self.heads):
+            kv_head = head // (self.heads // KV_HEADS)
+            scores = torch.cat((SCALE * keys[:, kv_head] @ query[head], self.sinks[head : head + 1].double()))
+            answers.append(scores.softmax(0)[:-1] @ values[:, kv_head])
+        return answers
+
+
+def mixed_back(heads: Tensor) -> Tensor:
+    """Undo the Hadamard matrix in float64."""
+    size = heads.shape[-1] & -heads.shape[-1]
+    return (heads.unflatten(-1, (-1, size)) @ hadamard(size)).flatten(-2)
+
+
+def native(attend: Implementation) -> Implementation:
+    return partial(attend, library=native_kernels())
+
+
+IMPLEMENTATIONS = {"sliced": sliced_attend, "masked": masked_attend, "native": None}
+
+
+def implementation_of(name: str) -> Implementation:
+    return IMPLEMENTATIONS[name] or native(sliced_attend)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160, 256])
+def test_heads_are_multiplied_with_hadamard_matrices_and_back(head_dim: int) -> None:
+    heads = torch.randn(3, 5, head_dim, generator=torch.Generator().manual_seed(head_dim))
+    size = {96: 32, 160: 32}.get(head_dim, head_dim)
+    expected = (heads.double().unflatten(-1, (-1, size)) @ hadamard(size)).flatten(-2)
+    torch.testing.assert_close(mixed(heads).double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(mixed(mixed(heads)), heads, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("implementation", ["masked", "sliced", "native", "program"])
+def test_pages_hold_libggml_s_blocks_of_mixed_heads(name: str, implementation: str) -> None:
+    """The blocks' rounding is byte for byte libggml's (tests/unit/quant); here they must be found in the planes."""
+    head_dim, page, tokens = 96, 16, 21 if implementation != "program" else 1
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(1, tokens, heads, head_dim, generator=generator) for heads in (4, 2, 2))
+    pools = [pool(name, head_dim, page, 3) for _ in range(2)]
+    table, starts = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([5])
+    attend = native(attend_as_a_program) if implementation == "program" else implementation_of(implementation)
+    for cache in pools:
+        cache[2].zero_()  # positions 0 .. 4 are attended, too
+    attend(query, key, value, *pools, table, starts, torch.tensor([tokens]), 0, SCALE)
+    codes, scales = planes(pools[0])[0], planes(pools[0])[-1]
+    assert codes[1].shape == (3, 2, page, 3, 32 if name == "q8_0" else 16)
+    assert codes[1].data_ptr() == pools[0].data_ptr(), "codes come first"
+    assert scales[1].shape[-1] == 2
+    for cache, new in zip(pools, (key, value), strict=True):
+        expected = FORMATS[name].quantize_blocks(mixed(new[0]).reshape(-1, 32)).view(tokens, 2, 3, -1)
+        positions = torch.arange(5, 5 + tokens)
+        found = kept_at(cache, table[0][positions // page], positions % page)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("kinds", PAIRS, ids=str)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_attention_is_that_of_the_codes_in_float64(name: str, kinds: tuple[KVType, KVType], window: int) -> None:
+    for head_dim, page in ((32, 16), (96, 5), (128, 64)):
+        grown = Grown(kinds, head_dim, window, page)
+        for counts in PASSES:
+            found, expected = grown.run(implementation_of(name), counts)
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("kinds", PAIRS, ids=str)
+def test_an_instruction_attends_codes_as_the_loop_does(library: str, kinds: tuple[KVType, KVType], window: int) -> None:
+    for head_dim, page, heads in ((32, 16, 2), (96, 5, 4), (128, 64, 6), (64, 16, 8), (256, 16, 10)):
+        grown = Grown(kinds, head_dim, window, page, heads)
+        grown.run(partial(sliced_attend, library=library), [40, 17])
+        for counts in [[1, 1]] * 20:
+            found, expected = grown.run(partial(attend_as_a_program, library=library), counts)
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids=str)
+def test_chunk_borders_do_not_show(library: str, kinds: tuple[KVType, KVType]) -> None:
+    """Whatever the borders, a query meets the same codes in the same order: the bits agree."""
+    whole, parts = Grown(kinds, 64), Grown(kinds, 64)
+    inputs = [torch.randn(1, 60, heads, 64, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2, 2)]
+
+    def run(grown: Grown, sizes: list[int]) -> Tensor:
+        found, start = [], 0
+        for size in sizes:
+            tokens = [one[:, start : start + size].contiguous() for one in inputs]
+            where = (*grown.pools, grown.table[:1], torch.tensor([start]), torch.tensor([size]))
+            found.append(sliced_attend(*tokens, *where, 0, SCALE, library=library))
+            start += size
+        return torch.cat(found, dim=1)
+
+    expected = run(whole, [60])
+    assert torch.equal(run(parts, [16, 3, 41]), expected)
+    for one, other in zip(whole.pools, parts.pools, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kinds", [("q8_0", "q4_0"), ("q5_0", "q5_0"), (torch.float32, torch.float32)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 13])
+def test_layers_that_share_a_cache_read_the_codes_that_were_written(
+    name: str, kinds: tuple[KVType, KVType], tokens: int
+) -> None:
+    """The second layer's queries meet what the first layer's did, and the pools stay as they are."""
+    attend = implementation_of(name)
+    for window in (0, 9):
+        grown = Grown(kinds, 64, window)
+        grown.run(attend, [11, 20])
+        counts = [tokens, max(1, tokens - 4)]
+        asked: list[Tensor] = []
+
+        def keep_query(query: Tensor, *rest: object, attend: Implementation = attend, asked: list = asked) -> Tensor:
+            asked.append(query)
+            return attend(query, *rest)
+
+        starts = torch.tensor([len(row) for row in grown.seen[0]])
+        first, _ = grown.run(keep_query, counts)
+        before = [one.view(torch.uint8).clone() for one in grown.pools]
+        where = (*grown.pools, grown.table, starts, torch.tensor(counts))
+        shared = attend(asked[0], None, None, *where, window, SCALE, grown.sinks)
+        found = torch.cat([shared[row, :count].flatten(0, 1) for row, count in enumerate(counts)]).double()
+        torch.testing.assert_close(found, first, rtol=0, atol=2e-6)
+        assert all(torch.equal(one.view(torch.uint8), other) for one, other in zip(grown.pools, before, strict=True))
+
+
+def test_the_op_shares_a_cache_too() -> None:
+    grown = Grown(("q8_0", "q8_0"), 32)
+    grown.run(sliced_attend, [6, 3])
+    query = torch.randn(2, 3, 6, 32, generator=torch.Generator().manual_seed(0))
+    where = (*grown.pools, grown.table, torch.tensor([3, 0]), torch.tensor([3, 3]), 0, SCALE)
+    found = attend_shared(query, *where)
+    torch.testing.assert_close(found, masked_attend(query, None, None, *where), rtol=0, atol=2e-6)
+
+
+def test_float8_is_plain_torch_and_saturates() -> None:
+    grown = Grown((FLOAT8, FLOAT8), 64)
+    for counts in PASSES:
+        found, expected = grown.run(sliced_attend, counts)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    huge = entries(torch.full((1, 64), 1e4), grown.pools[0])
+    assert heads_of(huge, torch.float32)[0, 0] == 448
+    assert head_dim_of(grown.pools[0]) == 64
+
+
+def test_a_snapshot_brings_codes_back_into_another_row() -> None:
+    grown = Grown(("q5_0", "q8_0"), 64)
+    grown.run(sliced_attend, [23, 30])
+    cache = KVCache(*grown.pools, grown.table)
+    kept = cache.snapshot(1)
+    cache.restore(0, kept)
+    assert all(torch.equal(one[grown.table[0]], one[grown.table[1]]) for one in grown.pools)
