@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graphcore.engine.cache_pages import Kept, KeptSequence
+from graphcore.engine.cache_pages import KeptSequence
+from graphcore.engine.page_table import Copies
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class AsideFile:
         """
         self._file.seek(0)
         tensors = [self._read_one(dtype, shape) for dtype, shape in self.layout]
-        parts: list[Kept] = list(zip(tensors[::2], tensors[1::2], strict=True))
+        parts: list[Copies] = list(zip(tensors[::2], tensors[1::2], strict=True))
         return KeptSequence(self.tokens, parts)
 
     def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from graphcore.engine.cache_pages import CachePages, PageTable
+from graphcore.engine.cache_pages import CachePages
+from graphcore.engine.page_table import PageTable
 
 BLOCK = 64  # tokens that are compared at once
 MOST_COMPARED = 64  # pages that may follow one page and are compared token by token

@@ -18,7 +18,7 @@ it is, and a sequence goes on only after its last token.
 
 Layers with as many pages share one table. Kernels find every key through it, in any order of pages. Page 0 is nobody's:
 tables name it where a sequence has no page. graphcore/engine/cache_pages.py says who gets which page, and when a ring
-gives pages back; until it does, sequence b has pages 1 + b N to b N + N if there are enough.
+gives pages back. Without it sequence b has pages 1 + b N to b N + N.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
@@ -196,9 +196,11 @@ def pool_pages(reach: int, window: int, page: int, batch: int, context: int, tok
     Args:
         reach: pages that one sequence may have.
         window: the layers' window, 0 for none.
-        tokens: positions of all sequences together; 0 for `batch` whole contexts.
+        tokens: positions of all sequences together; 0 for all pages that they could have.
     """
-    whole, rest = divmod(tokens or batch * context, context)
+    if not tokens:
+        return 1 + batch * reach
+    whole, rest = divmod(tokens, context)
     pages = whole * -(-context // page) + -(-rest // page)
     if window:  # between passes a ring has its window's pages; one prompt at a time has those of a chunk, too
         pages = min(pages, (batch - 1) * min(touched_pages(window, page), reach) + reach)
@@ -221,7 +223,7 @@ def buffers_nbytes(
     Args:
         dtype: what keys and values are kept as.
         chunk, together, page: the same as in `own_buffers`.
-        tokens: positions of all sequences together; 0 for `batch` whole contexts.
+        tokens: positions of all sequences together; 0 for all pages that they could have.
         snapshots: states beside those of the sequences.
     """
     own = own_buffers(spec, context, chunk, together, page)
@@ -271,7 +273,7 @@ def allocate_cache(
 ) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
-    Sequences have pages of their own where there are enough for all of them, else none.
+    Sequences have pages of their own, one after another, unless `tokens` says that they share.
 
     Args:
         dtype: what keys and values are kept as.
@@ -290,7 +292,7 @@ def allocate_cache(
         reach, _, size, _ = shapes[0]
         pages = pool_pages(reach, windows[reach], size, batch, context, tokens)
         if reach not in tables:
-            tables[reach] = first_pages(batch, reach, pages, device)
+            tables[reach] = first_pages(batch, reach, not tokens, device)
         k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 
@@ -298,9 +300,9 @@ def allocate_cache(
     return tuple(made[layer] for layer in spec.cache_layers)
 
 
-def first_pages(batch: int, reach: int, pages: int, device: torch.device) -> Tensor:
-    """Return a table [B, N] in which sequences have pages one after another, or none if there are not enough."""
-    if pages <= batch * reach:
+def first_pages(batch: int, reach: int, has_own: bool, device: torch.device) -> Tensor:
+    """Return a table [B, N] in which sequences have pages of their own, one after another, or none."""
+    if not has_own:
         return torch.zeros(batch, reach, dtype=TABLE_DTYPE, device=device)
     return torch.arange(1, batch * reach + 1, dtype=TABLE_DTYPE, device=device).view(batch, reach)
 
