@@ -55,7 +55,6 @@ def load_codes(pool, at, place, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.cons
     if BITS == 8:
         code = tl.load(pool + (at + place * HEAD_DIM)[:, None] + column[None, :], mask=seen, other=0)
         value = code.to(tl.int8, bitcast=True).to(tl.float32)
-        before: tl.constexpr = PAGE * HEAD_DIM
     else:
         byte, shift = column // 32 * 16 + column % 16, column % 32 // 16 * 4
         code = tl.load(pool + (at + place * (HEAD_DIM // 2))[:, None] + byte[None, :], mask=seen, other=0)
@@ -65,7 +64,7 @@ def load_codes(pool, at, place, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.cons
             fifth = tl.load(fifths, mask=seen, other=0).to(tl.int32)
             code += ((fifth >> (column % 8)[None, :]) & 1) << 4
         value = (code - (1 << (BITS - 1))).to(tl.float32)
-        before: tl.constexpr = PAGE * (HEAD_DIM // 2 + (HEAD_DIM // 8 if BITS == 5 else 0))
+    before: tl.constexpr = PAGE * (HEAD_DIM if BITS == 8 else HEAD_DIM // 2 + (HEAD_DIM // 8 if BITS == 5 else 0))
     scales = pool + (at + before + place * (HEAD_DIM // 16))[:, None] + (column // 32 * 2)[None, :]
     scale = tl.load(scales.to(tl.pointer_type(tl.float16)), mask=seen, other=0.0).to(tl.float32)
     return value * scale
