@@ -119,7 +119,7 @@ def masked_attend(
         heads_of(kept_at(cache, table), query.dtype).transpose(1, 2).flatten(2, 3) for cache in caches
     )  # [B, K, S, E]
     if key is None or value is None:
-        kept = _in_cache(query.shape[1], caches, table, starts, counts)
+        kept = kept_of_pass(query.shape[1], caches, table, starts, counts)
         key, value = (heads_of(one, query.dtype) for one in kept)
     else:
         kept = [entries(new, cache) for new, cache in zip((key, value), caches, strict=True)]
@@ -141,7 +141,7 @@ def masked_attend(
     return like_heads_of(v_cache, out.transpose(1, 2)).contiguous()
 
 
-def _in_cache(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
+def kept_of_pass(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
     """Return the entries of a pass's tokens that are in the cache already; padding repeats the last real one."""
     span = torch.arange(tokens, device=starts.device)
     last = (counts - 1).clamp(min=0)

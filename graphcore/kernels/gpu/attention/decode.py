@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.attention.coded_heads import kind_of, launch_mix_heads, strides_of
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
@@ -96,6 +97,7 @@ def attend_splits(
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
     """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
     let_next_begin(DEPENDENT)
@@ -122,6 +124,7 @@ def attend_splits(
     best, total, sums = walk(
         q, k_rows, v_rows, pages, first % slots, begin, end, 0, best, total, sums, k_page, k_place, v_page, v_place,
         slots, window, scale, cap, WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
+        K_KIND, V_KIND,
     )  # fmt: skip
     answer = out + place * GROUP * HEAD_DIM
     if used == 1:
@@ -162,8 +165,8 @@ def attend_written(
     """Attend one new token of each sequence, whose key and value are already in the cache.
 
     Args:
-        query: [B, 1, H, E] compute dtype; the last stride is 1.
-        k_cache, v_cache: [P, K, G, E] cache dtype, pages of keys and values of all sequences.
+        query: [B, 1, H, E] compute dtype, mixed if the keys are; the last stride is 1.
+        k_cache, v_cache: pages of keys and values of all sequences, as in `attend`.
         table: [B, N] int32, pages of each sequence, as in `attend`; they hold positions 0 .. starts.
         starts: [B] int64, the new token's position.
         counts: [B] int64, 1, or 0 for a row without a token, whose answer is zeros.
@@ -240,7 +243,7 @@ def launch_attend_written(
     kv_heads, page = k_cache.shape[1:3]
     slots = table.shape[1] * page
     assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
-    assert query.stride(3) == k_cache.stride(3) == v_cache.stride(3) == 1, "vectors lie in one run"
+    assert query.stride(3) == k_cache.stride(-1) == v_cache.stride(-1) == 1, "vectors lie in one run"
     assert table.stride(1) == 1, "a sequence's pages are one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     tile = tile or keys_of_tile(width, query.dtype)
@@ -258,14 +261,14 @@ def launch_attend_written(
     warps, stages = (8, 3) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
     attend_splits[(splits, kv_heads, batch)](
         query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
-        query.stride(0), query.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], *table_sizes(table),
+        query.stride(0), query.stride(2), *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table),
         window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
         HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
-        maxnreg=REGISTERS // (RESIDENT * 32 * warps), **dependence(),
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kind_of(k_cache), V_KIND=kind_of(v_cache), **dependence(),
     )  # fmt: skip
-    return out
+    return launch_mix_heads(out, v_cache)
 
 
 # Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.

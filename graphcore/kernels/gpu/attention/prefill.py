@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.gpu.attention.coded_heads import kind_of, launch_mix_heads, strides_of
 from graphcore.kernels.gpu.attention.decode import table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.scoring import Scoring
@@ -28,6 +29,7 @@ def _attend_chunk(
     k_page, old_k_head, k_place, v_page, old_v_head, v_place, table_row, num_pages, window, scale, cap,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
     part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
@@ -55,11 +57,13 @@ def _attend_chunk(
         best, total, sums = walk(
             q, old_keys, old_values, pages, 0, 0, rest, since, best, total, sums, k_page, k_place, v_page, v_place,
             slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
+            K_KIND, V_KIND,
         )  # fmt: skip
     best, total, sums = walk(
         q, old_keys, old_values, pages, first % slots, rest, past, since, best, total, sums,
         k_page, k_place, v_page, v_place,
         slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
+        K_KIND, V_KIND,
     )  # fmt: skip
     best, total, sums = walk(
         q, keys, values, None, 0, new_first, end, token, best, total, sums, 0, k_token, 0, v_token,
@@ -98,22 +102,30 @@ def launch_attend_chunk(
     starts: Tensor,
     counts: Tensor,
     scoring: Scoring,
+    is_kept: bool = False,
 ) -> Tensor:
-    """Return the result of `attend`, before the cache is written."""
+    """Return the result of `attend`, before the cache is written.
+
+    Args:
+        is_kept: True for keys and values that were read from the cache, which are mixed already if it mixes.
+    """
     window, scale, sinks, _, cap = scoring
     batch, tokens, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]
     assert table.stride(1) == 1, "a sequence's pages are one run"
     for operand in (query, key, value, k_cache, v_cache):
-        assert operand.stride(3) == 1, "vectors lie in one run"
+        assert operand.stride(-1) == 1, "vectors lie in one run"
+    query = launch_mix_heads(query, k_cache)
+    if not is_kept:
+        key, value = launch_mix_heads(key, k_cache, is_entry=True), launch_mix_heads(value, v_cache, is_entry=True)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(k_cache), *strides_of(v_cache),
         *table_sizes(table), window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim,
         WIDTH=width, ROWS=rows, TILE=tile, PAGE=page, PRECISION=precision_of(query.dtype), num_warps=warps,
-        num_stages=2, enable_fp_fusion=True,
+        num_stages=2, enable_fp_fusion=True, K_KIND=kind_of(k_cache), V_KIND=kind_of(v_cache),
     )  # fmt: skip
-    return out
+    return launch_mix_heads(out, v_cache)

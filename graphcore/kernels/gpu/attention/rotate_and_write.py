@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.cache_codes import head_dim_of, is_mixed
+from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads
 from graphcore.kernels.gpu.attention.decode import table_sizes
+from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
@@ -42,14 +45,14 @@ def rotate_and_write(
     Args:
         projected: [B, (H + 2 K) E] compute dtype, contiguous.
         rope: [B, 1, 2, R/2] float32, as in nn/rope.py's `rotate`, or None.
-        k_cache, v_cache: [P, K, G, E] cache dtype, contiguous; position start is written if count is not 0.
+        k_cache, v_cache: pools as in `attend`, contiguous; position start is written if count is not 0.
         table: [B, N] int32, pages of each sequence, as in `attend`.
         starts: [B] int64, the token's position.  counts: [B] int64, 1 or 0.
         q_weight, k_weight: [E] float32, weights of an RMSNorm of each head before the rotation, or None.
         eps, scale_in_float32: settings of that norm, as in gpu/norm.py.
 
     Returns:
-        [B, 1, H, E] compute dtype; meaningless for a sequence without a token.
+        [B, 1, H, E] compute dtype, mixed if the keys are; meaningless for a sequence without a token.
     """
     op = torch.ops.graphcore.rotate_and_write.default
     norm = (q_weight, k_weight, eps, scale_in_float32)
@@ -58,7 +61,7 @@ def rotate_and_write(
 
 @torch.library.register_fake("graphcore::rotate_and_write")
 def _fake(projected: Tensor, _rope: Tensor | None, k_cache: Tensor, *_: object) -> Tensor:
-    kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
     heads = projected.shape[1] // head_dim - 2 * kv_heads
     return projected.new_empty(len(projected), 1, heads, head_dim)
 
@@ -146,7 +149,16 @@ def launch_rotate_and_write(
     scale_in_float32: bool,
 ) -> Tensor:
     """Implement `rotate_and_write`."""
-    batch, (_, kv_heads, page, head_dim) = len(projected), k_cache.shape
+    batch, (kv_heads, page), head_dim = len(projected), k_cache.shape[1:3], head_dim_of(k_cache)
+    if is_mixed(k_cache) or is_mixed(v_cache):
+        # The kernel writes each token's heads to a page of its own, from where they are kept in another form.
+        pools = projected.new_empty(2, batch, kv_heads, 1, head_dim)
+        own = torch.arange(batch, dtype=table.dtype, device=table.device)[:, None]
+        norm = (q_weight, k_weight, eps, scale_in_float32)
+        query = launch_rotate_and_write(projected, rope, pools[0], pools[1], own, starts, counts, *norm)
+        new = [one.transpose(1, 2) for one in pools]
+        launch_write_cache(new[0], new[1], k_cache, v_cache, table, starts, counts)
+        return launch_mix_heads(query, k_cache)
     assert table.stride(1) == 1, "a sequence's pages are one run"
     assert head_dim % 2 == 0, f"heads of {head_dim} have no halves"
     for tensor in (projected, k_cache, v_cache) if rope is None else (projected, k_cache, v_cache, rope):

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from graphcore.kernels.gpu.attention.coded_heads import load_codes
+
 LOG2_E = tl.constexpr(1.4426950408889634)  # factor of the scores, because e^x = 2^(x log2 e)
 
 
@@ -59,6 +61,7 @@ def walk(
     slots, window, scale, cap,
     RING: tl.constexpr, ENDS: tl.constexpr, HIDES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
+    K_KIND: tl.constexpr = 0, V_KIND: tl.constexpr = 0,
 ):  # fmt: skip
     """Return the row state after keys begin .. end; key 0 is in `first_slot`.
 
@@ -66,7 +69,7 @@ def walk(
 
     RING: slots wrap.  ENDS: the last tile may hold fewer keys.  HIDES: rows see only some of the keys, by distance [R],
     each row's position counted from key 0: none later than the row and, if WINDOWED, only the last `window`.
-    CAPPED: scores are bounded by `cap`.
+    CAPPED: scores are bounded by `cap`.  K_KIND, V_KIND: what pages hold (coded_heads.py).
     """
     for at in range(begin, end, TILE):
         key = at + tl.arange(0, TILE)
@@ -78,8 +81,14 @@ def walk(
         if pages is not None:
             page, place = tl.load(pages + slot // PAGE, mask=is_there, other=0).to(tl.int64), slot % PAGE
             k_at, v_at = page * k_page + place * k_stride, page * v_page + place * v_stride
-        k = load_rows(keys, k_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
-        v = load_rows(values, v_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        if K_KIND > 1:
+            k = load_codes(keys, k_at, slot % PAGE, is_there, HEAD_DIM, WIDTH, PAGE, K_KIND).to(q.dtype)
+        else:
+            k = load_rows(keys, k_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
+        if V_KIND > 1:
+            v = load_codes(values, v_at, slot % PAGE, is_there, HEAD_DIM, WIDTH, PAGE, V_KIND).to(q.dtype)
+        else:
+            v = load_rows(values, v_at, 1, is_there, HEAD_DIM, WIDTH).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = capped_scores(scores * scale, cap) * LOG2_E if CAPPED else scores * (scale * LOG2_E)
         if HIDES:

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from graphcore.kernels.cache_codes import pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 from graphcore.nn.layer_cache import PAGE
 
@@ -39,3 +40,19 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             new = product.split([heads, kv_heads, kv_heads], dim=2)
             call = partial(launch_attend, *new, cache, cache, table, *spans, window, 0.1, sinks, cap=cap)
             yield f"{name}, {tokens} tokens, {str(dtype).removeprefix('torch.')}", call
+    yield from coded_cases()
+
+
+def coded_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield attention over pages in codes, of Llama 3 8B and of Gemma 3."""
+    for name, heads, kv_heads, head_dim in (("Llama 3", 32, 8, 128), ("Gemma 3", 4, 1, 256)):
+        for kind in ("q8_0", "q5_0", "q4_0", torch.float8_e4m3fn):
+            shape = (2048, kv_heads, PAGE, *vector_shape(kind, head_dim))
+            cache = torch.empty(shape, dtype=pool_dtype(kind), device="meta")
+            table = torch.empty(1, 2048, dtype=torch.int32, device="meta")
+            spans = torch.empty(2, 1, dtype=torch.int64, device="meta").unbind(0)
+            for tokens in (1, 512):
+                product = torch.empty(1, tokens, heads + 2 * kv_heads, head_dim, dtype=BF16, device="meta")
+                new = product.split([heads, kv_heads, kv_heads], dim=2)
+                call = partial(launch_attend, *new, cache, cache, table, *spans, 0, 0.1)
+                yield f"{name}, {tokens} tokens, {str(kind).removeprefix('torch.')} keys and values", call

@@ -1,0 +1,82 @@
+"""Attention over codes as a GPU computes it, against what the codes stand for in float64, and what it writes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from coded_cases import KV_HEADS, SCALE, Grown, pool
+
+from graphcore.kernels.attend import masked_attend
+from graphcore.kernels.cache_codes import FLOAT8, KVType, entries, heads_of, kept_at, mixed
+from graphcore.kernels.gpu.attention.decode import launch_attend_written
+from graphcore.kernels.gpu.attention.rotate_and_write import launch_rotate_and_write
+from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
+from graphcore.nn.rope import rotate
+
+pytestmark = pytest.mark.thorough
+
+KINDS = [("q8_0", "q8_0"), ("q5_0", "q4_0"), (torch.float32, "q8_0"), ("q4_0", torch.float32), (FLOAT8, FLOAT8)]
+CLOSE = 2e-5  # float32: a softmax of scores up to 10, then a sum of values up to 4
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Whatever is allocated without a value holds NaN: a result that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_attention_is_that_of_the_codes_in_float64(kinds: tuple[KVType, KVType], window: int) -> None:
+    for head_dim, page, heads in ((32, 16, 6), (96, 5, 4)):
+        grown = Grown(kinds, head_dim, window, page, heads)
+        for counts in [[5, 1], [2, 7], [1, 1], [0, 1], [19, 4], [1, 1]]:
+            found, expected = grown.run(launch_attend, counts)
+            torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q5_0", "q4_0"])
+@pytest.mark.parametrize("head_dim", [32, 96, 128])
+def test_pages_hold_the_blocks_that_plain_torch_writes(name: str, head_dim: int) -> None:
+    tokens, generator, found = 13, torch.Generator().manual_seed(5), []
+    new = [torch.randn(1, tokens, 2, head_dim, generator=generator) for _ in range(3)]
+    spans = (torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([2]), torch.tensor([tokens]), 0, SCALE)
+    for attend in (masked_attend, launch_attend):
+        pools = [pool(name, head_dim, 8, 3).zero_() for _ in range(2)]
+        attend(*new, *pools, *spans)
+        found.append(pools)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_a_decode_step_rotates_mixes_and_keeps_its_heads(kinds: tuple[KVType, KVType]) -> None:
+    heads, head_dim, generator = 4, 64, torch.Generator().manual_seed(9)
+    projected = torch.randn(2, (heads + 2 * KV_HEADS) * head_dim, generator=generator)
+    angles = torch.randn(2, 1, head_dim // 2, generator=generator)
+    rope = torch.stack((angles.cos(), angles.sin()), dim=2)
+    pools = [pool(kind, head_dim, 4, 4).zero_() for kind in kinds]
+    spans = (torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.tensor([5, 0]), torch.ones(2).long())
+    query = launch_rotate_and_write(projected, rope, *pools, *spans, None, None, 0.0, True)
+    q, k, v = projected.view(2, 1, -1, head_dim).split([heads, KV_HEADS, KV_HEADS], dim=2)
+    q, k = rotate(q, rope), rotate(k, rope)
+    torch.testing.assert_close(query, q if kinds[0] is torch.float32 else mixed(q), rtol=0, atol=2e-6)
+    for cache, new in zip(pools, (k, v), strict=True):
+        found = heads_of(kept_at(cache, torch.tensor([0, 1]), torch.tensor([1, 0])), torch.float32)
+        torch.testing.assert_close(found, heads_of(entries(new[:, 0], cache), torch.float32), rtol=0, atol=1e-6)
+    found = launch_attend_written(query, *pools, *spans, 0, SCALE)
+    torch.testing.assert_close(found, masked_attend(q, None, None, *pools, *spans, 0, SCALE), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_layer_that_shares_a_cache_reads_its_codes(tokens: int) -> None:
+    grown = Grown(("q8_0", "q5_0"), 64)
+    grown.run(launch_attend, [11, 9])
+    query = torch.randn(2, tokens, 6, 64, generator=torch.Generator().manual_seed(0))
+    where = (*grown.pools, grown.table, torch.tensor([11 - tokens, 9 - tokens]), torch.tensor([tokens] * 2), 0, SCALE)
+    before = [one.clone() for one in grown.pools]
+    found, expected = launch_attend(query, None, None, *where), masked_attend(query, None, None, *where)
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
+    assert all(torch.equal(one, other) for one, other in zip(grown.pools, before, strict=True))
