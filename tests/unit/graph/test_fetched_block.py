@@ -36,12 +36,13 @@ class AtHome:
             self.num_open -= 1
 
 
-def arguments(counts: Sequence[int]) -> tuple[Tensor, Tensor, Span, Tensor, Tensor]:
+def arguments(counts: Sequence[int]) -> tuple[Tensor, Tensor, Span, Tensor, Tensor, Tensor]:
     tokens = max(*counts, 1)
     span = Span(torch.zeros(len(counts), dtype=torch.int64), torch.tensor(counts))
     rope = rope_table(SLIDING.attention.rope, 8, tokens)[span.positions(tokens)]
     x = torch.randn(len(counts), tokens, 32, generator=torch.Generator().manual_seed(0))
-    return x, rope, span, torch.zeros(len(counts), 2, 24, 8), torch.zeros(len(counts), 2, 24, 8)
+    table = torch.arange(len(counts), dtype=torch.int32)[:, None]
+    return x, rope, span, torch.zeros(len(counts), 2, 24, 8), torch.zeros(len(counts), 2, 24, 8), table
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5])
