@@ -17,7 +17,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
-from graphcore.nn.layer_cache import cache_nbytes
+from graphcore.nn.cache_sizes import cache_nbytes
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes

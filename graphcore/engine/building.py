@@ -20,6 +20,7 @@ from graphcore.graph.compile import compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
 from graphcore.nn.layer_cache import LayerCache, allocate_cache
+from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
 from graphcore.streaming.tier import Tier
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
@@ -74,20 +75,7 @@ def _builder(
     on_progress: Progress,
 ) -> GraphBuilder:
     choices, moving = parts.choices, stream.moving
-    caches = allocate_cache(
-        model.spec,
-        choices.batch_size,
-        choices.context,
-        choices.kv_dtype,
-        choices.device,
-        choices.prefill_chunk,
-        tokens=choices.shared_tokens(choices.context),
-        snapshots=choices.snapshots,
-    )
-    if moving.plan.is_streaming:
-        for cache in caches:  # write now, as the system provides memory at the first write
-            for tensor in cache.tensors:
-                tensor.zero_()
+    caches = _caches(model.spec, choices, moving.plan.is_streaming)
     compiled: list[str] = []
 
     def report(name: str) -> None:
@@ -110,6 +98,17 @@ def _builder(
         compiles=choices.prefill == "compiled",
         decode_kernels=_decode_kernels(choices, caches),
     )
+
+
+def _caches(spec: ModelSpec, choices: Choices, is_streaming: bool) -> tuple[LayerCache, ...]:
+    """Return the caches of all layers; memory that a plan has promised is taken now."""
+    sizes = choices.batch_size, choices.context, choices.kv_dtype, choices.device, choices.prefill_chunk
+    shared = choices.shared_tokens(choices.context)
+    caches = allocate_cache(spec, *sizes, tokens=shared, snapshots=choices.snapshots)
+    if is_streaming:
+        for tensor in (tensor for cache in caches for tensor in cache.tensors):
+            tensor.zero_()  # the system provides memory at the first write
+    return caches
 
 
 def _decode_kernels(choices: Choices, caches: Sequence[LayerCache]) -> DecodeKernels | None:

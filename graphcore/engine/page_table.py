@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import on_device
-from graphcore.nn.layer_cache import TABLE_DTYPE, KVCache
+from graphcore.nn.cache_sizes import TABLE_DTYPE
+from graphcore.nn.layer_cache import KVCache
 
 NOBODYS = 0  # the page that a table names where a sequence has none
 Copies = tuple[Tensor, Tensor]

@@ -24,20 +24,16 @@ A sequence that starts at position 0 reads nothing that an earlier one left, so 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import Kept, kv_types, pool_dtype, vector_shape
+from graphcore.kernels.cache_codes import Kept
+from graphcore.nn.cache_sizes import TABLE_DTYPE, own_buffers, pool_pages, stored_shapes, windows_of_tables
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
-
-PAGE = 64  # positions of a page; a layer with fewer slots has one page of all of them
-TABLE_DTYPE = torch.int32
-STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up over a sequence's tokens
 
 
 class LayerCache(ABC):
@@ -135,130 +131,6 @@ class DeltaCache(LayerCache):
             tensor[row].copy_(state)
 
 
-def page_size(context: int) -> int:
-    """Return the positions of a page for contexts of that many tokens: short ones have small pages, at least four."""
-    return min(PAGE, 1 << max(0, (context // 4).bit_length() - 1))
-
-
-def touched_pages(positions: int, page: int) -> int:
-    """Return the largest number of pages in which so many consecutive positions can lie."""
-    return (positions + page - 2) // page + 1
-
-
-def buffer_shapes(
-    spec: AttentionSpec | DeltaSpec, context: int, passed: int = 1, page: int = 0
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of a layer's two buffers for one sequence, keys and values as [N, K, G, E].
-
-    Args:
-        passed: most tokens of a sequence in one pass.
-        page: positions of a page; 0 for those of `page_size`.
-    """
-    if isinstance(spec, DeltaSpec):
-        return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
-    page = page or page_size(context)
-    pages = -(-context // page)
-    if spec.window:
-        pages = min(pages, touched_pages(spec.window - 1 + passed, page))
-    keys = (pages, spec.kv_heads, page, spec.head_dim)
-    return keys, keys
-
-
-def own_buffers(
-    spec: ModelSpec, context: int, chunk: int, together: int = 1, page: int = 0
-) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's.
-
-    Args:
-        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
-        together: most tokens of a sequence in one decode step.
-        page: positions of a page; 0 for those of `page_size`.
-    """
-    passed = max(chunk or context, together)
-    layers = sorted(set(spec.cache_layers))
-    return {layer: buffer_shapes(spec.blocks[layer].attention, context, passed, page) for layer in layers}
-
-
-def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[int, int]:
-    """Return the window of each table, by its pages for a sequence: the longest of its layers, 0 where one sees all."""
-    windows: dict[int, int] = {}
-    for layer, (keys, _) in own.items():
-        attention = spec.blocks[layer].attention
-        if isinstance(attention, AttentionSpec):
-            known = windows.get(keys[0], 1)
-            windows[keys[0]] = max(known, attention.window) if known and attention.window else 0
-    return windows
-
-
-def pool_pages(reach: int, window: int, page: int, batch: int, context: int, tokens: int) -> int:
-    """Return the pages of a pool, the one that is nobody's included.
-
-    Args:
-        reach: pages that one sequence may have.
-        window: the layers' window, 0 for none.
-        tokens: positions of all sequences together; 0 for all pages that they could have.
-    """
-    if not tokens:
-        return 1 + batch * reach
-    whole, rest = divmod(tokens, context)
-    pages = whole * -(-context // page) + -(-rest // page)
-    if window:  # between passes a ring has its window's pages; one prompt at a time has those of a chunk, too
-        pages = min(pages, (batch - 1) * min(touched_pages(window, page), reach) + reach)
-    return 1 + pages
-
-
-def buffers_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> tuple[int, ...]:
-    """Return the bytes of each buffer of all layers, and of each table of pages.
-
-    Args:
-        dtype: what keys and values are kept as.
-        chunk, together, page: the same as in `own_buffers`.
-        tokens: positions of all sequences together; 0 for all pages that they could have.
-        snapshots: states beside those of the sequences.
-    """
-    own = own_buffers(spec, context, chunk, together, page)
-    windows = windows_of_tables(spec, own)
-
-    def rows(layer: int, keys: tuple[int, ...]) -> int:
-        if isinstance(spec.blocks[layer].attention, DeltaSpec):
-            return batch + snapshots
-        return pool_pages(keys[0], windows[keys[0]], keys[2], batch, context, tokens)
-
-    buffers = (
-        rows(layer, own_shapes[0])
-        * prod(shape[1:] if isinstance(spec.blocks[layer].attention, AttentionSpec) else shape)
-        * kind.itemsize
-        for layer, own_shapes in own.items()
-        for shape, kind in _stored(spec.blocks[layer].attention, own_shapes, dtype)
-    )
-    return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in windows)
-
-
-def cache_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> int:
-    """Return the bytes of all layers' buffers and tables; the arguments are those of `buffers_nbytes`."""
-    return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page, tokens, snapshots))
-
-
 def allocate_cache(
     spec: ModelSpec,
     batch: int,
@@ -284,7 +156,7 @@ def allocate_cache(
     tables: dict[int, Tensor] = {}
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
-        stored = _stored(layer, shapes, dtype)
+        stored = stored_shapes(layer, shapes, dtype)
         if isinstance(layer, DeltaSpec):
             return DeltaCache(
                 *(torch.zeros(batch + snapshots, *shape, dtype=kind, device=device) for shape, kind in stored)
@@ -318,13 +190,3 @@ def tokens_together(spec: ModelSpec, caches: Sequence[LayerCache], context: int)
         if isinstance(block.attention, AttentionSpec) and block.attention.window and isinstance(cache, KVCache)
     )
     return min((slots - page + 2 - window for window, slots, page in rings if slots < context), default=context)
-
-
-def _stored(
-    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: Kept
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shape and the dtype of each of a layer's buffers, given what `buffer_shapes` says."""
-    if isinstance(spec, DeltaSpec):
-        return [(shape, STATE_DTYPE) for shape in shapes]
-    kinds = zip(shapes, kv_types(dtype), strict=True)
-    return [((*shape[:-1], *vector_shape(kind, shape[-1])), pool_dtype(kind)) for shape, kind in kinds]

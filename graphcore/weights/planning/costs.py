@@ -30,8 +30,8 @@ from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.kernels.cache_codes import Kept
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
+from graphcore.nn.cache_sizes import buffers_nbytes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import buffers_nbytes
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec, DeltaSpec, ModelSpec, MoESpec
 from graphcore.weights.conversion import CONVERSION_NBYTES, first_row

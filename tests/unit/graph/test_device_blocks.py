@@ -18,8 +18,9 @@ from graphcore.graph.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.block import Block
+from graphcore.nn.cache_sizes import buffer_shapes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache, buffer_shapes
+from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span

@@ -6,15 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphcore.nn.layer_cache import (
-    LayerCache,
-    allocate_cache,
-    buffer_shapes,
-    cache_nbytes,
-    page_size,
-    tokens_together,
-    touched_pages,
-)
+from graphcore.nn.cache_sizes import buffer_shapes, cache_nbytes, page_size, touched_pages
+from graphcore.nn.layer_cache import LayerCache, allocate_cache, tokens_together
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)

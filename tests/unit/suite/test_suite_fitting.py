@@ -12,7 +12,7 @@ from suite.shapes import TRUE, model_overrides
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model
-from graphcore.nn.layer_cache import PAGE, cache_nbytes
+from graphcore.nn.cache_sizes import PAGE, cache_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.planning.sizes import sizes_of
 
