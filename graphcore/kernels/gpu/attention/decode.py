@@ -27,6 +27,7 @@ from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
 TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
+MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a whole tile
 RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
 REGISTERS = 43008  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
 ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
@@ -246,7 +247,9 @@ def launch_attend_written(
     assert query.stride(3) == k_cache.stride(-1) == v_cache.stride(-1) == 1, "vectors lie in one run"
     assert table.stride(1) == 1, "a sequence's pages are one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
-    tile = tile or keys_of_tile(width, query.dtype)
+    kinds = kind_of(k_cache), kind_of(v_cache)
+    is_wide = width > MOST_CODED_WIDTH and max(kinds) > 1
+    tile = tile or max(16, keys_of_tile(width, query.dtype) // (2 if is_wide else 1))
     splits = split_count(batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = states = None
@@ -266,7 +269,7 @@ def launch_attend_written(
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
         HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
-        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kind_of(k_cache), V_KIND=kind_of(v_cache), **dependence(),
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1], **dependence(),
     )  # fmt: skip
     return launch_mix_heads(out, v_cache)
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.coded_heads import kind_of, launch_mix_heads, strides_of
-from graphcore.kernels.gpu.attention.decode import table_sizes
+from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.scoring import Scoring
 
@@ -120,12 +120,14 @@ def launch_attend_chunk(
         key, value = launch_mix_heads(key, k_cache, is_entry=True), launch_mix_heads(value, v_cache, is_entry=True)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
+    kinds = kind_of(k_cache), kind_of(v_cache)
+    tile = 16 if width > MOST_CODED_WIDTH and max(kinds) > 1 else tile
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(k_cache), *strides_of(v_cache),
         *table_sizes(table), window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim,
         WIDTH=width, ROWS=rows, TILE=tile, PAGE=page, PRECISION=precision_of(query.dtype), num_warps=warps,
-        num_stages=2, enable_fp_fusion=True, K_KIND=kind_of(k_cache), V_KIND=kind_of(v_cache),
+        num_stages=2, enable_fp_fusion=True, K_KIND=kinds[0], V_KIND=kinds[1],
     )  # fmt: skip
     return launch_mix_heads(out, v_cache)
