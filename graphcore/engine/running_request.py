@@ -20,6 +20,7 @@ class Timings:
         prompt_tokens: int, tokens of this request's prompt.
         new_tokens: int, tokens that this request was given.
         batch: int, most requests that ran at once while this one ran.
+        cached_tokens: int, tokens of the prompt that the KV cache held already, and that did not run.
     """
 
     first_token_seconds: float
@@ -28,11 +29,13 @@ class Timings:
     prompt_tokens: int
     new_tokens: int
     batch: int
+    cached_tokens: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens of this request divided by the seconds of prefill."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """Prompt tokens of this request that ran, divided by the seconds of prefill."""
+        ran = self.prompt_tokens - self.cached_tokens
+        return ran / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:

@@ -189,6 +189,6 @@ class TokenSequence:
         prefill = 0.0 if first is None else first - began
         decode = 0.0 if first is None or last is None else last - first
         counts = len(request.prompt_ids), len(request.token_ids)
-        timings = Timings(prefill, prefill, decode, *counts, batch=self.beside)
+        timings = Timings(prefill, prefill, decode, *counts, self.beside, self.cached)
         logprobs = tuple(request.logprobs) if self.wants_logprobs else None
         return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)

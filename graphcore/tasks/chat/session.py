@@ -154,7 +154,6 @@ def _without_end(answer: Generation) -> list[int]:
 
 def _record(text: str, command: str | None, answer: Generation, reused: int) -> Record:
     timings = answer.timings
-    run_tokens = timings.prompt_tokens - reused
     return {
         "user": text,
         "command": command,
@@ -166,6 +165,6 @@ def _record(text: str, command: str | None, answer: Generation, reused: int) -> 
         "first_token_seconds": timings.first_token_seconds,
         "prefill_seconds": timings.prefill_seconds,
         "decode_seconds": timings.decode_seconds,
-        "prefill_tokens_per_second": run_tokens / timings.prefill_seconds if timings.prefill_seconds else 0.0,
+        "prefill_tokens_per_second": timings.prefill_tokens_per_second,
         "decode_tokens_per_second": timings.decode_tokens_per_second,
     }

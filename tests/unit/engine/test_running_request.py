@@ -1,6 +1,7 @@
 """A request ends for the right reason, with the right text, whatever its tokens bring first."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from tiny_models import add_tokenizer
@@ -113,6 +114,7 @@ def test_rates_are_tokens_over_their_own_time() -> None:
         first_token_seconds=0.5, prefill_seconds=0.5, decode_seconds=2.0, prompt_tokens=100, new_tokens=9, batch=1
     )
     assert timings.prefill_tokens_per_second == 200
+    assert replace(timings, cached_tokens=60).prefill_tokens_per_second == 80
     assert timings.decode_tokens_per_second == 4  # the first new token is the prefill's
     idle = Timings(0.0, 0.0, 0.0, 1, 1, 1)
     assert (idle.prefill_tokens_per_second, idle.decode_tokens_per_second) == (0, 0)
