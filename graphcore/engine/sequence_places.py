@@ -68,7 +68,9 @@ class SequencePlaces:
         self.pages.free(row)
         found = self._prefixes.find(sequence.request.prompt_ids, sequence.reuses_cache)
         if not self._prefixes.give(row, found):
-            return False
+            if self.sequences:
+                return False
+            found = self._prefixes.nothing  # the page to be copied into can only come from what it would share
         wanted = [(one.own_row, self._prompt_end(one)) for one in self.sequences if one.fed < self._prompt_end(one)]
         if self.sequences and not self.pages.has_room([*wanted, (row, self._prompt_end(sequence))]):
             self.pages.free(row)
