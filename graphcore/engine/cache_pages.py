@@ -42,6 +42,7 @@ class CachePages:
     Attributes:
         tables: the tables of pages; none for a model without attention.
         reclaim: function that gives back pages of a table that no row has, at most so many.
+        reclaimable: function that returns how many pages of a table no row has, though they are not free.
     """
 
     def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache]) -> None:
@@ -54,6 +55,8 @@ class CachePages:
                 windows.append(attention.window or 0)
         self.tables = [PageTable(members, max(windows) if all(windows) else 0) for members, windows in groups.values()]
         self.reclaim: Callable[[PageTable, int], None] = lambda table, count: None
+        self.reclaimable: Callable[[PageTable], int] = lambda table: 0
+        self._is_lent = False
         self._states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
 
     @property
@@ -107,13 +110,17 @@ class CachePages:
             cache.copy_in(target, cache.copy_out(source))
 
     def _make_room(self, counts: Sequence[int]) -> bool:
-        """Return whether so many pages of each table can be given, after reclaiming those that no row has."""
-        for table, count in zip(self.tables, counts, strict=True):
-            if count > table.num_free:
-                self.reclaim(table, count - table.num_free)
-            if count > table.num_free:
-                return False
-        return True
+        """Return whether so many pages of each table can be given, after reclaiming those that no row has.
+
+        None are reclaimed where they would not be enough, and none while the cache is lent.
+        """
+        lacking = [(table, count - table.num_free) for table, count in zip(self.tables, counts, strict=True)]
+        lacking = [(table, count) for table, count in lacking if count > 0]
+        if lacking and (self._is_lent or any(self.reclaimable(table) < count for table, count in lacking)):
+            return False
+        for table, count in lacking:
+            self.reclaim(table, count)
+        return all(count <= table.num_free for table, count in zip(self.tables, counts, strict=True))
 
     def take_back(self, row: int, position: int) -> None:
         """Take from a row the pages that a token at a position does not see."""
@@ -154,9 +161,11 @@ class CachePages:
         with ExitStack() as lent:
             for table in self.tables:
                 lent.enter_context(table.lending())
+            self._is_lent = True
             try:
                 yield
             finally:
+                self._is_lent = False
                 for row, kept in states.items():
                     for cache, (first, second) in zip(self._states, kept, strict=True):
                         cache.copy_in(row, (first, second))

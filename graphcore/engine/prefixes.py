@@ -13,43 +13,17 @@ steps made may have other bits: they serve only a request that says so (`reuse_c
 them. Recurrent states have no pages: a few snapshots lie beside the sequences' states, and a prompt goes on from one.
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from graphcore.engine.cache_pages import CachePages
 from graphcore.engine.page_table import PageTable
+from graphcore.engine.prompt_pieces import Chunks, common
 
-BLOCK = 64  # tokens that are compared at once
 MOST_COMPARED = 64  # pages that may follow one page and are compared token by token
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Where a prompt's chunks begin and end, and from where it may go on with the bits of a whole one.
-
-    Attributes:
-        size: most tokens of a chunk; borders lie at its multiples.
-        alike: fewest tokens of a chunk whose rows have the same bits in any longer chunk.
-    """
-
-    size: int
-    alike: int
-
-    def end(self, begin: int, length: int) -> int:
-        """Return where the chunk ends that begins at a position of a prompt of that length."""
-        return min(begin // self.size * self.size + self.size, length)
-
-    def start_within(self, position: int, length: int) -> int:
-        """Return the last position up to this one from which a prompt can go on without another choice of kernels."""
-        border = position // self.size * self.size
-        last = self.end(position, length) - self.alike
-        return max(border, min(position, last))
-
-    def sure(self, length: int) -> int:
-        """Return how many of a prompt's first tokens have the bits that they have in every longer prompt."""
-        border = length // self.size * self.size
-        return length if length - border >= self.alike else border
 
 
 @dataclass(eq=False)
@@ -61,6 +35,7 @@ class Prefix:
         pages: the page of each table; None where it was given back.
         is_prompt: whether its bits are those of a prompt that was computed alone.
         snapshot: row of the states after its last token; None if there is none.
+        has_prompt_states: whether the snapshot has the bits of a prompt that was computed alone.
         used: number of the last use of any prefix that was one of this.
     """
 
@@ -69,6 +44,7 @@ class Prefix:
     pages: list[int | None]
     is_prompt: bool
     snapshot: int | None = None
+    has_prompt_states: bool = False
     used: int = 0
     children: dict[tuple[int, ...], "Prefix"] = field(default_factory=dict)
 
@@ -80,7 +56,7 @@ class Found:
     Attributes:
         length: its tokens.
         path: its pages in order; of the last one only a part may be its own.
-        is_prompt: whether all of it has the bits of a prompt that was computed alone.
+        is_prompt: whether what follows gets the bits that it has in a prompt that is computed alone.
     """
 
     length: int
@@ -106,8 +82,9 @@ class Prefixes:
         self._page = pages.tables[0].page if pages.tables else chunks.size
         self._free_snapshots = list(snapshots)
         self._uses = 0
+        self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # prefixes that have a page of each table
         self.nothing = Found(0, (), is_prompt=True)
-        pages.reclaim = self._evict
+        pages.reclaim, pages.reclaimable = self._evict, self._num_idle
 
     def find(self, prompt: Sequence[int], takes_answers: bool) -> Found:
         """Return the longest beginning of a prompt, all but its last token at most, that it may go on from.
@@ -115,46 +92,52 @@ class Prefixes:
         Args:
             takes_answers: True to go on from what decode steps made, too, and from any position.
         """
-        path: list[Prefix] = []
-        best = self.nothing
-        for node, length in self._walk(prompt, takes_answers):
-            path.append(node)
-            found = self._usable(path, min(length, len(prompt) - 1), len(prompt), takes_answers)
-            best = found if found.length > best.length else best
-        return best
+        path, parts = self._walk(prompt, takes_answers)
+        most = len(prompt) - 1
+        for shared, part in parts:
+            found = self._usable([*path, part], min(len(path) * self._page + shared, most), len(prompt), takes_answers)
+            if found.length:
+                return found
+        for count in range(len(path), 0, -1):
+            found = self._usable(path[:count], min(count * self._page, most), len(prompt), takes_answers)
+            if found.length:
+                return found
+        return self.nothing
 
-    def _walk(self, prompt: Sequence[int], takes_answers: bool) -> Iterator[tuple[Prefix, int]]:
-        """Yield the prefixes along a prompt, with the prompt's tokens up to the last one that they share."""
-        node, at = self._root, 0
-        while at < len(prompt):
-            key = tuple(prompt[at : at + self._page])
-            whole = node.children.get(key)
-            if whole is not None and len(key) == self._page and (whole.is_prompt or takes_answers):
-                node, at = whole, at + self._page
-                yield node, at
-                continue
-            latest = islice(reversed(node.children.values()), MOST_COMPARED)
-            parts = [(common(child.tokens, key), child) for child in latest if child.is_prompt or takes_answers]
-            shared, child = max(parts, key=lambda part: part[0], default=(0, node))
-            if shared:
-                yield child, at + shared
-            return
+    def _walk(self, prompt: Sequence[int], takes_answers: bool) -> tuple[list[Prefix], list[tuple[int, Prefix]]]:
+        """Return the whole pages along a prompt, and those of which only first tokens are the prompt's next ones.
+
+        The latter have the number of these tokens with them, and come with the largest number first.
+        """
+        node, path = self._root, list[Prefix]()
+        while True:
+            key = tuple(prompt[len(path) * self._page :][: self._page])
+            whole = node.children.get(key) if len(key) == self._page else None
+            if whole is None or not (whole.is_prompt or takes_answers):
+                break
+            path.append(whole)
+            node = whole
+        latest = islice(reversed(node.children.values()), MOST_COMPARED)
+        parts = [(common(child.tokens, key), child) for child in latest if child.is_prompt or takes_answers]
+        return path, sorted((part for part in parts if part[0]), key=lambda part: -part[0])
 
     def _usable(self, path: Sequence[Prefix], length: int, total: int, takes_answers: bool) -> Found:
         """Return what a prompt of `total` tokens can use of a path that shares so many tokens with it."""
-        before = (len(path) - 1) * self._page
+        last, before = path[-1], (len(path) - 1) * self._page
         if not takes_answers:
             length = self._chunks.start_within(length, total)
         if self._pages.has_states:
-            ends = before + len(path[-1].tokens)
-            usable = path[-1].snapshot is not None and ends <= length
-            length = ends if usable and (takes_answers or self._chunks.start_within(ends, total) == ends) else 0
+            ends = before + len(last.tokens)
+            is_usable = last.snapshot is not None and ends <= length and (takes_answers or last.has_prompt_states)
+            length = ends if is_usable and (takes_answers or self._chunks.start_within(ends, total) == ends) else 0
         if length <= before:
             return self.nothing
-        for index, table in enumerate(self._pages.tables):
-            if any(path[number].pages[index] is None for number in table.numbers(length, length)):
+        for index, table in enumerate(self._pages.tables):  # only rings give back pages that are not at an end
+            numbers = table.numbers(length, length) if table.is_ring else ()
+            if any(path[number].pages[index] is None for number in numbers):
                 return self.nothing
-        return Found(length, tuple(path), all(node.is_prompt for node in path))
+        is_prompt = all(node.is_prompt for node in path) and self._chunks.start_within(length, total) == length
+        return Found(length, tuple(path), is_prompt and (last.has_prompt_states or not self._pages.has_states))
 
     def give(self, row: int, found: Found) -> bool:
         """Share the pages of a beginning with a row that has none, and put its state there.
@@ -197,23 +180,48 @@ class Prefixes:
             self._adopt(child, pages, is_prompt)
             node = child
         self._use(node)
-        if has_states and self._pages.has_states and node.snapshot is None and node is not self._root:
-            node.snapshot = self._free_snapshot()
-            if node.snapshot is not None:
-                self._pages.copy_states(row, node.snapshot)
+        if has_states and self._pages.has_states and node is not self._root:
+            self._keep_states(row, node, is_prompt)
+        self._prune(node)
+
+    def _keep_states(self, row: int, node: Prefix, is_prompt: bool) -> None:
+        """Copy a row's states beside a prefix, unless it has some that are as good."""
+        if node.snapshot is not None and (node.has_prompt_states or not is_prompt):
+            return
+        node.snapshot = self._free_snapshot() if node.snapshot is None else node.snapshot
+        node.has_prompt_states = is_prompt
+        if node.snapshot is not None:
+            self._pages.copy_states(row, node.snapshot)
 
     def _adopt(self, node: Prefix, pages: Sequence[int | None], is_prompt: bool) -> None:
-        """Let a prefix have pages where it has none, or all of them where they are a prompt's for the first time."""
+        """Let a prefix have pages where it has none, or none but these where they are a prompt's for the first time.
+
+        Pages of an answer are never those of a prefix that serves prompts.
+        """
         is_better = is_prompt and not node.is_prompt
         node.is_prompt = node.is_prompt or is_prompt
-        for index, (table, page) in enumerate(zip(self._pages.tables, pages, strict=True)):
+        for index, page in enumerate(pages):
             old = node.pages[index]
-            if page is None or page == old or (old is not None and not is_better):
+            is_taken = is_better or (old is None and is_prompt == node.is_prompt)
+            if not is_taken or page == old:
                 continue
-            table.hold(page)
-            node.pages[index] = page
+            if page is not None:
+                self._hold(index, page)
             if old is not None:
-                table.drop(old)
+                self._drop(index, old)
+            node.pages[index] = page
+
+    def _hold(self, index: int, page: int) -> None:
+        """Count one more prefix that has a page; all of them count as one who has it."""
+        self._held[index][page] += 1
+        if self._held[index][page] == 1:
+            self._pages.tables[index].hold(page)
+
+    def _drop(self, index: int, page: int) -> None:
+        self._held[index][page] -= 1
+        if not self._held[index][page]:
+            del self._held[index][page]
+            self._pages.tables[index].drop(page)
 
     def forget(self) -> None:
         """Give back all pages and snapshots."""
@@ -227,22 +235,29 @@ class Prefixes:
             node.used = self._uses
             node = node.parent
 
+    def _num_idle(self, table: PageTable) -> int:
+        """Return how many pages of a table only the tree has."""
+        return sum(not table.is_shared(page) for page in self._held[self._pages.tables.index(table)])
+
     def _evict(self, table: PageTable, count: int) -> None:
         """Give back pages of a table that only the tree has, at most so many."""
         index = self._pages.tables.index(table)
-        while count > 0:
-            idle = [node for node in self._nodes() if self._is_idle(node, index, table)]
-            if not idle:
-                return
-            for node in sorted(idle, key=lambda node: node.used)[:count]:
-                page = node.pages[index]
-                assert page is not None, "an idle prefix has a page"
-                table.drop(page)
+        idle = [(node.used, id(node), node) for node in self._nodes() if self._is_idle(node, index, table)]
+        heapq.heapify(idle)
+        before = table.num_free
+        while idle and table.num_free - before < count:
+            _, _, node = heapq.heappop(idle)
+            parent, page = node.parent, node.pages[index]
+            assert parent is not None, "an idle prefix has one before it"
+            assert page is not None, "an idle prefix has a page"
+            if table.is_ring:
+                self._drop(index, page)
                 node.pages[index] = None
-                if not table.is_ring:
-                    self._release(node)
-                self._prune(node)
-                count -= 1
+            else:
+                self._release(node)
+            self._prune(node)
+            if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
+                heapq.heappush(idle, (parent.used, id(parent), parent))
 
     def _is_idle(self, node: Prefix, index: int, table: PageTable) -> bool:
         page = node.pages[index]
@@ -264,9 +279,9 @@ class Prefixes:
             node = node.parent
 
     def _release(self, node: Prefix) -> None:
-        for table, page in zip(self._pages.tables, node.pages, strict=True):
+        for index, page in enumerate(node.pages):
             if page is not None:
-                table.drop(page)
+                self._drop(index, page)
         node.pages = [None] * len(node.pages)
         if node.snapshot is not None:
             self._free_snapshots.append(node.snapshot)
@@ -283,11 +298,3 @@ class Prefixes:
             oldest.snapshot = None
             self._prune(oldest)
         return self._free_snapshots.pop()
-
-
-def common(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many first tokens are the same."""
-    most, at = min(len(tokens), len(others)), 0
-    while at < most and tokens[at : at + BLOCK] == others[at : at + BLOCK]:  # a block at a time is compared in C
-        at += BLOCK
-    return next((place for place in range(at, most) if tokens[place] != others[place]), most)

@@ -23,8 +23,9 @@ from graphcore.engine.aside import AsideFile
 from graphcore.engine.cache_pages import CachePages, KeptSequence
 from graphcore.engine.decoding import Decoding
 from graphcore.engine.model_runner import RunnerSizes
-from graphcore.engine.prefixes import Chunks, Prefixes, common
+from graphcore.engine.prefixes import Prefixes
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_pieces import Chunks, common
 from graphcore.engine.sequence import TokenSequence
 from graphcore.kernels.kernel_packing import DENSE_TOKENS
 

@@ -1,0 +1,334 @@
+"""Beginnings of prompts in the caches: which one is found, whose bits it has, and that no page of it is lost."""
+
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from graphcore.engine.cache_pages import CachePages
+from graphcore.engine.prefixes import Prefixes
+from graphcore.engine.prompt_pieces import Chunks
+from graphcore.nn.layer_cache import DeltaCache, KVCache, allocate_cache
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
+
+NORM = NormSpec("rms", 1e-6)
+FULL = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0)
+SLIDING = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0, window=8)
+DELTA = DeltaSpec(key_heads=1, value_heads=1, key_dim=1, value_dim=1, width=2, eps=1e-6)
+MODELS = {"full": (FULL,), "ring": (SLIDING,), "both": (FULL, SLIDING), "states": (FULL, DELTA)}
+PAGE, CONTEXT, ROWS, SNAPSHOTS, CHUNK = 4, 64, 3, 2, 8
+
+
+class Caches:
+    """Caches of one number for each position: that of the sequence whose tokens they hold.
+
+    Args:
+        tokens: positions of the pool.
+        alike: the same as of `Chunks`.
+    """
+
+    def __init__(self, name: str = "full", tokens: int = 4 * CONTEXT, alike: int = 1, context: int = CONTEXT) -> None:
+        blocks = tuple(BlockSpec(8, NORM, attention, MLPSpec(8, "silu")) for attention in MODELS[name])
+        spec = ModelSpec(8, 10, blocks, NORM, context)
+        sizes = {"chunk": CHUNK, "page": PAGE, "tokens": tokens, "snapshots": SNAPSHOTS}
+        self.caches = allocate_cache(spec, ROWS, context, torch.float32, torch.device("cpu"), **sizes)  # type: ignore[arg-type]
+        self.pages = CachePages(spec, self.caches)
+        snapshots = self.pages.snapshot_rows(ROWS) if self.pages.has_states else range(0)
+        self.tree = Prefixes(self.pages, Chunks(CHUNK, alike), snapshots)
+
+    def write(self, row: int, begin: int, end: int, value: float) -> bool:
+        """Write a number to positions of a row, and to its states, as chunks would; False without room."""
+        for at in range(begin, end):
+            if not self.pages.reserve(row, at, at + 1):
+                return False
+            for table in self.pages.tables:
+                page = table.rows[row][at // PAGE]
+                assert page != 0
+                for cache in table.caches:
+                    cache.k[page, :, at % PAGE] = cache.v[page, :, at % PAGE] = value + at
+            self.pages.take_back(row, at + 1)
+        for cache in self.caches:
+            if isinstance(cache, DeltaCache):
+                cache.recurrent[row] = value + end
+        return True
+
+    def holds(self, row: int, tokens: int) -> list[list[float]]:
+        """Return what a row's next token sees in each layer, of keys by position, of states the number."""
+        found = []
+        tables = {id(cache): table for table in self.pages.tables for cache in table.caches}
+        for cache in self.caches:
+            if isinstance(cache, KVCache):
+                table = tables[id(cache)]
+                first = table.first_seen(tokens) * PAGE
+                places = [(table.rows[row][at // PAGE], at % PAGE) for at in range(first, tokens)]
+                found.append([cache.k[page, 0, place].item() for page, place in places])
+                assert found[-1] == [cache.v[page, 0, place].item() for page, place in places]
+            elif isinstance(cache, DeltaCache):
+                found.append([cache.recurrent[row].item()])
+        return found
+
+    def keep(self, ids: Sequence[int], value: float, row: int = 0, *, is_prompt: bool = True) -> None:
+        """Run a sequence in an empty row, keep it, and free the row."""
+        assert self.write(row, 0, len(ids), value)
+        self.tree.keep(row, ids, is_prompt=is_prompt, has_states=not is_prompt or len(ids) % CHUNK == 0)
+        self.pages.free(row)
+
+    def goes_on(self, ids: Sequence[int], row: int = 0, *, takes_answers: bool = False) -> tuple[int, bool]:
+        """Give a row what is found, free it, and return the length and whether it serves prompts."""
+        found = self.tree.find(ids, takes_answers)
+        assert self.tree.give(row, found)
+        self.pages.free(row)
+        return found.length, found.is_prompt
+
+    def check_counts(self) -> None:
+        """Check that every page is free or counted once for each row, and once for the tree."""
+        for index, table in enumerate(self.pages.tables):
+            users: dict[int, int] = {}
+            in_tree = {node.pages[index] for node in self.tree._nodes()} - {None}
+            for page in [*in_tree, *(page for held in table.rows for page in held.values())]:
+                assert page is not None
+                users[page] = users.get(page, 0) + 1
+            assert users == table._users
+            assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
+        holders = [node.snapshot for node in self.tree._nodes() if node.snapshot is not None]
+        free = self.tree._free_snapshots
+        assert sorted([*holders, *free]) == sorted(set(holders) | set(free))
+        assert len(holders) + len(free) == (SNAPSHOTS if self.pages.has_states else 0)
+
+    def is_all_free(self) -> bool:
+        """Return whether no page is left after the tree has forgotten everything."""
+        self.tree.forget()
+        self.check_counts()
+        return all(table.num_free == table.num_pages for table in self.pages.tables)
+
+
+def words(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+@pytest.mark.parametrize("name", ["full", "ring", "both"])
+def test_the_longest_beginning_is_found_and_holds_what_was_computed(name: str) -> None:
+    caches = Caches(name)
+    caches.keep(words(10), 100.0)
+    caches.keep([*words(10), *words(9, 50)], 200.0)
+    longest = 12 if name == "full" else 8  # what a ring had of the second one was given back
+    cases = (([*words(10), 50, 51, 9], longest), (words(7), 6), ([9], 0), ([0], 0), ([*words(6), 77, 78], 6))
+    for ids, length in cases:
+        found = caches.tree.find(ids, takes_answers=False)
+        assert (found.length, found.is_prompt) == (length, True)
+        if length > 6:  # pages of the first window were given back in a ring
+            assert caches.tree.give(1, found)
+            for layer in caches.holds(1, length):
+                assert [number % 100 for number in layer] == words(length)[-len(layer) :]
+            caches.pages.free(1)
+        caches.check_counts()
+    assert caches.is_all_free()
+
+
+@pytest.mark.parametrize(
+    ("alike", "starts"), [(1, {9: 9, 13: 13, 15: 15}), (4, {9: 9, 13: 12, 15: 12}), (8, {9: 8, 15: 8})]
+)
+def test_a_prompt_goes_on_only_where_its_chunk_chooses_the_same_kernels(alike: int, starts: dict[int, int]) -> None:
+    """The chunk after the start has at least `alike` tokens, or is a whole one; prompts have 30 tokens."""
+    caches = Caches(alike=alike)
+    caches.keep(words(24), 100.0)
+    for shared, start in starts.items():
+        ids = [*words(shared), *words(30 - shared, 60)]
+        assert caches.goes_on(ids) == (start, True)
+        assert caches.goes_on(ids, takes_answers=True) == (shared, start == shared)
+    assert caches.is_all_free()
+
+
+def test_answers_serve_only_those_who_ask() -> None:
+    caches = Caches()
+    caches.keep(words(6), 100.0)
+    caches.keep(words(14), 200.0, is_prompt=False)
+    assert caches.goes_on(words(20)) == (6, True)
+    assert caches.goes_on(words(20), takes_answers=True) == (14, False)
+    assert caches.is_all_free()
+
+
+@pytest.mark.parametrize("name", ["full", "ring", "both"])
+def test_a_prompt_that_was_an_answer_before_has_only_the_prompts_pages(name: str) -> None:
+    """A ring's earlier pages were given back when the prompt ended: those of the answer must not take their place."""
+    caches = Caches(name)
+    caches.keep(words(8), 500.0, is_prompt=False)
+    caches.keep(words(24), 100.0)
+    for length in (9, 25):
+        found = caches.tree.find(words(length), takes_answers=False)
+        assert caches.tree.give(1, found)
+        assert not [number for layer in caches.holds(1, found.length) for number in layer if number >= 200]
+        caches.pages.free(1)
+    caches.check_counts()
+    assert caches.is_all_free()
+
+
+def test_pages_of_an_answer_do_not_fill_gaps_of_a_prompt() -> None:
+    caches = Caches("ring")
+    caches.keep(words(24), 100.0)  # the ring has its last pages only
+    caches.keep(words(9), 500.0, is_prompt=False)
+    assert caches.goes_on(words(9)) == (0, True)
+    assert caches.is_all_free()
+
+
+def test_states_of_an_answer_never_serve_a_prompt() -> None:
+    caches = Caches("states")
+    assert caches.write(0, 0, 8, 500.0)
+    caches.tree.keep(0, words(8), is_prompt=False, has_states=True)
+    assert caches.goes_on(words(12)) == (0, True)
+    assert caches.write(1, 0, 8, 100.0)
+    caches.tree.keep(1, words(8), is_prompt=True, has_states=False)  # the same tokens, whose pages are a prompt's now
+    assert caches.goes_on(words(12)) == (0, True)
+    assert caches.goes_on(words(12), takes_answers=True) == (8, False)
+    caches.tree.keep(1, words(8), is_prompt=True, has_states=True)
+    caches.tree.keep(0, words(8), is_prompt=False, has_states=True)
+    found = caches.tree.find(words(12), takes_answers=False)
+    assert (found.length, found.is_prompt) == (8, True)
+    assert caches.tree.give(2, found)
+    assert caches.holds(2, 8)[1] == [108.0]
+    for row in range(ROWS):
+        caches.pages.free(row)
+    assert caches.is_all_free()
+
+
+def test_the_snapshot_that_was_not_used_for_longest_makes_room() -> None:
+    caches = Caches("states")
+    for at in range(SNAPSHOTS):
+        caches.keep(words(8, 10 * at), 100.0 * at)
+    caches.goes_on(words(9))
+    caches.keep(words(8, 50), 700.0)
+    assert [caches.goes_on(words(9, first))[0] for first in (0, 10, 50)] == [8, 0, 8]
+    caches.check_counts()
+    assert caches.is_all_free()
+
+
+def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None:
+    caches = Caches(tokens=CONTEXT)  # 16 pages
+    caches.keep(words(16), 100.0)
+    caches.keep(words(16, 100), 200.0)
+    caches.keep(words(16, 200), 300.0)
+    caches.goes_on(words(17))
+    assert caches.write(0, 0, 24, 900.0)  # six pages, of which four are free
+    assert caches.goes_on(words(17, 100), 1)[0] == 8
+    assert caches.goes_on(words(17), 1)[0] == 16
+    assert caches.goes_on(words(17, 200), 1)[0] == 16
+    caches.pages.free(0)
+    assert caches.is_all_free()
+
+
+def test_a_ring_gives_back_its_pages_and_the_full_layers_keep_theirs() -> None:
+    caches = Caches("both", tokens=2 * CONTEXT)
+    caches.keep(words(16), 100.0)
+    full, ring = caches.pages.tables
+    free = full.num_free
+    caches.tree._evict(ring, ring.num_pages)
+    assert (ring.num_free, full.num_free) == (ring.num_pages, free)
+    assert caches.goes_on(words(17))[0] == 0
+    caches.check_counts()
+    assert caches.is_all_free()
+
+
+def test_a_page_that_several_prefixes_have_is_given_back_when_all_have_gone() -> None:
+    """The end of a prompt lies in the page in which its answer begins."""
+    caches = Caches(tokens=CONTEXT)
+    assert caches.write(0, 0, 7, 100.0)
+    for end in (2, 5, 7):
+        caches.tree.keep(0, words(end), is_prompt=True, has_states=False)
+    assert caches.write(0, 7, 11, 100.0)
+    caches.tree.keep(0, words(11), is_prompt=False, has_states=False)
+    caches.pages.free(0)
+    caches.check_counts()
+    assert caches.write(1, 0, CONTEXT, 900.0)  # the whole pool
+    assert caches.goes_on(words(12), 2, takes_answers=True)[0] == 0
+    caches.pages.free(1)
+    assert caches.is_all_free()
+
+
+def test_a_wish_that_cannot_be_granted_takes_nothing_from_the_tree() -> None:
+    caches = Caches(tokens=CONTEXT)
+    caches.keep(words(16), 100.0)
+    assert caches.write(0, 0, 24, 200.0)
+    assert not caches.pages.has_room([(1, 48)])
+    assert not caches.pages.reserve(1, 0, 48)
+    assert caches.goes_on(words(17), 2)[0] == 16
+    assert caches.pages.has_room([(1, 40)])
+    caches.pages.free(0)
+    assert caches.is_all_free()
+
+
+def test_whoever_borrows_the_cache_takes_nothing_from_the_tree() -> None:
+    caches = Caches(tokens=CONTEXT)
+    caches.keep(words(16), 100.0)
+    with caches.pages.lending([]):
+        assert caches.write(0, 0, CONTEXT, 900.0)
+        assert not caches.pages.reserve(1, 0, 4)
+    caches.check_counts()
+    found = caches.tree.find(words(17), takes_answers=False)
+    assert found.length == 16
+    assert caches.tree.give(2, found)
+    assert caches.holds(2, 16) == [[100.0 + at for at in range(16)]]
+    caches.pages.free(2)
+    assert caches.is_all_free()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> None:
+    """Positions of prompts hold 1000, those of answers 5000 and more; 10,000 steps, each of several calls."""
+    caches, generator = Caches(name, tokens=2 * CONTEXT, alike=3), random.Random(1)
+    running: dict[int, tuple[list[int], int, bool]] = {}  # ids, tokens that ran, has a prompt's bits
+    most = 0
+    for step in range(10_000 if name == "both" else 2_500):
+        row = generator.randrange(ROWS)
+        if row in running:
+            ids, ran, is_prompt = running.pop(row)
+            if is_prompt:
+                sure = caches.tree._chunks.sure(len(ids))
+                caches.tree.keep(row, ids[:sure], is_prompt=True, has_states=ran == sure and sure % CHUNK == 0)
+            if generator.random() < 0.5:
+                answer = [generator.randrange(2) for _ in range(generator.randrange(6))]
+                if caches.write(row, ran, ran + len(answer), 5000.0):
+                    caches.tree.keep(row, [*ids, *answer], is_prompt=False, has_states=True)
+            caches.pages.free(row)
+        else:
+            takes_answers = generator.random() < 0.3
+            ids = [generator.randrange(2) if at % 5 == 0 else 7 for at in range(generator.randrange(1, 40))]
+            found = caches.tree.find(ids, takes_answers)
+            assert found.length < len(ids)
+            if not caches.tree.give(row, found):
+                assert not any(table.rows[row] for table in caches.pages.tables)
+                continue
+            most = max(most, found.length)
+            if found.is_prompt:
+                held = caches.holds(row, found.length) if found.length else []
+                assert all(1000.0 <= number < 2000.0 for layer in held for number in layer)
+            value = 1000.0 if found.is_prompt else 3000.0
+            if not caches.write(row, found.length, len(ids), value):
+                caches.pages.free(row)
+                continue
+            running[row] = ids, len(ids), found.is_prompt
+        if step % 50 == 0:
+            caches.check_counts()
+    assert most >= (8 if name == "states" else 20)
+    for row in range(ROWS):
+        caches.pages.free(row)
+    assert caches.is_all_free()
+
+
+def test_finding_a_prompt_takes_a_step_for_each_page_of_it() -> None:
+    """Not one for each pair of its pages: 1,024 pages have half a million pairs."""
+    caches, length = Caches(tokens=4096, context=4096), 4096
+    assert caches.write(0, 0, length, 0.0)
+    caches.tree.keep(0, words(length), is_prompt=True, has_states=False)
+    caches.pages.free(0)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert caches.tree.find(words(length + 1), takes_answers=False).length == length
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.02
+    begin = time.perf_counter()
+    assert caches.pages.has_room([(0, length)])
+    assert time.perf_counter() - begin < 0.5
+    assert caches.is_all_free()
