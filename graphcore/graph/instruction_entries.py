@@ -200,12 +200,8 @@ class ModuleRecorder:
         Args:
             how: fields of `Scoring`.
         """
-        program, scoring, (kv_heads, page), width = (
-            self.program,
-            Scoring(*how),
-            k_cache.shape[1:3],
-            head_dim_of(k_cache),
-        )
+        program, scoring = self.program, Scoring(*how)
+        (kv_heads, page), width = k_cache.shape[1:3], head_dim_of(k_cache)
         out = program.block_buffer(q.shape[-1])
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))

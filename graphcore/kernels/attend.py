@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from graphcore.kernels.cache_codes import entries, heads_of, keep, kept_at, like_heads_of, own_heads
+from graphcore.kernels.cache_codes import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
 from graphcore.kernels.cpu_attention import sliced_attend
 from graphcore.kernels.scoring import Scoring
 
@@ -219,7 +219,9 @@ def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts:
     is_real = counts > 0  # [B]
     for cache, new in zip(caches, kept, strict=True):
         old = kept_at(cache, pages, places)  # [B, T, K, entry]
-        keep(cache, pages, places, torch.where(is_real.view(-1, *(1,) * (old.dim() - 1)), new[rows, chosen], old))
+        put_entries(
+            cache, pages, places, torch.where(is_real.view(-1, *(1,) * (old.dim() - 1)), new[rows, chosen], old)
+        )
 
 
 # Not as decorators: torch's would leave None under the functions' names.

@@ -128,7 +128,7 @@ def heads_of(kept: Tensor, dtype: torch.dtype) -> Tensor:
     return dense.view(*kept.shape[:-1], BLOCK).flatten(-2).to(dtype)
 
 
-def planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
+def code_planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
     """Return views of a pool's planes, [..., G, C, z] uint8 each, and the place of their bytes in a block.
 
     Args:
@@ -157,14 +157,14 @@ def kept_at(pool: Tensor, pages: Tensor, places: Tensor | None = None) -> Tensor
     index = pages if places is None else (pages, slice(None), places)
     if pool.dtype is not torch.uint8:
         return pool[index]
-    parts = [(place, plane[index]) for place, plane in planes(pool)]
+    parts = [(place, plane[index]) for place, plane in code_planes(pool)]
     blocks = parts[0][1].new_empty(*parts[0][1].shape[:-1], pool.shape[-1])
     for place, part in parts:
         blocks[..., place] = part
     return blocks
 
 
-def keep(pool: Tensor, pages: Tensor, places: Tensor, kept: Tensor) -> None:
+def put_entries(pool: Tensor, pages: Tensor, places: Tensor, kept: Tensor) -> None:
     """Write entries [..., K, entry] at one place of each page."""
-    for place, plane in planes(pool):
+    for place, plane in code_planes(pool):
         plane[pages, :, places] = kept[..., place]

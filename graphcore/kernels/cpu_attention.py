@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphcore.kernels.cache_codes import entries, format_of, heads_of, keep, kept_at, like_heads_of, own_heads
+from graphcore.kernels.cache_codes import entries, format_of, heads_of, kept_at, like_heads_of, own_heads, put_entries
 from graphcore.kernels.kernel_packing import DTYPE_NUMBERS, FORMAT_NUMBERS
 from graphcore.kernels.library import open_library
 from graphcore.kernels.scoring import Scoring
@@ -97,7 +97,7 @@ def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype
 def _write(kept: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
     """Write entries [L, K, entry] at the positions of a sequence from `start` on, no more than it has slots."""
     positions, page = torch.arange(start, start + len(kept)), cache.shape[2]
-    keep(cache, pages[positions // page % len(pages)], positions % page, kept)
+    put_entries(cache, pages[positions // page % len(pages)], positions % page, kept)
 
 
 def _attend_chunk(

@@ -15,7 +15,17 @@ from test_cpu_attention import attend_as_a_program
 from torch import Tensor
 
 from graphcore.kernels.attend import attend_shared, masked_attend
-from graphcore.kernels.cache_codes import CODED, FLOAT8, KVType, entries, head_dim_of, heads_of, kept_at, mixed, planes
+from graphcore.kernels.cache_codes import (
+    CODED,
+    FLOAT8,
+    KVType,
+    code_planes,
+    entries,
+    head_dim_of,
+    heads_of,
+    kept_at,
+    mixed,
+)
 from graphcore.kernels.cpu_attention import sliced_attend
 from graphcore.nn.layer_cache import KVCache
 from graphcore.quant.registry import FORMATS
@@ -54,7 +64,7 @@ def test_pages_hold_libggml_s_blocks_of_mixed_heads(name: str, implementation: s
     for cache in pools:
         cache[2].zero_()  # positions 0 .. 4 are attended, too
     attend(query, key, value, *pools, table, starts, torch.tensor([tokens]), 0, SCALE)
-    codes, scales = planes(pools[0])[0], planes(pools[0])[-1]
+    codes, scales = code_planes(pools[0])[0], code_planes(pools[0])[-1]
     assert codes[1].shape == (3, 2, page, 3, 32 if name == "q8_0" else 16)
     assert codes[1].data_ptr() == pools[0].data_ptr(), "codes come first"
     assert scales[1].shape[-1] == 2

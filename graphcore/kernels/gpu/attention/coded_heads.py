@@ -17,7 +17,7 @@ BITS = {"q8_0": 8, "q5_0": 5, "q4_0": 4}
 MOST = tl.constexpr(MOST_FLOAT8)
 
 
-def kind_of(pool: Tensor) -> int:
+def pool_kind(pool: Tensor) -> int:
     """Return the number by which kernels know what a pool holds."""
     name = format_of(pool)
     return int(pool.dtype is FLOAT8) if name is None else BITS[name]
@@ -171,7 +171,7 @@ def launch_mix_heads(heads: Tensor, pool: Tensor, is_entry: bool = False) -> Ten
     out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
     _mix_heads[(count, tokens, batch)](
         heads, out, *heads.stride()[:3], HEAD_DIM=head_dim, WIDTH=max(32, triton.next_power_of_2(head_dim)),
-        KIND=kind_of(pool) if is_entry else 0, num_warps=1, enable_fp_fusion=False,
+        KIND=pool_kind(pool) if is_entry else 0, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -209,5 +209,5 @@ def launch_keep_heads(heads: Tensor, pool: Tensor, table: Tensor, starts: Tensor
     _keep_heads[(kv_heads, tokens, batch)](
         heads, pool, table, starts, counts, *heads.stride()[:3], *strides_of(pool), table.stride(0), table.shape[1],
         PAGE=pool.shape[2], HEAD_DIM=head_dim_of(pool), WIDTH=max(32, triton.next_power_of_2(head_dim)),
-        KIND=kind_of(pool), num_warps=1, enable_fp_fusion=False,
+        KIND=pool_kind(pool), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

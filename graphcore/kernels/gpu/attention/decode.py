@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.attention.coded_heads import kind_of, launch_mix_heads, strides_of
+from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
@@ -247,7 +247,7 @@ def launch_attend_written(
     assert query.stride(3) == k_cache.stride(-1) == v_cache.stride(-1) == 1, "vectors lie in one run"
     assert table.stride(1) == 1, "a sequence's pages are one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
-    kinds = kind_of(k_cache), kind_of(v_cache)
+    kinds = pool_kind(k_cache), pool_kind(v_cache)
     is_wide = width > MOST_CODED_WIDTH and max(kinds) > 1
     tile = tile or max(16, keys_of_tile(width, query.dtype) // (2 if is_wide else 1))
     splits = split_count(batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))

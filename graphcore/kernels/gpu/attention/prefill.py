@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.attention.coded_heads import kind_of, launch_mix_heads, strides_of
+from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
 from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
 from graphcore.kernels.scoring import Scoring
@@ -120,7 +120,7 @@ def launch_attend_chunk(
         key, value = launch_mix_heads(key, k_cache, is_entry=True), launch_mix_heads(value, v_cache, is_entry=True)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
-    kinds = kind_of(k_cache), kind_of(v_cache)
+    kinds = pool_kind(k_cache), pool_kind(v_cache)
     tile = 16 if width > MOST_CODED_WIDTH and max(kinds) > 1 else tile
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
