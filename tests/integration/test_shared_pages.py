@@ -209,6 +209,19 @@ def test_close_ends_those_who_are_aside_and_their_files(
                 handle.result(SECONDS)
 
 
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+def test_a_prompt_as_long_as_the_pool_runs_again_and_again(name: str, tiny_model: Tiny) -> None:
+    """The second one finds all pages but the last token, and none is free to copy the last page."""
+    with load(tiny_model(name)) as engine:
+        prompt = [at % VOCAB for at in range(CONTEXT)]
+        settings: dict[str, Any] = {"max_new_tokens": 3, "ignore_eos": True, "logprobs": True}
+        answers = [what(engine.submit(prompt, **settings).result(SECONDS)) for _ in range(3)]
+        answers.append(what(engine.submit(prompt, reuse_cache=True, **settings).result(SECONDS)))
+        assert [answer[0] for answer in answers] == [answers[0][0]] * 4
+        assert answers[1] == answers[2] == answers[0]
+        check_all_pages_free(engine)
+
+
 def test_chats_and_several_answers_under_pressure(tiny_model: Tiny) -> None:
     with load(tiny_model("llama3"), "eager", 8 * CONTEXT) as roomy, load(tiny_model("llama3")) as engine:
         history = list(range(20))
