@@ -212,7 +212,6 @@ class Prefixes:
             node.pages[index] = page
 
     def _hold(self, index: int, page: int) -> None:
-        """Count one more prefix that has a page; all of them count as one who has it."""
         self._held[index][page] += 1
         if self._held[index][page] == 1:
             self._pages.tables[index].hold(page)
@@ -246,11 +245,10 @@ class Prefixes:
         heapq.heapify(idle)
         before = table.num_free
         while idle and table.num_free - before < count:
-            _, _, node = heapq.heappop(idle)
+            node = heapq.heappop(idle)[-1]
             parent, page = node.parent, node.pages[index]
             assert parent is not None
-            assert page is not None
-            if table.is_ring:
+            if table.is_ring and page is not None:
                 self._drop(index, page)
                 node.pages[index] = None
             else:
