@@ -122,11 +122,12 @@ class DeviceDecoding(Decoding):
 
     def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
         """Return the captured program of all rows, if any sequence needs a token beyond those under way."""
+        going_on = [sequence for sequence in sequences if not sequence.has_ended]  # others end at any time
         for row, sequence in list(self._on.items()):
-            if sequence.has_ended:
+            if sequence.has_ended and sequence not in going_on:
                 self._rows.stop(row)
                 del self._on[row]
-        self._due = due = [sequence for sequence in sequences if self._is_due(sequence)]
+        self._due = due = [sequence for sequence in going_on if self._is_due(sequence)]
         for sequence in due:
             is_replayed = sequence.to_feed > 1  # after it was put aside
             if sequence.mask is not None or is_replayed or self._on.get(sequence.own_row) is not sequence:
@@ -141,7 +142,7 @@ class DeviceDecoding(Decoding):
     def _is_due(self, sequence: TokenSequence) -> bool:
         """Return whether a sequence may still need a token beyond those of the steps already launched."""
         if sequence.mask is not None:
-            return sequence.to_feed == 1
+            return sequence.to_feed >= 1  # more than one when it runs again after it was put aside
         return sequence.fed + 1 - len(sequence.request.prompt_ids) < self._most(sequence)
 
     def _most(self, sequence: TokenSequence) -> int:

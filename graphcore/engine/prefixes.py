@@ -212,7 +212,6 @@ class Prefixes:
             node.pages[index] = page
 
     def _hold(self, index: int, page: int) -> None:
-        """Count one more prefix that has a page; all of them count as one who has it."""
         self._held[index][page] += 1
         if self._held[index][page] == 1:
             self._pages.tables[index].hold(page)
@@ -246,11 +245,10 @@ class Prefixes:
         heapq.heapify(idle)
         before = table.num_free
         while idle and table.num_free - before < count:
-            _, _, node = heapq.heappop(idle)
+            node = heapq.heappop(idle)[-1]
             parent, page = node.parent, node.pages[index]
-            assert parent is not None, "an idle prefix has one before it"
-            assert page is not None, "an idle prefix has a page"
-            if table.is_ring:
+            assert parent is not None
+            if table.is_ring and page is not None:
                 self._drop(index, page)
                 node.pages[index] = None
             else:
@@ -258,6 +256,8 @@ class Prefixes:
             self._prune(node)
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
                 heapq.heappush(idle, (parent.used, id(parent), parent))
+        if not table.is_ring and table.num_free - before < count:
+            self.forget()  # rows have the ends of paths whose beginnings only the tree has
 
     def _is_idle(self, node: Prefix, index: int, table: PageTable) -> bool:
         page = node.pages[index]

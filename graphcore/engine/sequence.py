@@ -133,7 +133,8 @@ class TokenSequence:
 
     def come_back(self, cache_row: int, fed: int) -> None:
         """Take a row again, which holds so many tokens."""
-        self.cache_row, self.fed, self.has_begun = cache_row, fed, True
+        self.cache_row, self.fed = cache_row, fed
+        self.has_begun = fed > 0 or bool(self.request.token_ids)  # else it may go on from what others computed
 
     def take(self, token_id: int, logprob: float | None, context: int) -> None:
         """Append a chosen token and tell whoever listens; a sequence that has ended takes none.

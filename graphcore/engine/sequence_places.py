@@ -68,10 +68,8 @@ class SequencePlaces:
             return False
         self.pages.free(row)
         found = self._prefixes.find(sequence.request.prompt_ids, sequence.reuses_cache)
-        if not self._prefixes.give(row, found):
-            if self.sequences:
-                return False
-            found = self._prefixes.nothing  # the page to be copied into can only come from what it would share
+        if not self._prefixes.give(row, found):  # all pages are its beginning's, and none is left for a copy
+            found = self._prefixes.nothing
         wanted = [(one.own_row, self._prompt_end(one)) for one in self.sequences if one.fed < self._prompt_end(one)]
         if self.sequences and not self.pages.has_room([*wanted, (row, self._prompt_end(sequence))]):
             self.pages.free(row)
@@ -96,7 +94,13 @@ class SequencePlaces:
         is_alone = all(one in self._aside for one in self.sequences)
         if not is_alone and not self.pages.has_room([(row, len(sequence.ids) + 1)]):
             return False
-        copy = kept.read() if isinstance(kept, AsideFile) else kept
+        try:
+            copy = kept.read() if isinstance(kept, AsideFile) else kept
+        except OSError as error:
+            if not sequence.is_as_alone:
+                sequence.fail(error)
+                return False
+            copy = None
         if copy is not None and not self.pages.copy_in(row, copy):
             return False
         close(kept)
@@ -196,6 +200,7 @@ class SequencePlaces:
         if sequence.cache_row is None:
             return
         if sequence.reuses_cache and held:
+            self.keep_prompt(sequence)  # of a ring, what has been given back since
             self._prefixes.keep(sequence.cache_row, held, is_prompt=False, has_states=True)
         self.pages.free(sequence.cache_row)
 

@@ -58,7 +58,8 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
     spec = decoder.spec
     tables = decoder.rope_tables(1, CPU)
     with META:
-        caches = allocate_cache(spec, sizes.sequences, context, sizes.kv_dtype, META, sizes.chunk)
+        kept = sizes.kv_dtype, META, sizes.chunk
+        caches = allocate_cache(spec, sizes.sequences, context, *kept, tokens=context)  # their size does not matter
         recorder = Recorder(
             decoder,
             [range(len(spec.blocks))],

@@ -30,8 +30,9 @@ def test_the_plan_is_the_checkpoints_bytes(
     layer = sum(tensor.nbytes for name, tensor in stored.items() if ".layers.0." in name and tensor.dim() == 2)
     assert record["groups"][1]["bytes"] == layer  # every tensor of it is a multiple of 256 bytes
     assert record["groups"][0]["bytes"] == stored["model.embed_tokens.weight"].nbytes
-    # 2 sequences x 100 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 4 bytes
-    assert record["memory"]["kv_bytes"] == 2 * 100 * 2 * 2 * 2 * 32 * 4
+    # 2 sequences x 7 pages and one that is nobody's, of 16 positions x 2 layers x keys and values x 2 kv heads x 32
+    # elements x 4 bytes, and a table of 4 bytes for each page of a sequence
+    assert record["memory"]["kv_bytes"] == (2 * 7 + 1) * 16 * 2 * 2 * 2 * 32 * 4 + 2 * 7 * 4
     assert record["memory"]["weight_bytes"] == sum(group["bytes"] for group in record["groups"])
     parts = ("weight_bytes", "kv_bytes", "workspace_bytes", "program_bytes")
     assert record["memory"]["total_bytes"] == sum(record["memory"][part] for part in parts)

@@ -1,0 +1,254 @@
+"""A pool of pages that is too small for all who ask: everybody finishes, with the answer that it has alone."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, TinyModel
+
+from graphcore import Engine
+from graphcore.engine.aside import AsideFile
+from graphcore.engine.handle import Handle
+from graphcore.engine.running_request import Generation
+from graphcore.errors import ConfigError
+
+Tiny = Callable[[str], TinyModel]
+SECONDS = 120.0
+CONTEXT, SEQUENCES = 96, 6
+ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"]
+KINDS = {"captured": ["graph=auto"], "eager": ["graph=eager"], "streamed": ["graph=auto", "streaming=on"]}
+
+
+def load(tiny: TinyModel, kind: str = "eager", tokens: int = CONTEXT, *overrides: str) -> Engine:
+    sizes = [f"batching.max_sequences={SEQUENCES}", f"context_length={CONTEXT}", "prefill_chunk=16"]
+    pool = f"batching.cache_tokens={tokens}"
+    return Engine.load(tiny.folder, dtype="fp32", device="cpu", overrides=[*sizes, pool, *KINDS[kind], *overrides])
+
+
+def requests_of(seed: int, count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Return prompts that share beginnings, with the settings of `Engine.submit`."""
+    generator = random.Random(seed)
+    shared = [generator.randrange(VOCAB) for _ in range(40)]
+    requests = []
+    for number in range(count):
+        own = [generator.randrange(VOCAB) for _ in range(generator.choice((1, 2, 16, 17)))]
+        prompt = [*shared[: generator.choice((0, 7, 20, 33, 40))], *own]
+        settings: dict[str, Any] = {"max_new_tokens": generator.randint(10, 38), "ignore_eos": True, "logprobs": True}
+        if number % 2:
+            settings |= {"temperature": 1.3, "seed": number}
+        requests.append((prompt, settings))
+    return requests
+
+
+def what(answer: Generation) -> tuple[Any, ...]:
+    return answer.token_ids, answer.finish_reason, answer.logprobs
+
+
+def submit_all(engine: Engine, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[Handle]:
+    with engine.holding_back():
+        return [engine.submit(prompt, **settings) for prompt, settings in requests]
+
+
+def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[tuple[Any, ...]]:
+    """Return what each request is answered where nothing was computed before it."""
+    with load(tiny, kind) as engine:
+        found = []
+        for prompt, settings in requests:
+            engine._scheduler._passes._places.forget()  # type: ignore[attr-defined]
+            found.append(what(engine.submit(prompt, **settings).result(SECONDS)))
+        return found
+
+
+@pytest.fixture
+def num_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each sequence that is written to a file."""
+    found: list[int] = []
+    write = AsideFile.write.__func__  # type: ignore[attr-defined]
+
+    def note(cls: type[AsideFile], kept: Any, folder: Any) -> AsideFile:
+        found.append(kept.tokens)
+        return write(cls, kept, folder)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(AsideFile, "write", classmethod(note))
+    return found
+
+
+def check_all_pages_free(engine: Engine) -> None:
+    """Check that no page is taken but by the tree, and none after it has forgotten everything."""
+    passes: Any = engine._scheduler._passes
+    engine._scheduler.run_alone("test", lambda: None)  # the last sequences have left
+    places = passes._places
+    assert not any(table.rows[row] for table in places.pages.tables for row in range(SEQUENCES))
+    assert not places._aside
+    with torch.inference_mode():
+        places.forget()
+    assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+
+
+def nameless_files() -> set[str]:
+    """Return the files without a name that this process has open."""
+    targets = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {target for target in targets if "(deleted)" in target}
+
+
+@pytest.fixture(autouse=True)
+def files_before() -> Iterator[set[str]]:
+    """Files that were open before the test; afterwards no others are."""
+    before = nameless_files()
+    yield before
+    assert nameless_files() <= before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(
+            name,
+            kind,
+            marks=()
+            if (name, kind) in {("llama3", "captured"), ("qwen3_5", "eager"), ("gemma3", "eager")}
+            else pytest.mark.thorough,
+        )
+        for name in ARCHITECTURES
+        for kind in KINDS
+    ],
+)
+def test_a_pool_for_a_quarter_of_what_is_asked_answers_all_as_alone(
+    name: str, kind: str, tiny_model: Tiny, num_aside: list[int]
+) -> None:
+    requests = requests_of(3, 12)
+    expected = alone(tiny_model(name), kind, requests)
+    assert sum(len(prompt) + settings["max_new_tokens"] for prompt, settings in requests) > 4 * CONTEXT
+    with load(tiny_model(name), kind) as engine:
+        assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
+        assert num_aside or name == "mistral"  # a window's pages are few
+        assert engine.status() == []
+        check_all_pages_free(engine)
+
+
+@pytest.mark.parametrize("fault", ["disk is full", "folder is a file", "end is lost"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
+def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
+    name: str, fault: str, tiny_model: Tiny, num_aside: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(4, 9)
+    expected = alone(tiny_model(name), "eager", requests)
+    tried: list[str] = []
+
+    def fail(*_: object) -> None:
+        tried.append(fault)
+        raise OSError(28, fault)
+
+    with load(tiny_model(name)) as engine:
+        if fault == "disk is full":
+            monkeypatch.setattr(AsideFile, "write", classmethod(fail))
+        elif fault == "end is lost":
+            monkeypatch.setattr(AsideFile, "_read_one", fail)
+        else:
+            engine._scheduler._passes._places._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
+        assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
+        assert tried or num_aside
+        check_all_pages_free(engine)
+
+
+def test_cancels_deadlines_masks_and_errors_under_pressure_take_nobody_down(tiny_model: Tiny) -> None:
+    requests = requests_of(5, 30)
+    expected = alone(tiny_model("llama3"), "captured", requests)
+
+    def fail(ids: Sequence[int]) -> None:
+        if len(ids) == 8:
+            raise ZeroDivisionError("in a mask")
+
+    with load(tiny_model("llama3"), "captured") as engine:
+        fates: dict[int, dict[str, Any]] = {1: {"mask": fail}, 2: {"deadline": 0.05}, 3: {"mask": lambda ids: None}}
+        handles = []
+        for number, (prompt, settings) in enumerate(requests):
+            handles.append(engine.submit(prompt, **{**settings, **fates.get(number % 7, {})}))
+            if number % 7 == 4:
+                handles[-2 if number % 2 else -1].cancel()
+            if number == 15:
+                engine.logits([[7] * 60])
+        for number, (handle, answer) in enumerate(zip(handles, expected, strict=True)):
+            if number % 7 == 1:
+                with pytest.raises(ZeroDivisionError):
+                    handle.result(SECONDS)
+                continue
+            found = handle.result(SECONDS)
+            assert found.token_ids == answer[0][: len(found.token_ids)]
+            if number % 7 in (0, 5, 6):
+                assert what(found) == answer
+        check_all_pages_free(engine)
+
+
+def test_close_ends_those_who_are_aside_and_their_files(
+    tiny_model: Tiny, num_aside: list[int], files_before: set[str]
+) -> None:
+    is_aside, go_on = threading.Event(), threading.Event()
+    engine = load(tiny_model("llama3"))
+
+    def report(*_: object) -> None:
+        if num_aside and nameless_files() - files_before:
+            is_aside.set()
+            go_on.wait(SECONDS)
+
+    engine._on_progress = report
+    handles = submit_all(engine, requests_of(6, 9))
+    assert is_aside.wait(SECONDS)
+    assert any(not status.is_running and status.new_tokens for status in engine.status())
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    go_on.set()
+    closing.join(SECONDS)
+    for handle in handles:
+        if not handle.has_ended or handle._feed.has_failed:
+            with pytest.raises(ConfigError, match="closed"):
+                handle.result(SECONDS)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+def test_a_prompt_as_long_as_the_pool_runs_again_and_again(name: str, tiny_model: Tiny) -> None:
+    """The second one finds all pages but the last token, and none is free to copy the last page."""
+    with load(tiny_model(name)) as engine:
+        prompt = [at % VOCAB for at in range(CONTEXT)]
+        settings: dict[str, Any] = {"max_new_tokens": 3, "ignore_eos": True, "logprobs": True}
+        answers = [what(engine.submit(prompt, **settings).result(SECONDS)) for _ in range(3)]
+        answers.append(what(engine.submit(prompt, reuse_cache=True, **settings).result(SECONDS)))
+        assert [answer[0] for answer in answers] == [answers[0][0]] * 4
+        assert answers[1] == answers[2] == answers[0]
+        check_all_pages_free(engine)
+
+
+def test_chats_and_several_answers_under_pressure(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "eager", 8 * CONTEXT) as roomy, load(tiny_model("llama3")) as engine:
+        history = list(range(20))
+        for turn in range(3):
+            asked = [{"n": 4, "temperature": 1.2, "seed": turn}, {"reuse_cache": True}, {"reuse_cache": True}]
+            answers = []
+            for each in (roomy, engine):
+                with each.holding_back():
+                    handles = [each.submit(history, 14, ignore_eos=True, **settings) for settings in asked]
+                answers.append([[answer.token_ids for answer in handle.results(SECONDS)] for handle in handles])
+            assert answers[0] == answers[1]
+            history += [*answers[0][1][0], 5, 6]
+        check_all_pages_free(engine)
+
+
+def test_logits_of_more_tokens_than_the_pool_are_refused_and_hurt_nothing(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3")) as engine:
+        (prompt, settings), *_ = requests_of(7, 1)
+        first = what(engine.submit(prompt, **settings).result(SECONDS))
+        with pytest.raises(ConfigError, match=r"batching.cache_tokens"):
+            engine.logits([[1] * 80, [2] * 80])
+        assert what(engine.submit(prompt, **settings).result(SECONDS)) == first
+        with pytest.raises(ConfigError, match=f"context_length={CONTEXT}"):
+            engine.submit([1] * (CONTEXT + 1), 3)
+        check_all_pages_free(engine)
+
+
+def test_a_pool_smaller_than_one_context_is_refused(tiny_model: Tiny) -> None:
+    with pytest.raises(ConfigError, match=r"context_length=96, but batching.cache_tokens=95"):
+        load(tiny_model("llama3"), "eager", CONTEXT - 1)
