@@ -202,8 +202,7 @@ class Prefixes:
         node.is_prompt = node.is_prompt or is_prompt
         for index, page in enumerate(pages):
             old = node.pages[index]
-            is_taken = is_better or (old is None and is_prompt == node.is_prompt)
-            if not is_taken or page == old:
+            if page == old or not (is_better or (old is None and is_prompt == node.is_prompt)):
                 continue
             if page is not None:
                 self._hold(index, page)
