@@ -43,8 +43,8 @@ def test_what_ran_is_recorded(run_task: RunTask) -> None:
     no_graphs = {"captured": None, "captured_bytes": None, "capture_seconds": None}
     assert record["graph"] == {"kind": "eager", "prefill": "eager", "compiled": 0, **no_graphs}
     assert (record["context_length"], record["device"], record["threads"]) == (64, "cpu", torch.get_num_threads())
-    # 4 pages and one that is nobody's, of 16 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 2 bytes,
-    # and a table of 4 bytes for each page of a sequence
+    # 4 pages and one that is nobody's, of 16 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 2
+    # bytes, and a table of 4 bytes for each page of a sequence
     assert record["memory"]["kv_bytes"] == (4 + 1) * 16 * 2 * 2 * 2 * 32 * 2 + 4 * 4
     assert record["compile"] == {
         "seconds": pytest.approx(0, abs=5),
