@@ -206,8 +206,9 @@ class DeviceDecoding(Decoding):
             self._late.setdefault(sequence, []).append(int(token_id))
 
     def settle(self, sequence: TokenSequence) -> None:
-        """Read all steps under way, and stop the sequence's row."""
-        self._read_to(0)
+        """Read the steps that run the sequence, and stop its row."""
+        if self._is_under_way(sequence):
+            self._read_to(0)
         if self._on.get(sequence.own_row) is sequence:
             self._rows.stop(sequence.own_row)
             del self._on[sequence.own_row]
@@ -216,7 +217,10 @@ class DeviceDecoding(Decoding):
         """Return False for a sequence that others may go on from, while steps are under way that ran it."""
         if not sequence.reuses_cache:
             return True
-        return not any(sequence is one for step in self._under_way for _, one in step.rows)
+        return not self._is_under_way(sequence)
+
+    def _is_under_way(self, sequence: TokenSequence) -> bool:
+        return any(sequence is one for step in self._under_way for _, one in step.rows)
 
     def leave(self, sequence: TokenSequence) -> list[int]:
         """Forget a sequence that has ended, and return the tokens that the caches hold of it."""

@@ -42,7 +42,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def settle(self, sequence: TokenSequence) -> None:
-        """Make it known what the caches hold of a sequence that is to leave its row before its end."""
+        """Leave a sequence out of steps until `start` is given it again, and make known what the caches hold of it."""
 
     @abstractmethod
     def may_leave(self, sequence: TokenSequence) -> bool:

@@ -155,9 +155,12 @@ class SequencePlaces:
         begin = sequence.fed
         end = min(begin + count, self._context)
         while sequence.cache_row is not None and not self.pages.reserve(sequence.own_row, begin, end):
+            if decoding is None:
+                return False
             later = self.sequences[self.sequences.index(sequence) + 1 :]
             last = next((one for one in reversed(later) if one.cache_row is not None and not one.has_ended), None)
-            if last is None or decoding is None:
+            if last is None:
+                decoding.settle(sequence)  # a device would run it on
                 return False
             self._put_aside(last, decoding)
         return sequence.cache_row is not None

@@ -1,0 +1,111 @@
+"""A cache that is too small for all sequences, where a device chooses tokens two steps ahead: nothing changes a token.
+
+Three sequences share the pages of one and a half. The latest ones are put aside, come back, or run again.
+"""
+
+import random
+from typing import Any
+
+import plain_choice
+import pytest
+import torch
+from captured_engines import captured_engine, engine_of, fake_cuda
+from fake_cuda import FakeCuda
+from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Request, odd, what
+
+from graphcore import Engine
+from graphcore.engine.aside import AsideFile
+from graphcore.engine.cache_pages import KeptSequence
+from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.sequence_places import SequencePlaces
+
+SMALL = ("context_length=64", "batching.cache_tokens=96")
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    plain_choice.install(monkeypatch)
+    return fake_cuda(monkeypatch)
+
+
+@pytest.fixture
+def put_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the tokens that each sequence held when it was put aside."""
+    tokens: list[int] = []
+    before = TokenSequence.go_aside
+
+    def note(sequence: TokenSequence) -> None:
+        tokens.append(sequence.fed)
+        before(sequence)
+
+    monkeypatch.setattr(TokenSequence, "go_aside", note)
+    return tokens
+
+
+def crowd(seed: int) -> list[Request]:
+    generator = random.Random(seed)
+    ways: tuple[dict[str, Any], ...] = (GREEDY, PLAIN, NUCLEUS, PENALISED, {"mask": odd, **NUCLEUS}, {"logprobs": True})
+    return [
+        Request([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
+        for at in range(9)
+    ]
+
+
+def answers(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], str]]:
+    with engine.holding_back():
+        handles = [request.submit(engine) for request in requests]
+    return [what(handle.result(SECONDS)) for handle in handles]
+
+
+def fail(kept: KeptSequence, folder: object) -> AsideFile:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("has_disk", [True, False], ids=["file", "full disk"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_sequences_that_were_put_aside_get_the_tokens_that_they_get_alone(
+    name: str, has_disk: bool, put_aside: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a full disk they run again: their prompts in chunks, their answers step by step."""
+    if not has_disk:
+        monkeypatch.setattr(AsideFile, "write", fail)
+    requests = crowd(3)
+    with engine_of(name) as eager, captured_engine(name, *SMALL) as engine:
+        expected = [what(request.submit(eager).result(SECONDS)) for request in requests]
+        assert answers(engine, requests) == expected
+        assert len(put_aside) > 3
+        assert max(put_aside) > 24  # after tokens of an answer
+        assert_all_pages_return(engine)
+
+
+@torch.inference_mode()
+def assert_all_pages_return(engine: Engine) -> None:
+    places = engine._scheduler._passes._places  # type: ignore[attr-defined]  # passes of programs
+    assert isinstance(places, SequencePlaces)
+    assert engine.status() == []
+    places.forget()
+    assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stops_and_cancels_while_others_are_put_aside_end_nobody_else(seed: int, put_aside: list[int]) -> None:
+    generator, requests = random.Random(seed), crowd(seed)
+    with engine_of() as eager, captured_engine("qwen3", *SMALL) as engine:
+        alone = [request.submit(eager).result(SECONDS) for request in requests]
+        stops = [generator.choice((None, *(part for part in (one.text[8:12],) if part))) for one in alone]
+        pairs = list(zip(requests, stops, strict=True))
+        stopped = [one.submit(eager, stop=[stop] if stop else []).result(SECONDS) for one, stop in pairs]
+        with engine.holding_back():
+            handles = [one.submit(engine, stop=[stop] if stop else []) for one, stop in pairs]
+        cancelled = generator.sample(range(len(handles)), 3)
+        for at in cancelled:
+            handles[at].event(generator.randrange(6))
+            handles[at].cancel()
+        for at, (handle, one) in enumerate(zip(handles, stopped, strict=True)):
+            found = handle.result(SECONDS)
+            if at in cancelled:
+                assert found.token_ids == one.token_ids[: len(found.token_ids)]
+            else:
+                assert what(found) == what(one)
+        assert put_aside
+        assert_all_pages_return(engine)
