@@ -47,6 +47,8 @@ def main() -> None:
     with Engine.load(given.model, dtype="bf16", device="cpu", graph="captured", overrides=sizes) as engine:
         assert isinstance(engine.runner, ProgramRunner), "graphcore's own programs are timed"
         with torch.inference_mode():
+            for row in range(MOST_ROWS):
+                engine.runner.reserve(row, CACHED, CACHED + MOST_ROWS + given.steps)
             one, many = (engine.runner.builder.decode(width, is_greedy=True) for width in (1, MOST_ROWS))
             together = [(count, True) for count in COUNTS if 1 < count <= many.state.most_together]
             cases = [(0, False), *((count, False) for count in COUNTS), *together]  # 0: the program of one row

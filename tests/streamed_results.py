@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from graphcore import Engine
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.scoring import token_losses
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
@@ -23,8 +24,15 @@ def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
         "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
         "batch": [one.token_ids for one in batch],
         "log probabilities": [one.logprobs for one in batch],
-        "scores": [token_losses(engine.runner, PROMPTS[at], 1, path) for at, path in ((1, "prefill"), (0, "decode"))],
+        "scores": engine._scheduler.run_alone("scores", lambda: scores(engine)),
     }
+
+
+def scores(engine: Engine) -> list[torch.Tensor]:
+    """Return the losses of a prompt in chunks, and of one token by token."""
+    runner = engine.runner
+    assert isinstance(runner, ProgramRunner)
+    return [token_losses(runner, PROMPTS[at], 1, path) for at, path in ((1, "prefill"), (0, "decode"))]
 
 
 def differing(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:

@@ -38,7 +38,8 @@ class Graphcore(PeerEngine):
             program = self.runner.program("decode", 1, is_greedy=True)
             program.state.put_rows([[token_id]], [self.length])
             chosen = []
-            for _ in range(new_tokens):
+            for position in range(self.length, self.length + new_tokens):
+                self.runner.reserve(0, position, position + 1)
                 run_program(program, self.runner.policy)
                 chosen.append(int(program.state.chosen))
             return chosen

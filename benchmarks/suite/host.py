@@ -63,6 +63,7 @@ def launch_row(bench: Bench, loaded: Loaded) -> None:
     runner, launches = own(loaded.engine), min(LAUNCHES, bench.sizes.new)
     with torch.inference_mode():
         program = runner.program("decode", 1, is_greedy=True)
+        runner.reserve(0, 0, launches)
         found = []
         for _ in range(bench.sizes.repeats):
             begin_steps(program, launches)

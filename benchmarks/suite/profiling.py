@@ -202,6 +202,8 @@ def recorded_step(runner: ProgramRunner, batch: int) -> list[tuple[str, int]]:
                 return []
             steps = only.steps
         state = program.state
+        for row in range(batch):
+            runner.reserve(row, 0, 1)
         state.put_rows([[1]] * batch, [0] * batch)
         made = state.hidden, state.ropes
         with recorder(WeightRanges.of(runner.builder.decoder, batch)) as launches:

@@ -79,7 +79,7 @@ class CachePages:
     def reserve(self, row: int, begin: int, end: int) -> bool:
         """Give a row the pages that tokens at positions begin .. end - 1 need.
 
-        Pages that only earlier tokens see are taken back first.
+        All others are taken back first.
 
         Returns:
             False if there are not enough; the row is then given none.
@@ -87,7 +87,7 @@ class CachePages:
         if all(table.is_ready(row, begin, end) for table in self.tables):
             return True
         for table in self.tables:
-            table.take_back(row, begin)
+            table.take_back(row, table.numbers(begin, end))
         missing = [table.missing(row, begin, end) for table in self.tables]
         if not self._make_room([len(numbers) for numbers in missing]):
             return False
@@ -126,12 +126,12 @@ class CachePages:
         """Take from a row the pages that a token at a position does not see."""
         for table in self.tables:
             if table.first_seen(position) - 1 in table.rows[row]:
-                table.take_back(row, position)
+                table.take_back(row, table.numbers(position, position))
 
     def free(self, row: int) -> None:
         """Take back all pages of a row."""
         for table in self.tables:
-            table.take_back(row, None)
+            table.take_back(row, range(0))
 
     def copy_out(self, row: int, tokens: int) -> KeptSequence:
         """Return a copy of what the layers keep of the sequence in a row, which has run so many tokens."""

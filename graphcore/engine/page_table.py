@@ -60,12 +60,12 @@ class PageTable:
         return max(0, position - self._window + 1) // self.page if self._window else 0
 
     def is_ready(self, row: int, begin: int, end: int) -> bool:
-        """Return whether a row has all pages for tokens at positions begin .. end - 1, and none that they do not see.
+        """Return whether a row has all pages for tokens at positions begin .. end - 1, and none besides.
 
         A row's pages have numbers without a gap.
         """
-        held = self.rows[row]
-        return (end - 1) // self.page in held and self.first_seen(begin) - 1 not in held
+        held, last = self.rows[row], (end - 1) // self.page
+        return last in held and last + 1 not in held and self.first_seen(begin) - 1 not in held
 
     def missing(self, row: int, begin: int, end: int) -> list[int]:
         """Return the numbers of the pages that a row lacks, of those that `numbers` names."""
@@ -115,14 +115,14 @@ class PageTable:
         """Return whether more than one have a page."""
         return self._users[page] > 1
 
-    def take_back(self, row: int, position: int | None) -> None:
-        """Take from a row the pages that a token at a position does not see; all for None."""
+    def take_back(self, row: int, needed: range) -> None:
+        """Take from a row all pages but those of some numbers."""
         held = self.rows[row]
-        passed = [number for number in held if position is None or number < self.first_seen(position)]
-        for number in passed:
+        others = [number for number in held if number not in needed]
+        for number in others:
             self.drop(held.pop(number))
-        if passed:
-            self._put(row, passed)
+        if others:
+            self._put(row, others)
 
     def kept(self, row: int, tokens: int) -> list[Copies]:
         """Return copies of what the token after so many will see, for each cache, by the pages' numbers."""

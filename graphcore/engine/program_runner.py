@@ -224,16 +224,24 @@ class ProgramRunner(ModelRunner):
         for pieces in pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens):
             for piece in pieces:
                 begin, end = starts[piece.row] + piece.begin, starts[piece.row] + piece.end
-                if begin == 0:
-                    self.pages.free(piece.row)
-                if not self.pages.reserve(piece.row, begin, end):
-                    raise self._no_pages(sum(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+                self.reserve(piece.row, begin, end)
             yield pieces
+
+    def reserve(self, row: int, begin: int, end: int) -> None:
+        """Give a row of the caches the pages that tokens at positions begin .. end - 1 need; other calls do it.
+
+        Raises:
+            ConfigError: there are not enough.
+        """
+        if begin == 0:
+            self.pages.free(row)  # it may share some
+        if not self.pages.reserve(row, begin, end):
+            raise self._no_pages(end)
 
     def _no_pages(self, tokens: int) -> ConfigError:
         return ConfigError(
-            f"{tokens} tokens of all rows do not fit in the KV cache's pages; raise batching.cache_tokens to at least "
-            f"{tokens}, or give fewer rows"
+            f"a row of {tokens} tokens does not fit in the KV cache's pages beside the other rows; raise "
+            "batching.cache_tokens, or give fewer rows"
         )
 
     def _program_of(self, piece: RowPiece, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Program:

@@ -81,6 +81,7 @@ def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) 
     targets = torch.tensor(token_ids, device=runner.device)
     pieces: list[Tensor] = []
     for position, token_id in enumerate(token_ids[:-1]):
+        runner.reserve(0, position, position + 1)
         ((program, rows),) = runner.programs.step({0: (token_id, position)})
         run_program(program, runner.policy)
         if position + 1 >= first:

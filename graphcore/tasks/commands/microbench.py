@@ -110,14 +110,17 @@ class StepWork:
     @classmethod
     def of(cls, engine: Engine, program: Program, repeats: int) -> "StepWork":
         """Return the work of a program; its operations are native instructions, or torch's operations one by one."""
-        device, step, builder = engine.runner.device, program.steps[0], own_runner(engine, "microbench").builder
+        runner, step = own_runner(engine, "microbench"), program.steps[0]
+        device, builder = runner.device, runner.builder
         if isinstance(step, NativeStep):
             native = step.program
+            runner.reserve(0, 0, 1)
             program.state.put_rows([[0]], [0])
             operations = native_operations(native, program.state.logits.data_ptr())
             clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the team
             return cls(engine, program, operations, [program.state], clock)
         plain = builder.token(1, is_greedy=True)
+        runner.reserve(0, 0, 1)
         plain.state.put_rows([[0]], [0])
         run_program(plain, engine.runner.policy)
         compiles, cache_dir = builder.kind == "compiled", builder.functions.kinds.cache_dir
@@ -129,6 +132,9 @@ class StepWork:
 
     def measure(self, length: int) -> LengthTimings:
         """Return the timings with `length` tokens in the cache, including the step's own token."""
+
+        runner = own_runner(self.engine, "microbench")
+        runner.reserve(0, length - 1, length)
 
         def reset() -> None:
             for state in self.states:

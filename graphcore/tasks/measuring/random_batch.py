@@ -74,7 +74,8 @@ class RandomBatch:
         programs = [program for program, _ in self.runner.programs.step(first, is_greedy=True)]
         program = programs[0]
         if program.choice is None:
-            for _ in range(steps):
+            for step in range(steps):
+                self._reserve(step)
                 run_together(programs, self.runner.policy)
                 for one in programs:
                     one.state.chosen.tolist()
@@ -84,10 +85,15 @@ class RandomBatch:
         readback = Readback(program.choice.choosing.report, LAG + 1)
         for step in range(steps + LAG):  # the host reads LAG steps late, as in generating
             if step < steps:
+                self._reserve(step)
                 run_program(program, self.runner.policy)
                 readback.send()
             if step >= LAG:
                 readback.take()
+
+    def _reserve(self, step: int) -> None:
+        for row in range(self.batch):
+            self.runner.reserve(row, self.depth + step, self.depth + step + 1)
 
     def weight_nbytes(self) -> int:
         """Return the bytes of weights that a decode step reads: each of its programs reads them for its own rows."""
