@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.cache_pages import CachePages
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.kernels.cache_codes import heads_of, kept_at
 from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
 
 Snapshot = list[tuple[Tensor, Tensor]]
@@ -46,19 +48,27 @@ def pages_of(tensor: Tensor, cache: LayerCache, row: int) -> Tensor:
     return tensor[cache.table[row]] if isinstance(cache, KVCache) else tensor[row]
 
 
+def heads_at(pool: Tensor, pages: list[int]) -> Tensor:
+    """Return what pages hold, [n, K, G, E]; codes as the numbers that they mean."""
+    kept = kept_at(pool, torch.tensor(pages))
+    return kept if pool.dtype != torch.uint8 else heads_of(kept, torch.float32)
+
+
 @torch.inference_mode()
-def seen_by_next(pages: CachePages, caches: Sequence[LayerCache], row: int, tokens: int) -> list[Tensor]:
+def seen_by_next(runner: ProgramRunner, row: int, tokens: int) -> list[Tensor]:
     """Return what the caches hold of a row for its next token: keys and values [K, L, E] in order, and states."""
     found: list[Tensor] = []
-    tables = {id(cache): table for table in pages.tables for cache in table.caches}
-    for cache in {id(cache): cache for cache in caches}.values():
+    tables = {id(cache): table for table in runner.pages.tables for cache in table.caches}
+    layers = zip(runner.builder.caches, runner.builder.decoder.spec.blocks, strict=True)
+    for cache, block in {id(cache): (cache, block) for cache, block in layers}.values():
         if isinstance(cache, DeltaCache):
             found += cache.copy_out(row)
             continue
         table = tables[id(cache)]
         numbers = table.numbers(tokens, tokens)
-        held = cache.copy_out(torch.tensor([table.rows[row][number] for number in numbers]))  # type: ignore[attr-defined]
-        first = max(0, tokens - table._window + 1) if table._window else 0
+        held = [heads_at(each, [table.rows[row][number] for number in numbers]) for each in cache.tensors]
+        window = getattr(block.attention, "window", 0) or 0  # layers with as many pages share a table
+        first = max(0, tokens - window + 1) if window else 0
         begin = numbers.start * table.page
         found += [each.transpose(0, 1).flatten(1, 2)[:, first - begin : tokens - begin] for each in held]
     return found

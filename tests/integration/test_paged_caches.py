@@ -15,6 +15,7 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.engine import building
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache
 
 CONTEXT, CHUNK, BATCH = 64, 16, 3
@@ -54,9 +55,8 @@ def engine_with_pages(
 
 def held(engine: Engine) -> list[Tensor]:
     """Return what the caches hold of each sequence."""
-    runner = engine.runner
-    pages, caches = runner.pages, runner.builder.caches  # type: ignore[attr-defined]  # a runner of programs
-    return [one for row, tokens in enumerate(LENGTHS) for one in seen_by_next(pages, caches, row, tokens)]
+    assert isinstance(engine.runner, ProgramRunner)
+    return [one for row, tokens in enumerate(LENGTHS) for one in seen_by_next(engine.runner, row, tokens)]
 
 
 def answers(engine: Engine) -> list[Tensor]:
