@@ -28,7 +28,6 @@ from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.graph.compile import compile_whole, mark_length
 from graphcore.nn.block import Block
-from graphcore.nn.layer_cache import cache_slots
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.weights.loader import Loader
@@ -200,7 +199,7 @@ class Ours:
         attention, tokens = self.spec.attention, x.shape[1]
         assert attention.rope is not None
         table = rope_table(attention.rope, attention.head_dim, tokens)
-        size = (1, attention.kv_heads, cache_slots(attention, tokens), attention.head_dim)
+        size = (1, attention.kv_heads, tokens, attention.head_dim)
         pools = torch.zeros(size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
         caches = *pools, torch.zeros(1, 1, dtype=torch.int32)
         out = []
