@@ -154,7 +154,8 @@ def test_a_longer_prompt_goes_on_after_the_last_token_and_another_starts_anew(gr
         prompts = (ids[:21], [*ids[:19], 95, 94], ids[:20])
         handles = [engine.submit(prompt, 1, reuse_cache=True) for prompt in prompts]
         assert all(handle.result().token_ids for handle in handles)
-        assert [handle.cached for handle in handles] == [20, 0, 0]
+        assert handles[0].cached == 20  # after the last token
+        assert all(handle.cached in (0, 16) for handle in handles[1:])  # or where a chunk of the first prompt ended
     assert again == fresh
 
 
