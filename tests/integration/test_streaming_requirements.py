@@ -278,7 +278,7 @@ def test_nfr_004_a_prompt_costs_one_pass_over_the_weights_for_each_chunk(tiny: T
         for tokens, chunks in ((16, 1), (17, 2), (48, 3)):
             timeline = stream_of(engine).timeline
             timeline.events.clear()
-            engine.generate([PROMPT[:10] * 5][:1] if tokens > 50 else [(PROMPT * 2)[:tokens]], max_new_tokens=1)
+            engine.generate([[tokens, *PROMPT * 2][:tokens]], max_new_tokens=1)  # none begins as another does
             moved = sum(event.nbytes for event in timeline.events if event.lane == "copy")
             head = sum(engine.plan.groups.head_slices)  # is read where a prompt ends, and only there
             assert moved == chunks * engine.plan.groups.streamed_nbytes - (chunks - 1) * head
