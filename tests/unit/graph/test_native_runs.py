@@ -148,26 +148,27 @@ def test_runs_are_put_into_rows_in_order() -> None:
 
 
 def test_more_tokens_than_rows_or_than_a_ring_has_room_for_are_refused() -> None:
+    """A window of 24 and four tokens lie in at most ten pages of three positions, which have room for one token more."""
     decoder = filled_decoder(model_of(FULL, SLIDING))
-    state = builder_of(decoder, together=4).decode(8, is_greedy=False).state
-    assert state.most_together == 4
+    state = builder_of(decoder, chunk=1, together=4).decode(8, is_greedy=False).state
+    assert state.most_together == 5
     state.put_runs([[1, 2, 3, 4], [5, 6, 7, 8]], [0, 0])
     with pytest.raises(GraphError, match="9 tokens for a decode step of 8 rows"):
         state.put_runs([[1, 2, 3], [4, 5, 6], [7, 8, 9]], [0, 0, 0])
-    with pytest.raises(GraphError, match="5 tokens of one sequence in a decode step, but its caches have room for 4"):
-        state.put_runs([[1, 2, 3, 4, 5]], [0])
-    assert builder_of(decoder).decode(8, is_greedy=False).state.most_together == 1
+    with pytest.raises(GraphError, match="6 tokens of one sequence in a decode step, but its caches have room for 5"):
+        state.put_runs([[1, 2, 3, 4, 5, 6]], [0])
+    assert builder_of(decoder, chunk=1).decode(8, is_greedy=False).state.most_together == 2
     assert builder_of(filled_decoder(model_of(FULL))).decode(8, is_greedy=False).state.most_together == CONTEXT
 
 
 @pytest.mark.parametrize("spec", [model_of(SLIDING), SHARED], ids=["own", "shared"])
 def test_the_room_that_rings_have_is_enough_at_every_place_of_the_ring(spec: ModelSpec) -> None:
-    """Rings have window + 3 slots; runs of four tokens begin at each of them."""
+    """Rings have room for the window and three more tokens; runs of four tokens begin at each of their slots."""
     builder = builder_of(filled_decoder(spec), chunk=1, together=4)
     caches = Caches(builder)
     alone, together = builder.decode(1, is_greedy=False), builder.decode(4, is_greedy=False)
     slots = next(cache.slots for cache in builder.caches if isinstance(cache, KVCache))
-    assert slots == 24 + 3
+    assert slots == 3 * 10  # the most pages of three positions in which 24 + 3 can lie
     for start in range(40, 40 + slots):
         rows = [Row(start + offset - 40, 5, start + offset) for offset in range(4)]
         caches.put_back()
