@@ -148,7 +148,7 @@ def test_runs_are_put_into_rows_in_order() -> None:
 
 
 def test_more_tokens_than_rows_or_than_a_ring_has_room_for_are_refused() -> None:
-    """A window of 24 and four tokens lie in at most ten pages of three positions, which have room for one token more."""
+    """A window of 24 and four tokens lie in at most ten pages of three positions: there is room for one more."""
     decoder = filled_decoder(model_of(FULL, SLIDING))
     state = builder_of(decoder, chunk=1, together=4).decode(8, is_greedy=False).state
     assert state.most_together == 5
