@@ -57,7 +57,8 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "gemma4": lambda: tiny_models.gemma4(head_dim=32, global_head_dim=64),
     "gpt2": _gpt2,
     "gpt_oss": lambda: tiny_models.gpt_oss(head_dim=32),
-    "qwen3_moe": tiny_models.BUILDERS["qwen3_moe"],
+    # every expert of every token: random routers are often undecided, and a rounded key then swaps two experts
+    "qwen3_moe": lambda: tiny_models.qwen3_moe(num_experts_per_tok=tiny_models.QWEN3_MOE["num_experts"]),
     "qwen3_5": tiny_models.BUILDERS["qwen3_5"],
     "qwen3_next": tiny_models.BUILDERS["qwen3_next"],
     "bitnet": lambda: tiny_models.BUILDERS["bitnet"](**HEADS),

@@ -29,7 +29,7 @@ from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earl
 TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
 MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a whole tile
 RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
-REGISTERS = 43008  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
+REGISTERS = 53248  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
 ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
 MERGED = 1 << 13  # float32 of other splits' sums that the last one holds at once: 64 registers of 128 threads
 ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
