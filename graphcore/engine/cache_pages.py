@@ -41,6 +41,7 @@ class CachePages:
 
     Attributes:
         tables: the tables of pages; none for a model without attention.
+        states: caches without positions, one for each layer that has one.
         reclaim: function that gives back pages of a table that no row has, at most so many.
         reclaimable: function that returns how many pages of a table no row has, though they are not free.
     """
@@ -57,16 +58,16 @@ class CachePages:
         self.reclaim: Callable[[PageTable, int], None] = lambda table, count: None
         self.reclaimable: Callable[[PageTable], int] = lambda table: 0
         self._is_lent = False
-        self._states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
+        self.states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
 
     @property
     def has_states(self) -> bool:
         """Whether some layers' memory has no positions, so that a sequence can go on only after its last token."""
-        return bool(self._states)
+        return bool(self.states)
 
     def snapshot_rows(self, batch: int) -> range:
         """Return the rows of the states that belong to no row of the tables."""
-        return range(batch, max((len(cache.recurrent) for cache in self._states), default=batch))
+        return range(batch, max((len(cache.recurrent) for cache in self.states), default=batch))
 
     def has_room(self, wishes: Sequence[tuple[int, int]]) -> bool:
         """Return whether rows could have pages for so many positions each, all of them together."""
@@ -104,10 +105,20 @@ class CachePages:
             table.copy(row, number)
         return True
 
+    def take(self, counts: Sequence[int]) -> list[list[int]] | None:
+        """Return so many free pages of each table, which the caller has to drop; None if there are not enough."""
+        if not self._make_room(counts):
+            return None
+        return [table.take(count) for table, count in zip(self.tables, counts, strict=True)]
+
     def copy_states(self, source: int, target: int) -> None:
         """Copy the states of one row to another."""
-        for cache in self._states:
-            cache.copy_in(target, cache.copy_out(source))
+        self.put_states([cache.copy_out(source) for cache in self.states], target)
+
+    def put_states(self, copies: Sequence[Copies], target: int) -> None:
+        """Write copies of states to a row."""
+        for cache, each in zip(self.states, copies, strict=True):
+            cache.copy_in(target, each)
 
     def _make_room(self, counts: Sequence[int]) -> bool:
         """Return whether so many pages of each table can be given, after reclaiming those that no row has.
@@ -136,7 +147,7 @@ class CachePages:
     def copy_out(self, row: int, tokens: int) -> KeptSequence:
         """Return a copy of what the layers keep of the sequence in a row, which has run so many tokens."""
         paged = [kept for table in self.tables for kept in table.kept(row, tokens)]
-        parts = [*paged, *(cache.copy_out(row) for cache in self._states)]
+        parts = [*paged, *(cache.copy_out(row) for cache in self.states)]
         return KeptSequence(tokens, [(first.cpu(), second.cpu()) for first, second in parts])
 
     def copy_in(self, row: int, kept: KeptSequence) -> bool:
@@ -146,7 +157,7 @@ class CachePages:
         parts = list(kept.parts)
         for table in self.tables:
             table.fill(row, kept.tokens, [parts.pop(0) for _ in table.caches])
-        for cache, each in zip(self._states, parts, strict=True):
+        for cache, each in zip(self.states, parts, strict=True):
             cache.copy_in(row, each)
         return True
 
@@ -157,7 +168,7 @@ class CachePages:
         Args:
             rows: rows whose states are kept, too.
         """
-        states = {row: [tuple(each.cpu() for each in cache.copy_out(row)) for cache in self._states] for row in rows}
+        states = {row: [tuple(each.cpu() for each in cache.copy_out(row)) for cache in self.states] for row in rows}
         with ExitStack() as lent:
             for table in self.tables:
                 lent.enter_context(table.lending())
@@ -167,5 +178,5 @@ class CachePages:
             finally:
                 self._is_lent = False
                 for row, kept in states.items():
-                    for cache, (first, second) in zip(self._states, kept, strict=True):
+                    for cache, (first, second) in zip(self.states, kept, strict=True):
                         cache.copy_in(row, (first, second))

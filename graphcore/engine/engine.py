@@ -15,8 +15,11 @@ from torch import Tensor
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import user_path
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
+from graphcore.engine.cache_conditions import conditions_of
+from graphcore.engine.cache_file import read_cache, write_cache
+from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides, token_row
 from graphcore.engine.choices import describe_choices
 from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
@@ -26,6 +29,7 @@ from graphcore.engine.load_model import LoadedModel, load_model
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
 from graphcore.engine.passes import ContinuousPasses, Passes
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_copy import PromptCopies
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.running_request import Generation
@@ -34,11 +38,13 @@ from graphcore.engine.scheduler import Scheduler
 from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
 from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.engine.waves import WavePasses
-from graphcore.errors import ConfigError
+from graphcore.errors import BusyError, ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
+
+SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they are saved
 
 
 class Engine:
@@ -65,6 +71,7 @@ class Engine:
         self.prompts = PromptEncoder(loaded.tokenizer, source, special_tokens, self.config.vocab_size)
         self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
+        self._passes = passes_of(loaded_runner(loaded), self.settings.cache_folder / "aside")
         self._scheduler = self._new_scheduler()
 
     @classmethod
@@ -251,6 +258,64 @@ class Engine:
         self._scheduler.check_open()
         return self._scheduler.status()
 
+    def save_cache(self, prompt: Prompt, file: str | Path) -> int:
+        """Write what the KV cache holds of a prompt to a file, after computing what it lacks.
+
+        The file is there whole or not at all. Meanwhile its bytes are in memory, too; other requests go on.
+
+        Args:
+            prompt: a text, token ids or messages, as for `submit`.
+            file: path of the file, for `load_cache` and the setting `cache.load`.
+
+        Returns:
+            Tokens that the file holds: those of the prompt that have the same bits in every longer one, nearly all, or
+            whole chunks for a model with recurrent states.
+
+        Raises:
+            ConfigError: the prompt is too short or does not fit, the file cannot be written, or the engine is closed.
+            TokenizerError: as for `submit`.
+            BusyError: the pages are needed for other requests, the queue is full, or the call is inside `on_progress`.
+        """
+        path, copies = user_path(str(file), "save_cache: "), self._prompt_copies("save_cache")
+        ids = self._requests.one("save_cache", prompt)[0].request.prompt_ids
+        length = copies.length(len(ids))
+        conditions = conditions_of(self.loaded, own_runner_of(self.runner))
+        for _ in range(SAVE_ATTEMPTS):
+            self._submit("save_cache", self._requests.one("save_cache", ids, max_new_tokens=1)).result()
+            copy = self._scheduler.run_alone("save_cache", lambda: copies.copy_out(ids), lends=False)
+            if copy is not None:
+                write_cache(path, copy, copies, conditions)
+                return length
+        raise BusyError(
+            f"the cache's pages were needed for other requests before {length} tokens were saved; save them while "
+            "fewer run, or set more batching.cache_tokens"
+        )
+
+    def load_cache(self, file: str | Path) -> int:
+        """Read a file of `save_cache` into the KV cache; prompts that begin alike go on from there, to the bit.
+
+        Returns:
+            Tokens that the file holds.
+
+        Raises:
+            ConfigError: there is no such file, it is damaged, or belongs to another model or other settings; the
+                message says which one differs. Or the engine is closed.
+            BusyError: running requests have the pages, or the call is inside `on_progress` or a mask.
+        """
+        path, copies = user_path(str(file), "load_cache: "), self._prompt_copies("load_cache")
+        copies.check_snapshots()
+        copy = read_cache(path, copies, conditions_of(self.loaded, own_runner_of(self.runner)))
+        ids = token_row(copy.ids, self.config.vocab_size)
+        if not self._scheduler.run_alone("load_cache", lambda: copies.copy_in(copy), lends=False):
+            raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
+        return len(ids)
+
+    def _prompt_copies(self, name: str) -> PromptCopies:
+        self._scheduler.check_open()
+        if not isinstance(self._passes, ContinuousPasses):
+            raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
+        return self._passes.copies
+
     def _new_scheduler(self) -> Scheduler:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
         engine = weakref.ref(self)
@@ -260,9 +325,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        return Scheduler(
-            passes_of(runner, self.settings.cache_folder / "aside"), limits.max_waiting, runner.enter_thread, report
-        )
+        return Scheduler(self._passes, limits.max_waiting, runner.enter_thread, report)
 
     def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
         handle = Handle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
@@ -419,6 +482,12 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
+def own_runner_of(runner: ModelRunner) -> ProgramRunner:
+    """Return a runner of graphcore's own programs."""
+    assert isinstance(runner, ProgramRunner), "sequences run in passes"
+    return runner
+
+
 def passes_of(runner: ModelRunner, folder: Path) -> Passes:
     """Return the way in which a runner's sequences run together.
 
@@ -427,7 +496,7 @@ def passes_of(runner: ModelRunner, folder: Path) -> Passes:
     """
     if isinstance(runner, WaveRunner):
         return WavePasses(runner)
-    assert isinstance(runner, ProgramRunner), "sequences run in waves or in passes"
+    runner = own_runner_of(runner)
     decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
     return ContinuousPasses(runner, decoding, SequencePlaces.of(runner, folder))
 

@@ -51,6 +51,11 @@ class PageTable:
         return self._window > 0
 
     @property
+    def reach(self) -> int:
+        """Most pages of one row at a time."""
+        return self._table.shape[1]
+
+    @property
     def num_free(self) -> int:
         """Pages that can be given."""
         return len(self._free) + len(self._lendable)
@@ -78,11 +83,14 @@ class PageTable:
 
     def give(self, row: int, numbers: Sequence[int]) -> None:
         """Give a row free pages, of which there must be enough."""
-        for number in numbers:
-            page = heapq.heappop(self._free) if self._free else self._lend()
-            self._users[page] = 1
-            self.rows[row][number] = page
+        self.rows[row].update(zip(numbers, self.take(len(numbers)), strict=True))
         self._put(row, numbers)
+
+    def take(self, count: int) -> list[int]:
+        """Return so many free pages, of which there must be enough; the caller has them until it calls `drop`."""
+        pages = [heapq.heappop(self._free) if self._free else self._lend() for _ in range(count)]
+        self._users.update(dict.fromkeys(pages, 1))
+        return pages
 
     def share(self, row: int, pages: dict[int, int]) -> None:
         """Give a row pages that others have, too, by number."""
@@ -95,9 +103,7 @@ class PageTable:
         """Give a row a copy of a page that it shares, in its place; there must be a free page."""
         shared = self.rows[row].pop(number)
         self.give(row, [number])
-        copy = self.indices([self.rows[row][number]])
-        for cache in self.caches:
-            cache.copy_in(copy, cache.copy_out(self.indices([shared])))
+        self.put([self.rows[row][number]], self.copies([shared]))
         self.drop(shared)
 
     def hold(self, page: int) -> None:
@@ -126,14 +132,22 @@ class PageTable:
 
     def kept(self, row: int, tokens: int) -> list[Copies]:
         """Return copies of what the token after so many will see, for each cache, by the pages' numbers."""
-        pages = self.indices([self.rows[row][number] for number in self.numbers(tokens, tokens)])
-        return [cache.copy_out(pages) for cache in self.caches]
+        return self.copies([self.rows[row][number] for number in self.numbers(tokens, tokens)])
+
+    def copies(self, pages: Sequence[int]) -> list[Copies]:
+        """Return copies of pages, for each cache."""
+        places = self.indices(pages)
+        return [cache.copy_out(places) for cache in self.caches]
 
     def fill(self, row: int, tokens: int, kept: Sequence[Copies]) -> None:
         """Write copies into the pages of a row that has them all."""
-        pages = self.indices([self.rows[row][number] for number in self.numbers(tokens, tokens)])
+        self.put([self.rows[row][number] for number in self.numbers(tokens, tokens)], kept)
+
+    def put(self, pages: Sequence[int], kept: Sequence[Copies]) -> None:
+        """Write copies, one for each cache, into pages."""
+        places = self.indices(pages)
         for cache, each in zip(self.caches, kept, strict=True):
-            cache.copy_in(pages, each)
+            cache.copy_in(places, each)
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -149,16 +163,14 @@ class PageTable:
             yield
         finally:
             for page, kept in self._lent.items():
-                for cache, each in zip(self.caches, kept, strict=True):
-                    cache.copy_in(self.indices([page]), each)
+                self.put([page], kept)
             self.rows, self._free, self._users = before
             self._lendable, self._lent = [], {}
             self._put_all()
 
     def _lend(self) -> int:
         page = self._lendable.pop()
-        parts = [cache.copy_out(self.indices([page])) for cache in self.caches]
-        self._lent[page] = [(k.cpu(), v.cpu()) for k, v in parts]
+        self._lent[page] = [(k.cpu(), v.cpu()) for k, v in self.copies([page])]
         return page
 
     def indices(self, pages: Sequence[int]) -> Tensor:
@@ -167,7 +179,7 @@ class PageTable:
 
     def _put(self, row: int, numbers: Sequence[int]) -> None:
         """Write a row's pages of some numbers, or that it has none, to where kernels read them."""
-        held, reach = self.rows[row], self._table.shape[1]
+        held, reach = self.rows[row], self.reach
         if self._entries is not None:
             for number in numbers:
                 self._entries[row, number % reach] = held.get(number, NOBODYS)

@@ -67,10 +67,14 @@ class ContinuousPasses(Passes):
         runner: the model; each running sequence has one row of its caches.
         decoding: way in which the sequences' tokens run.
         places: who has a row and pages.
+
+    Attributes:
+        copies: copies of beginnings of prompts that the caches hold.
     """
 
     def __init__(self, runner: ProgramRunner, decoding: Decoding, places: SequencePlaces) -> None:
         self._runner, self._decoding, self._places = runner, decoding, places
+        self.copies = places.copies
 
     @property
     def running(self) -> Sequence[TokenSequence]:

@@ -15,38 +15,17 @@ them. Recurrent states have no pages: a few snapshots lie beside the sequences' 
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from graphcore.engine.cache_pages import CachePages
 from graphcore.engine.page_table import PageTable
+from graphcore.engine.prefix_tree import Prefix
 from graphcore.engine.prompt_pieces import Chunks, common
 
 MOST_COMPARED = 64  # pages that may follow one page and are compared token by token
-
-
-@dataclass(eq=False)
-class Prefix:
-    """A page of tokens after others, or the beginning of a page.
-
-    Attributes:
-        tokens: its tokens, at most a page of them.
-        pages: the page of each table; None where it was given back.
-        is_prompt: whether its bits are those of a prompt that was computed alone.
-        snapshot: row of the states after its last token; None if there is none.
-        has_prompt_states: whether the snapshot has the bits of a prompt that was computed alone.
-        used: number of the last use of any prefix that was one of this.
-    """
-
-    parent: "Prefix | None"
-    tokens: tuple[int, ...]
-    pages: list[int | None]
-    is_prompt: bool
-    snapshot: int | None = None
-    has_prompt_states: bool = False
-    used: int = 0
-    children: dict[tuple[int, ...], "Prefix"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +53,7 @@ class Prefixes:
 
     Attributes:
         nothing: what is found where nothing can be used.
+        has_snapshots: whether there are rows for snapshots.
     """
 
     def __init__(self, pages: CachePages, chunks: Chunks, snapshots: Sequence[int]) -> None:
@@ -81,6 +61,7 @@ class Prefixes:
         self._root = Prefix(None, (), [], is_prompt=True)
         self._page = pages.tables[0].page if pages.tables else chunks.size
         self._free_snapshots = list(snapshots)
+        self.has_snapshots = bool(snapshots)
         self._uses = 0
         self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # prefixes that have a page of each table
         self.nothing = Found(0, (), is_prompt=True)
@@ -169,10 +150,29 @@ class Prefixes:
             is_prompt: whether their bits are those of a prompt that was computed alone.
             has_states: whether the row's states are those after the last of them, and are to be kept, too.
         """
+        held = [table.rows[row] for table in self._pages.tables]
+        put_states = partial(self._pages.copy_states, row) if has_states else None
+        self.keep_pages(held, ids, is_prompt=is_prompt, put_states=put_states)
+
+    def keep_pages(
+        self,
+        held: Sequence[Mapping[int, int]],
+        ids: Sequence[int],
+        *,
+        is_prompt: bool,
+        put_states: Callable[[int], None] | None = None,
+    ) -> None:
+        """Keep pages that hold so many tokens and all that precede them.
+
+        Args:
+            held: pages of each table by number.
+            ids, is_prompt: the same as of `keep`.
+            put_states: function that writes the states after the last token to a row of the states; None for none.
+        """
         node = self._root
         for at in range(0, len(ids), self._page):
             tokens = tuple(ids[at : at + self._page])
-            pages = [table.rows[row].get(at // self._page) for table in self._pages.tables]
+            pages = [of_table.get(at // self._page) for of_table in held]
             child = node.children.get(tokens)
             if child is None:
                 child = Prefix(node, tokens, [None] * len(pages), is_prompt)
@@ -180,18 +180,29 @@ class Prefixes:
             self._adopt(child, pages, is_prompt)
             node = child
         self._use(node)
-        if has_states and self._pages.has_states and node is not self._root:
-            self._keep_states(row, node, is_prompt)
-        self._prune(node)
+        if put_states is not None and self._pages.has_states and node is not self._root:
+            self._keep_states(put_states, node, is_prompt)
+        node.prune()
 
-    def _keep_states(self, row: int, node: Prefix, is_prompt: bool) -> None:
-        """Copy a row's states beside a prefix, unless it has some that are as good."""
+    def path(self, ids: Sequence[int]) -> Sequence[Prefix]:
+        """Return the prefixes of these tokens as `keep` made them; none if they were not kept, or not all are left."""
+        node, path = self._root, list[Prefix]()
+        for at in range(0, len(ids), self._page):
+            child = node.children.get(tuple(ids[at : at + self._page]))
+            if child is None:
+                return ()
+            path.append(child)
+            node = child
+        return path
+
+    def _keep_states(self, put_states: Callable[[int], None], node: Prefix, is_prompt: bool) -> None:
+        """Write states beside a prefix, unless it has some that are as good."""
         if node.snapshot is not None and (node.has_prompt_states or not is_prompt):
             return
         node.snapshot = self._free_snapshot() if node.snapshot is None else node.snapshot
         node.has_prompt_states = is_prompt
         if node.snapshot is not None:
-            self._pages.copy_states(row, node.snapshot)
+            put_states(node.snapshot)
 
     def _adopt(self, node: Prefix, pages: Sequence[int | None], is_prompt: bool) -> None:
         """Let a prefix have pages where it has none, or none but these where they are a prompt's for the first time.
@@ -223,7 +234,7 @@ class Prefixes:
 
     def forget(self) -> None:
         """Give back all pages and snapshots."""
-        for node in list(self._nodes()):
+        for node in list(self._root.below()):
             self._release(node)
         self._root.children.clear()
 
@@ -240,7 +251,7 @@ class Prefixes:
     def _evict(self, table: PageTable, count: int) -> None:
         """Give back pages of a table that only the tree has, at most so many."""
         index = self._pages.tables.index(table)
-        idle = [(node.used, id(node), node) for node in self._nodes() if self._is_idle(node, index, table)]
+        idle = [(node.used, id(node), node) for node in self._root.below() if self._is_idle(node, index, table)]
         heapq.heapify(idle)
         before = table.num_free
         while idle and table.num_free - before < count:
@@ -252,7 +263,7 @@ class Prefixes:
                 node.pages[index] = None
             else:
                 self._release(node)
-            self._prune(node)
+            node.prune()
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
                 heapq.heappush(idle, (parent.used, id(parent), parent))
         if not table.is_ring and table.num_free - before < count:
@@ -263,19 +274,6 @@ class Prefixes:
         if page is None or table.is_shared(page):
             return False
         return table.is_ring or not node.children
-
-    def _nodes(self) -> Iterator[Prefix]:
-        waiting = list(self._root.children.values())
-        while waiting:
-            node = waiting.pop()
-            waiting.extend(node.children.values())
-            yield node
-
-    def _prune(self, node: Prefix) -> None:
-        """Forget a prefix, and those before it, that hold nothing and lead nowhere."""
-        while node.parent is not None and not node.children and node.snapshot is None and not any(node.pages):
-            del node.parent.children[node.tokens]
-            node = node.parent
 
     def _release(self, node: Prefix) -> None:
         for index, page in enumerate(node.pages):
@@ -289,11 +287,11 @@ class Prefixes:
     def _free_snapshot(self) -> int | None:
         """Return a row for a snapshot, if need be that of the one that was not used for longest."""
         if not self._free_snapshots:
-            holders = [node for node in self._nodes() if node.snapshot is not None]
+            holders = [node for node in self._root.below() if node.snapshot is not None]
             oldest = min(holders, key=lambda node: node.used, default=None)
             if oldest is None or oldest.snapshot is None:
                 return None
             self._free_snapshots.append(oldest.snapshot)
             oldest.snapshot = None
-            self._prune(oldest)
+            oldest.prune()
         return self._free_snapshots.pop()

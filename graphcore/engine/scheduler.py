@@ -53,7 +53,7 @@ class Scheduler:
         self._enter_thread, self._on_progress = enter_thread, on_progress
         self.changes = threading.Condition(threading.RLock())
         self._waiting: deque[TokenSequence] = deque()
-        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any], bool]] = deque()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._was_job = False
@@ -96,10 +96,11 @@ class Scheduler:
                 self._waiting.append(sequence)
                 self._start()
 
-    def run_alone(self, name: str, work: Callable[[], Answer]) -> Answer:
+    def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
         """Run something that uses the caches, between two passes, and return its answer.
 
-        The running sequences' part of the caches is put aside meanwhile.
+        Args:
+            lends: True to put what the caches hold aside meanwhile.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
@@ -110,7 +111,7 @@ class Scheduler:
         answer: Future[Answer] = Future()
         with self.changes:
             self.check_open()
-            self._jobs.append((work, answer))
+            self._jobs.append((work, answer, lends))
             self._start()
         try:
             return answer.result()
@@ -217,13 +218,13 @@ class Scheduler:
 
     def _run_job(self) -> None:
         with self.changes:
-            work, answer = self._jobs.popleft()
+            work, answer, lends = self._jobs.popleft()
         if not answer.set_running_or_notify_cancel():
             return
         try:
             self._enter_thread()
             with torch.inference_mode():
-                bring_back = self._passes.put_aside()
+                bring_back = self._passes.put_aside() if lends else lambda: None
             try:
                 found = work()
             finally:
@@ -291,6 +292,6 @@ class Scheduler:
         for sequence in waiting:
             sequence.fail(error)
         self._passes.fail(error)
-        for _, answer in jobs:
+        for _, answer, _ in jobs:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)

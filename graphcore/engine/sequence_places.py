@@ -25,6 +25,7 @@ from graphcore.engine.decoding import Decoding
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.prefixes import Prefixes
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_copy import PromptCopies
 from graphcore.engine.prompt_pieces import Chunks, common
 from graphcore.engine.sequence import TokenSequence
 from graphcore.kernels.kernel_packing import DENSE_TOKENS
@@ -41,11 +42,13 @@ class SequencePlaces:
 
     Attributes:
         sequences: those that were admitted and have not left, in that order.
+        copies: copies of beginnings that the caches hold.
     """
 
     def __init__(self, pages: CachePages, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
         self.pages, self._chunks = pages, chunks
         self._prefixes = Prefixes(pages, chunks, pages.snapshot_rows(sizes.batch_size))
+        self.copies = PromptCopies(pages, self._prefixes, chunks, sizes)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.sequences: list[TokenSequence] = []
         self._aside: dict[TokenSequence, AsideFile | KeptSequence | None] = {}  # None: its tokens run again

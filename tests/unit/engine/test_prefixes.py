@@ -86,13 +86,13 @@ class Caches:
         """Check that every page is free or counted once for each row, and once for the tree."""
         for index, table in enumerate(self.pages.tables):
             users: dict[int, int] = {}
-            in_tree = {node.pages[index] for node in self.tree._nodes()} - {None}
+            in_tree = {node.pages[index] for node in self.tree._root.below()} - {None}
             for page in [*in_tree, *(page for held in table.rows for page in held.values())]:
                 assert page is not None
                 users[page] = users.get(page, 0) + 1
             assert users == table._users
             assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
-        holders = [node.snapshot for node in self.tree._nodes() if node.snapshot is not None]
+        holders = [node.snapshot for node in self.tree._root.below() if node.snapshot is not None]
         free = self.tree._free_snapshots
         assert sorted([*holders, *free]) == sorted(set(holders) | set(free))
         assert len(holders) + len(free) == (SNAPSHOTS if self.pages.has_states else 0)

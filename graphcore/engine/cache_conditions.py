@@ -1,0 +1,96 @@
+"""What the bits of keys and values depend on: a saved cache serves only runs in which all of this is the same.
+
+Settings that change no bit of a prompt are left out: streaming, decode graphs, threads, the number of sequences.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from graphcore.checkpoint.file_bytes import explained
+from graphcore.checkpoint.sources.known_hash import known_sha256
+from graphcore.device import DTYPES, cpu_name
+from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.kernels.cache_codes import FLOAT8
+
+WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
+ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
+SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
+ADVICE = {
+    WEIGHTS: "save the prompt again with this model",
+    "device": "save it again on this one",
+    "kernels": "save it again with these",
+    "torch": "save it again with this one",
+}
+
+
+def conditions_of(loaded: LoadedModel, runner: ProgramRunner) -> dict[str, str]:
+    """Return what the bits of a loaded model's keys and values depend on, by name.
+
+    The model's files are read if their hashes are not known yet.
+
+    Raises:
+        CheckpointError: a file of the model cannot be read any more.
+    """
+    choices, settings = loaded.choices, loaded.settings
+    dtypes = {dtype: name for name, dtype in DTYPES.items()}
+    kinds = [
+        kind if isinstance(kind, str) else {**dtypes, FLOAT8: "fp8"}[kind] for kind in dict.fromkeys(choices.kv_dtype)
+    ]
+    sizes = {table.page for table in runner.pages.tables}
+    is_gpu = choices.device.type == "cuda"
+    return {
+        WEIGHTS: weights_hash(loaded, runner),
+        "dtype": dtypes[choices.dtype],
+        "kv_dtype": ",".join(kinds),
+        "quant": settings.quant.format,
+        "quant.activations": settings.quant.activations,
+        "prefill_chunk": str(choices.prefill_chunk),
+        PAGE: ",".join(map(str, sorted(sizes))),
+        "graph": "eager" if choices.prefill == "eager" else "compiled",
+        "device": torch.cuda.get_device_name(choices.device) if is_gpu else f"{choices.device.type} {cpu_name()}",
+        "kernels": "none" if choices.packing.library is None else choices.packing.library.stem,
+        "torch": torch.__version__,
+        SOURCE: settings.model.checkpoint,
+        CONTEXT: str(choices.context),
+    }
+
+
+def weights_hash(loaded: LoadedModel, runner: ProgramRunner) -> str:
+    """Return a hash of a model's files and of its specification."""
+    settings, folder = loaded.settings, loaded.settings.cache_folder / "hashes"
+    files = sorted(loaded.loader.checkpoint.files)
+
+    def hash_of(path: Path) -> str:
+        with explained(path):
+            return known_sha256(path, folder)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(hash_of, files))
+    if not files:
+        found = [settings.model.checkpoint, str(settings.seed)]  # random weights
+    facts = json.dumps([repr(runner.builder.decoder.spec), found])
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Return in words the first condition that differs, and what to do; empty if none does."""
+    key = next((key for key in here if key not in ABOUT and saved.get(key) != here[key]), None)
+    if key is None:
+        return ""
+    there = saved.get(key, "nothing")
+    if key == WEIGHTS:
+        return f"belongs to other weights, of {saved.get(SOURCE, 'another model')}, not {here[SOURCE]}; {ADVICE[key]}"
+    if key == PAGE:
+        context = saved.get(CONTEXT, "null")
+        return (
+            f"has pages of {there} positions, and with context_length={here[CONTEXT]} they have {here[PAGE]}; set "
+            f"context_length={context}, or save it again"
+        )
+    advice = f"set {key}={there}, or save it again" if key in SETTINGS else ADVICE[key]
+    return f"was saved with {key}={there}, and this run has {key}={here[key]}; {advice}"

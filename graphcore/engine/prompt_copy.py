@@ -1,0 +1,177 @@
+"""Beginnings of prompts copied out of the caches and into them: what a saved cache holds (cache_file.py).
+
+Only tokens whose bits are the same in every longer prompt are copied, from the pages and snapshots that the tree of
+prefixes has; nobody writes those, so no sequence stops for it. Prompts find a copy that was put back as if it had just
+been computed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from graphcore.engine.cache_pages import CachePages
+from graphcore.engine.model_runner import RunnerSizes
+from graphcore.engine.page_table import Copies, PageTable
+from graphcore.engine.prefix_tree import Prefix
+from graphcore.engine.prefixes import Prefixes
+from graphcore.engine.prompt_pieces import Chunks
+from graphcore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CopyShape:
+    """How much of a prompt a copy holds.
+
+    Attributes:
+        tokens: tokens of the prompt's beginning.
+        firsts: number of the first page of each table; a ring has only the last ones.
+        positions: numbers of tokens after which there is a copy of the recurrent states, ascending.
+    """
+
+    tokens: int
+    firsts: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PromptCopy:
+    """A copy of what the caches hold of a prompt's beginning, in host memory.
+
+    Attributes:
+        ids: its tokens.
+        parts: copies, first the pages of each table's caches, then the states after each position.
+    """
+
+    shape: CopyShape
+    ids: tuple[int, ...]
+    parts: Sequence[Copies]
+
+
+class PromptCopies:
+    """Copies of the beginnings that a tree of prefixes holds; copies are made between two passes.
+
+    Attributes:
+        sizes: limits of the runner.
+    """
+
+    def __init__(self, pages: CachePages, prefixes: Prefixes, chunks: Chunks, sizes: RunnerSizes) -> None:
+        self._pages, self._prefixes, self._chunks, self.sizes = pages, prefixes, chunks, sizes
+
+    def length(self, tokens: int) -> int:
+        """Return how many first tokens of a prompt of that length can be copied.
+
+        Raises:
+            ConfigError: none can.
+        """
+        chunk, has_states = self._chunks.size, self._pages.has_states
+        self.check_snapshots()
+        length = tokens // chunk * chunk if has_states else self._chunks.sure(tokens)
+        if not length:
+            what = "whole chunks" if has_states else f"prompts of {min(self._chunks.alike, chunk)} tokens or more"
+            advice = f"; set prefill_chunk to at most {tokens}" if has_states and tokens > 1 else ""
+            raise ConfigError(
+                f"a prompt of {tokens} tokens is too short to be saved: only {what} have the same bits in every longer "
+                f"prompt (prefill_chunk={chunk}){advice}"
+            )
+        return length
+
+    def check_snapshots(self) -> None:
+        """Check that recurrent states can be kept.
+
+        Raises:
+            ConfigError: there is no snapshot to keep them in.
+        """
+        if self._pages.has_states and not self._prefixes.has_snapshots:
+            raise ConfigError(
+                "batching.snapshots=0 keeps no recurrent states, and without them nothing of a prompt can be saved or "
+                "loaded; set 1 or more"
+            )
+
+    @torch.inference_mode()
+    def copy_out(self, prompt: Sequence[int]) -> PromptCopy | None:
+        """Return a copy of a prompt's beginning; None if the caches do not hold all of it (any more)."""
+        length = self.length(len(prompt))
+        path = self._prefixes.path(prompt[:length])
+        if not path or not all(node.is_prompt for node in path):
+            return None
+        firsts = [self._first(path, index, table) for index, table in enumerate(self._pages.tables)]
+        if any(first > table.first_seen(length) for first, table in zip(firsts, self._pages.tables, strict=True)):
+            return None
+        states = dict(self._states(prompt, length))
+        if self._pages.has_states and length not in states:
+            return None
+        parts: list[Copies] = []
+        for index, (table, first) in enumerate(zip(self._pages.tables, firsts, strict=True)):
+            parts += table.copies([page for node in path[first:] if (page := node.pages[index]) is not None])
+        parts += [part for copies in states.values() for part in copies]
+        on_host = [(keys.cpu(), values.cpu()) for keys, values in parts]
+        return PromptCopy(CopyShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)
+
+    def _first(self, path: Sequence[Prefix], index: int, table: PageTable) -> int:
+        """Return the number of the first page from which on a table has all pages of a path, at most those of a row."""
+        first = len(path)
+        while first > max(0, len(path) - table.reach) and path[first - 1].pages[index] is not None:
+            first -= 1
+        return first
+
+    def _states(self, prompt: Sequence[int], length: int) -> Iterator[tuple[int, Sequence[Copies]]]:
+        """Yield the positions with a snapshot that prompts may go on from, and the snapshots."""
+        for position in range(self._chunks.size, length + 1, self._chunks.size) if self._pages.has_states else ():
+            path = self._prefixes.path(prompt[:position])
+            if path and path[-1].has_prompt_states and path[-1].snapshot is not None:
+                yield position, [cache.copy_out(path[-1].snapshot) for cache in self._pages.states]
+
+    @torch.inference_mode()
+    def copy_in(self, copy: PromptCopy) -> bool:
+        """Let prompts go on from a copy; False if there are not enough pages beside those of running sequences."""
+        shape, parts = copy.shape, list(copy.parts)
+        taken = self._pages.take(self._counts(shape))
+        if taken is None:
+            return False
+        held: list[Mapping[int, int]] = []
+        for table, first, pages in zip(self._pages.tables, shape.firsts, taken, strict=True):
+            table.put(pages, [parts.pop(0) for _ in table.caches])
+            held.append(dict(enumerate(pages, start=first)))
+        self._prefixes.keep_pages(held, copy.ids, is_prompt=True)
+        for position in shape.positions:
+            states = [parts.pop(0) for _ in self._pages.states]
+            put_states = partial(self._pages.put_states, states)
+            self._prefixes.keep_pages(held, copy.ids[:position], is_prompt=True, put_states=put_states)
+        for table, pages in zip(self._pages.tables, taken, strict=True):
+            for page in pages:
+                table.drop(page)
+        return True
+
+    def _counts(self, shape: CopyShape) -> list[int]:
+        """Return how many pages of each table a copy has."""
+        ends = [-(-shape.tokens // table.page) for table in self._pages.tables]
+        return [end - first for end, first in zip(ends, shape.firsts, strict=True)]
+
+    def is_possible(self, shape: CopyShape) -> bool:
+        """Return whether these caches could have such a copy."""
+        tables, positions = self._pages.tables, shape.positions
+        if not 1 <= shape.tokens <= self.sizes.context or len(shape.firsts) != len(tables):
+            return False
+        for first, table, count in zip(shape.firsts, tables, self._counts(shape), strict=False):
+            if not 0 <= first <= table.first_seen(shape.tokens) or not 0 < count <= table.reach:
+                return False
+        borders = range(self._chunks.size, shape.tokens + 1, self._chunks.size)
+        if self._pages.has_states:
+            is_ascending = [*positions] == sorted(set(positions))
+            return is_ascending and set(positions) <= set(borders) and positions[-1:] == (shape.tokens,)
+        return not positions and self._chunks.sure(shape.tokens) == shape.tokens
+
+    def layout(self, shape: CopyShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the dtype and shape of each tensor of a copy, by a name, two for each of its parts in turn."""
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for index, (table, count) in enumerate(zip(self._pages.tables, self._counts(shape), strict=True)):
+            for number, cache in enumerate(table.caches):
+                for name, tensor in (("keys", cache.k), ("values", cache.v)):
+                    found[f"pages.{index}.{number}.{name}"] = tensor.dtype, (count, *tensor.shape[1:])
+        for position in shape.positions:
+            for number, states in enumerate(self._pages.states):
+                for name, tensor in zip(("recurrent", "convolution"), states.tensors, strict=True):
+                    found[f"states.{position}.{number}.{name}"] = tensor.dtype, tuple(tensor.shape[1:])
+        return found

@@ -1,0 +1,306 @@
+"""A prompt saved to a file and loaded by another engine: the bits of an empty cache, or an error that says why not."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, TinyModel
+
+from graphcore import Engine
+from graphcore.errors import BusyError, ConfigError, GraphcoreError
+
+Tiny = Callable[[str], TinyModel]
+SECONDS = 120.0
+CHUNK, CONTEXT = 16, 96
+PROMPT = [random.Random(8).randrange(VOCAB) for _ in range(69)]
+ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"]
+KINDS: dict[str, list[str]] = {
+    "captured": ["graph=auto"],
+    "eager": ["graph=eager"],
+    "streamed": ["graph=auto", "streaming=on"],
+    "bf16": ["dtype=bf16"],
+    "coded": ["kv_dtype=q8_0"],
+}
+QUICK = {("llama3", "captured"), ("gemma3", "eager"), ("qwen3_5", "eager"), ("qwen3_moe", "coded")}
+SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": True}
+
+
+def load(tiny: TinyModel | Path, *overrides: str, dtype: str = "fp32") -> Engine:
+    folder = tiny if isinstance(tiny, Path) else tiny.folder
+    given = [f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", *overrides]
+    dtype = next((word.removeprefix("dtype=") for word in given if word.startswith("dtype=")), dtype)
+    return Engine.load(
+        folder, dtype=dtype, device="cpu", overrides=[word for word in given if not word.startswith("dtype=")]
+    )
+
+
+def answer(engine: Engine, prompt: Sequence[int]) -> tuple[int, tuple[Any, ...]]:
+    """Return how many tokens of a prompt were in the cache, and what it is answered."""
+    handle = engine.submit(prompt, **SETTINGS)
+    found = handle.result(SECONDS)
+    return handle.cached, (found.token_ids, found.logprobs)
+
+
+@pytest.fixture
+def saved(tiny_model: Tiny, tmp_path: Path) -> Path:
+    """A saved cache of the tiny Llama's."""
+    file = tmp_path / "prompt.cache"
+    with load(tiny_model("llama3"), "graph=eager") as engine:
+        engine.save_cache(PROMPT, file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.thorough)
+        for name in ARCHITECTURES
+        for kind in KINDS
+        if kind != "coded" or name in ("qwen3_moe", "qwen3_5")  # others' heads are no blocks of 32
+    ],
+)
+def test_answers_after_loading_are_those_of_an_empty_cache(
+    name: str, kind: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """Of a ring's pages the last ones are saved, of states those after whole chunks."""
+    has_ring, has_states = name in ("gemma3", "mistral", "gpt_oss", "gemma4"), name == "qwen3_5"
+    sure = len(PROMPT) - len(PROMPT) % CHUNK  # the last chunk has fewer than 16 tokens
+    longer = [*PROMPT, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    others = [longer, PROMPT, [*PROMPT[:50], *[7] * 20]]
+    expected, tiny, file = [], tiny_model(name), tmp_path / "prompt.cache"
+    for prompt in others:
+        with load(tiny, *KINDS[kind]) as engine:
+            assert answer(engine, PROMPT[:1])[0] == 0
+            expected.append(answer(engine, prompt)[1])
+    with load(tiny, *KINDS[kind]) as engine:
+        assert engine.save_cache(PROMPT, file) == sure
+        assert answer(engine, longer) == (sure, expected[0])
+    for prompt, found in zip(others, expected, strict=True):
+        with load(tiny, *KINDS[kind]) as engine:
+            assert engine.load_cache(file) == sure
+            cached, after = answer(engine, prompt)
+            assert after == found
+            least = sure if prompt is not others[2] else 0 if has_ring else 32 if has_states else 48
+            assert cached >= least
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+def test_loading_and_saving_while_requests_run_lose_no_page_and_change_no_token(
+    name: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    tiny, file = tiny_model(name), tmp_path / "prompt.cache"
+    prompts = [[number, *PROMPT[:40]] for number in range(6)]
+    with load(tiny) as engine:
+        expected = [answer(engine, prompt)[1] for prompt in prompts]
+        engine.save_cache(PROMPT, file)
+    with load(tiny, "batching.max_sequences=3", f"batching.cache_tokens={2 * CONTEXT}") as engine:
+        with engine.holding_back():
+            handles = [engine.submit(prompt, **SETTINGS) for prompt in prompts]
+        for number in range(3):
+            with suppress(BusyError):  # others have the pages
+                engine.load_cache(file)
+                engine.save_cache(PROMPT, tmp_path / f"again{number}")
+        assert [(each.result(SECONDS).token_ids, each.result().logprobs) for each in handles] == expected
+        places: Any = engine._passes._places  # type: ignore[attr-defined]
+        engine.load_cache(file)
+        with torch.inference_mode():
+            places.forget()
+        assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+        assert engine.save_cache(PROMPT, tmp_path / "last") == engine.load_cache(tmp_path / "last") == 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dtype=bf16"], "was saved with dtype=fp32, and this run has dtype=bf16; set dtype=fp32, or save it again"),
+        (["kv_dtype=fp16"], "saved with kv_dtype=fp32, and this run has kv_dtype=fp16"),
+        (["quant=q8_0"], "saved with quant=stored, and this run has quant=q8_0"),
+        (["prefill_chunk=32"], "set prefill_chunk=16, or save it again"),
+        (["context_length=256"], "has pages of 16 positions, and with context_length=256 they have 64; set context_"),
+    ],
+)
+def test_a_file_of_other_settings_is_refused_by_the_one_that_differs(
+    overrides: list[str], message: str, saved: Path, tiny_model: Tiny
+) -> None:
+    with load(tiny_model("llama3"), *overrides) as engine, pytest.raises(ConfigError, match=message):
+        engine.load_cache(saved)
+
+
+def test_a_file_of_more_tokens_than_the_context_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    with load(tiny_model("llama3")) as engine:
+        assert engine.save_cache([*PROMPT, *PROMPT[:20]], tmp_path / "long") == 80
+    message = "80 tokens do not fit in context_length=64; set context_length to at least 80"
+    with load(tiny_model("llama3"), "context_length=64") as engine, pytest.raises(ConfigError, match=message):
+        engine.load_cache(tmp_path / "long")
+
+
+def test_a_file_of_other_weights_is_refused(saved: Path, tiny_model: Tiny, tmp_path: Path) -> None:
+    for name in ("mistral", "llama3"):
+        copy = tmp_path / name
+        copy.mkdir()
+        for file in tiny_model(name).folder.iterdir():
+            (copy / file.name).write_bytes(file.read_bytes())
+        weights = copy / "model.safetensors"
+        if name == "llama3":  # one weight has another last bit
+            weights.write_bytes(weights.read_bytes()[:-4] + b"\1" + weights.read_bytes()[-3:])
+        with load(copy) as engine, pytest.raises(ConfigError, match=r"belongs to other weights, of .*save the prompt"):
+            engine.load_cache(saved)
+
+
+@pytest.mark.parametrize(("key", "value"), [("torch", "1.0"), ("kernels", "kernels-none"), ("device", "cpu Z80")])
+def test_a_file_of_another_machine_is_refused(key: str, value: str, saved: Path, tiny_model: Tiny) -> None:
+    header, rest = parts_of(saved)
+    header["__metadata__"][key] = value
+    put_together(saved, header, rest)
+    with load(tiny_model("llama3")) as engine, pytest.raises(ConfigError, match=f"saved with {key}={value}, and this"):
+        engine.load_cache(saved)
+
+
+def parts_of(file: Path) -> tuple[dict[str, Any], bytes]:
+    """Return a file's header, and its tensors without the last one."""
+    raw = file.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8:end]), raw[end:-32]
+
+
+def put_together(file: Path, header: dict[str, Any], rest: bytes) -> None:
+    """Write a file whose sha256 is right, whatever else is wrong."""
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    raw = len(text).to_bytes(8, "little") + text + rest
+    file.write_bytes(raw + hashlib.sha256(raw).digest())
+
+
+def test_every_damage_is_an_error_of_one_line_and_the_engine_goes_on(saved: Path, tiny_model: Tiny) -> None:
+    raw, generator = saved.read_bytes(), random.Random(3)
+    damaged = [raw[:length] for length in (0, 1, 7, 8, 9, 200, len(raw) // 2, len(raw) - 33, len(raw) - 1)]
+    damaged += [raw + b"\0", raw[:100] + raw[101:], b"\xff" * 8 + raw[8:], b"GGUF" + raw[4:], b"\0" * len(raw)]
+    for _ in range(150):
+        at = generator.choice([generator.randrange(len(raw)), generator.randrange(4000)])
+        damaged.append(raw[:at] + bytes([raw[at] ^ 1 << generator.randrange(8)]) + raw[at + 1 :])
+    with load(tiny_model("llama3"), "graph=eager") as engine:
+        expected = answer(engine, PROMPT)
+        for content in damaged:
+            saved.write_bytes(content)
+            with pytest.raises(ConfigError) as caught:
+                engine.load_cache(saved)
+            assert str(caught.value).startswith(str(saved))
+        saved.write_bytes(raw)
+        assert engine.load_cache(saved) == 64
+        assert answer(engine, PROMPT)[1] == expected[1]
+
+
+def forged(header: dict[str, Any], number: int) -> None:
+    """Put a lie into a header."""
+    about, tensors = header["__metadata__"], [key for key in header if key != "__metadata__"]
+    some = header[tensors[number % len(tensors)]]
+    lies: list[Callable[[], object]] = [
+        lambda: about.update(tokens=str(10**9)),
+        lambda: about.update(tokens="9" * 5000),
+        lambda: about.update(tokens="-64"),
+        lambda: about.update(tokens="48"),
+        lambda: about.update(tokens="64,64"),
+        lambda: about.update(tokens="67"),
+        lambda: about.update(first_pages="1"),
+        lambda: about.update(first_pages="-1"),
+        lambda: about.update(first_pages="0,0"),
+        lambda: about.update(states="16,32"),
+        lambda: about.update(states=16),
+        lambda: about.update(graphcore_cache="2"),
+        lambda: about.pop("tokens"),
+        lambda: about.update(more="1"),
+        lambda: header.update({"__metadata__": ["a"]}),
+        lambda: some.update(shape=[1 << 40]),
+        lambda: some.update(data_offsets=[0, 1 << 60]),
+        lambda: some.update(dtype="I8"),
+        lambda: header.update(extra=some),
+        lambda: header.pop(tensors[1]),
+    ]
+    lies[number]()
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_file_that_lies_with_a_right_checksum_is_refused(number: int, saved: Path, tiny_model: Tiny) -> None:
+    header, rest = parts_of(saved)
+    forged(header, number)
+    put_together(saved, header, rest)
+    with load(tiny_model("llama3"), "graph=eager") as engine, pytest.raises(ConfigError, match=r"\S+"):
+        engine.load_cache(saved)
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(saved: Path, tiny_model: Tiny) -> None:
+    header, rest = parts_of(saved)
+    put_together(saved, header, (VOCAB).to_bytes(4, "little") + rest[4:])
+    with (
+        load(tiny_model("llama3"), "graph=eager") as engine,
+        pytest.raises(ConfigError, match=f"token id {VOCAB} is not"),
+    ):
+        engine.load_cache(saved)
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    saved: Path, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with load(tiny_model("llama3"), "graph=eager") as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", full)
+            with pytest.raises(ConfigError, match="cannot be written there: No space left on device"):
+                engine.save_cache(PROMPT, saved)
+        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+        assert saved.read_bytes() == before
+        for place in (saved.parent, saved.parent / "no" / "such", saved / "under"):
+            with pytest.raises(ConfigError, match="cannot be written there"):
+                engine.save_cache(PROMPT, place)
+        engine.save_cache(PROMPT[:40], saved)
+        assert engine.load_cache(saved) == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "prompt", "message"),
+    [
+        (
+            "llama3",
+            [],
+            PROMPT[:15],
+            "a prompt of 15 tokens is too short .* only prompts of 16 tokens or more",
+        ),
+        ("qwen3_5", ["prefill_chunk=64"], PROMPT[:40], "only whole chunks .*prefill_chunk=64.*at most 40"),
+        ("qwen3_5", ["batching.snapshots=0"], PROMPT, "batching.snapshots=0 keeps no recurrent states"),
+        ("llama3", [], [1] * (CONTEXT + 1), f"context_length={CONTEXT}"),
+        ("llama3", [], [[1, 2], [3]], "one prompt, found 2"),
+    ],
+)
+def test_a_prompt_that_cannot_be_saved_is_refused(
+    name: str, overrides: list[str], prompt: Any, message: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    with load(tiny_model(name), *overrides) as engine, pytest.raises(ConfigError, match=message):
+        engine.save_cache(prompt, tmp_path / "prompt.cache")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    with load(tiny_model("llama3")) as engine:
+        weights = tiny_model("llama3").folder / "model.safetensors"
+        for file, message in (
+            (tmp_path / "none", "no such file"),
+            (tmp_path, "is no regular file"),
+            ("", "is empty; name a path"),
+            (Path("/dev/zero"), "is no regular file"),
+            (weights, "is a safetensors file, but no saved cache"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                engine.load_cache(file)
+    for call in (engine.load_cache, lambda file: engine.save_cache(PROMPT, file)):
+        with pytest.raises(GraphcoreError, match="closed"):
+            call(tmp_path / "none")
