@@ -11,6 +11,7 @@ from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
+CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")  # what a user takes for a model's name
 SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's
 
 
@@ -47,6 +48,10 @@ def check_groups(overrides: Iterable[str]) -> None:
             known = ", ".join(groups[group])
             advice = f"a prompt with a = in it is written prompt={override!r}"
             raise ConfigError(f"{override} is no option of this group; known: {known}; {advice}", is_unknown=True)
+        if group == "model" and CHECKPOINT.fullmatch(value):
+            advice = f"a file, a folder or a download is model.checkpoint={value}"
+            known = ", ".join(groups[group])
+            raise ConfigError(f"{override} is no option of this group; {advice}; known: {known}", is_unknown=True)
         if not separator or not OPTION_LIST.fullmatch(value):
             continue
         unknown = [option for option in value.split(",") if option not in groups[group]]

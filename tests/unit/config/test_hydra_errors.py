@@ -29,6 +29,8 @@ CASES = [
     ("chat=[1]", ["chat=[1] must be a text"]),
     ("model=foo", ["model=foo is no option", "smollm2"]),
     ("model=qwen2_moe", ["model=qwen2_moe is no option of this group; known: bitnet, ", "qwen3, "]),
+    ("model=weights/some.gguf", ["no option of this group", "is model.checkpoint=weights/some.gguf", "smollm2"]),
+    ("model=pypi:some@1/x.gguf", ["is model.checkpoint=pypi:some@1/x.gguf"]),
     ("streaming=true", ["streaming=true is no option", "auto, off, on"]),
     ("sampling=null", ["sampling=null is no option", "greedy"]),
     ("experiment=foo", ["experiment=foo is no option"]),
