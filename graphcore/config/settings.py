@@ -111,6 +111,14 @@ class BatchingSettings:
 
 
 @dataclass
+class CacheSettings:
+    """The keys under `cache` in conf/config.yaml."""
+
+    save: str | None = MISSING
+    load: str | None = MISSING
+
+
+@dataclass
 class Settings:
     """conf/config.yaml: all settings."""
 
@@ -132,6 +140,7 @@ class Settings:
     context_length: int | None = MISSING
     batch_size: int = MISSING
     batching: BatchingSettings = field(default_factory=BatchingSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     prefill_chunk: int = MISSING
     kv_dtype: str = MISSING
     device: str = MISSING

@@ -22,7 +22,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarra
 """A text, token ids (a list, or a tensor [T]), or the messages of a conversation."""
 
 OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_tokens", "sampling")
-OF_COMMANDS = ("task", "outputs", "trace", "progress", "debug", "hydra")
+OF_COMMANDS = ("task", "cache", "outputs", "trace", "progress", "debug", "hydra")
 DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
 
 FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"

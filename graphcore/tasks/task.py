@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from graphcore.tasks.terminal.console import Console
 
 Record = dict[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop")  # no effect in tasks that answer no prompt
+CACHE_KEYS = ("cache.save", "cache.load")
+PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,6 @@ def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) 
     Raises:
         ConfigError: one of the keys is set.
     """
-    given = [key for key in keys if vars(settings)[key] not in (None, [])]
+    given = [key for key in keys if attrgetter(key)(settings) not in (None, [])]
     if given:
         raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "heads.h"
+#include "byte_scores.h"
 #include "lanes.h"
 
 namespace graphcore {
@@ -47,23 +47,6 @@ inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
            __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 #endif
-
-// Brings as many bytes as an entry has, from those of the next run, into the second cache; null for none. Hardware foresees no
-// jump to another page.
-inline void fetch_ahead(const uint8_t* next, int index, size_t nbytes) {
-    if (!next) return;
-    const uint8_t* from = next + size_t(index) * nbytes;
-    for (size_t byte = 0; byte < nbytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
-}
-
-// Entries of slots first .. first + count - 1, and those of the run after them in the pages; null for the last.
-struct Run {
-    Entries entries;
-    int first, count;
-    const uint8_t* next;
-
-    size_t nbytes() const { return entry_nbytes(entries.format, entries.head_dim); }
-};
 
 // Computes totals[k][h], whose lanes add up to q[h] . key, for keys slot .. slot + KEYS - 1. Several keys share a load of q.
 template <class Reader, int HEADS, int KEYS>
@@ -141,6 +124,37 @@ inline void add_features(const float* weights, size_t weight_stride, const Reade
         for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
 }
 
+// Does the same with values in codes. Their scales are multiplied with the weights, as many keys at a time as a vector has lanes,
+// so that they need not be multiplied with every number.
+template <class Reader, int HEADS, int WIDTH>
+inline void add_levels(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int e, float* out) {
+    constexpr int UNIT = Reader::UNIT < WIDTH ? Reader::UNIT : WIDTH, BLOCKS = WIDTH / UNIT;
+    const int head_dim = run.entries.head_dim;
+    const size_t nbytes = run.nbytes();
+    FloatPart totals[HEADS][WIDTH];
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
+    for (int first = 0; first < run.count; first += PART_LANES) {
+        const int here = std::min(PART_LANES, run.count - first);
+        float scaled[BLOCKS][HEADS][PART_LANES];
+        for (int b = 0; b < BLOCKS; b++) {
+            const FloatPart scales = values.scales_of(run.first + first, here, e / CACHE_BLOCK + b);
+            for (int h = 0; h < HEADS; h++) store(scaled[b][h], load<FloatPart>(weights + h * weight_stride + first) * scales);
+        }
+        for (int i = 0; i < here; i++) {
+            if (e == 0) fetch_ahead(run.next, first + i, nbytes);
+            for (int b = 0; b < BLOCKS; b++) {
+                FloatPart parts[UNIT];
+                values.template levels<UNIT>(run.first + first + i, e + b * UNIT * PART_LANES, parts);
+                for (int p = 0; p < UNIT; p++)
+                    for (int h = 0; h < HEADS; h++) totals[h][b * UNIT + p] += splat(scaled[b][h][i]) * parts[p];
+            }
+        }
+    }
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
+}
+
 // Computes out[h] += sum over i of weights[h][i] * value i for the values of a run.
 template <class Reader, int HEADS>
 void add_values(const float* weights, size_t weight_stride, const Run& run, float* out) {
@@ -148,12 +162,14 @@ void add_values(const float* weights, size_t weight_stride, const Run& run, floa
     const Reader values(run.entries);
     const int head_dim = run.entries.head_dim;
     int e = 0;
-    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
-        add_features<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
     if constexpr (!Reader::HAS_REST) {
-        for (; e < head_dim; e += LANES) add_features<Reader, HEADS, PARTS>(weights, weight_stride, values, run, e, out);  // the last block
+        for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
+            add_levels<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
+        for (; e < head_dim; e += LANES) add_levels<Reader, HEADS, PARTS>(weights, weight_stride, values, run, e, out);  // the last block
         return;
     }
+    for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
+        add_features<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
     for (int i = 0; i < run.count; i++)
         for (int rest = e; rest < head_dim; rest++)
             for (int h = 0; h < HEADS; h++)
@@ -172,7 +188,13 @@ inline void cap_scores(float* scores, int count, float cap) {
 // Replaces scores by their softmax. A sink (which may be null) counts in the sum like one more score, but has no value.
 inline void softmax(float* scores, int count, const float* sink) {
     float most = sink ? *sink : -INFINITY;
-    for (int i = 0; i < count; i++) most = std::max(most, scores[i]);
+    int at = 0;
+    if (count >= PART_LANES) {
+        FloatPart mosts = splat(most);
+        for (; at + PART_LANES <= count; at += PART_LANES) mosts = larger(load<FloatPart>(scores + at), mosts);
+        most = largest(mosts);
+    }
+    for (; at < count; at++) most = std::max(most, scores[at]);
     const FloatPart shift = splat(most);
     FloatPart total[PARTS] = {};
     int i = 0;
@@ -229,23 +251,33 @@ struct Visible {
     }
 };
 
-// Returns the floats of scratch that attention takes: the new entries of a sequence's rows, the queries of MOST_HEADS heads, and
-// their scores.
+// Returns the floats of scratch that attention takes: the new entries of a sequence's rows, the queries of MOST_HEADS heads, as much
+// for their digits (byte_scores.h), and their scores.
 inline size_t attend_floats(int head_dim, int keys, int rows) {
-    return size_t(2 * rows + MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
+    return size_t(2 * rows + 2 * MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
 }
 
-// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q.
+// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q. work: [HEADS, head_dim].
 template <int HEADS>
-void attend_rows(const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* scores, float* out) {
+void attend_rows(const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* work, float* scores, float* out) {
     const int count = keys.count(), head_dim = keys.head_dim;
     const size_t stride = size_t(count) + LANES;
     int at = 0;
     with_reader(keys.format, [&](auto* type) {
-        keys.for_each_run([&](const Run& run) {
-            score_keys<std::remove_pointer_t<decltype(type)>, HEADS>(q, run, scores + at, stride);
-            at += run.count;
-        });
+        using Reader = std::remove_pointer_t<decltype(type)>;
+        const auto score = [&](const auto& score_run) {
+            keys.for_each_run([&](const Run& run) {
+                score_run(run, scores + at);
+                at += run.count;
+            });
+        };
+#if GRAPHCORE_BYTE_SCORES
+        if constexpr (is_mixed(Reader::FORMAT)) {
+            const Digits<HEADS> digits(q, head_dim, zero_of(Reader::FORMAT), work);
+            return score([&](const Run& run, float* to) { score_codes<Reader::FORMAT, HEADS>(digits, run, to, stride); });
+        }
+#endif
+        score([&](const Run& run, float* to) { score_keys<Reader, HEADS>(q, run, to, stride); });
     });
     for (int h = 0; h < HEADS; h++) {
         if (cap) cap_scores(scores + h * stride, count, cap);
@@ -263,12 +295,12 @@ void attend_rows(const float* q, const Visible& keys, const Visible& values, con
         for (int h = 0; h < HEADS; h++) mix_head(out + h * head_dim, head_dim);
 }
 
-inline void attend_some(int heads, const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* scores, float* out) {
+inline void attend_some(int heads, const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* work, float* scores, float* out) {
     switch (heads) {
-        case 1: return attend_rows<1>(q, keys, values, sinks, cap, scores, out);
-        case 2: return attend_rows<2>(q, keys, values, sinks, cap, scores, out);
-        case 3: return attend_rows<3>(q, keys, values, sinks, cap, scores, out);
-        default: return attend_rows<MOST_HEADS>(q, keys, values, sinks, cap, scores, out);
+        case 1: return attend_rows<1>(q, keys, values, sinks, cap, work, scores, out);
+        case 2: return attend_rows<2>(q, keys, values, sinks, cap, work, scores, out);
+        case 3: return attend_rows<3>(q, keys, values, sinks, cap, work, scores, out);
+        default: return attend_rows<MOST_HEADS>(q, keys, values, sinks, cap, work, scores, out);
     }
 }
 
@@ -298,7 +330,7 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
     const int64_t reach = a.window && a.window < places.slots() ? a.window : places.slots();
     const int64_t begin = std::max<int64_t>(0, position + 1 - reach), end = position + 1;  // positions that are attended
     const int made = a.k ? int(std::min<int64_t>(rows.earlier[nth] + 1, end - begin)) : 0;  // the last of them, not read from the cache
-    float *q = scratch + size_t(2 * made) * head_dim, *scores = q + MOST_HEADS * head_dim;
+    float *q = scratch + size_t(2 * made) * head_dim, *work = q + MOST_HEADS * head_dim, *scores = work + MOST_HEADS * head_dim;
     const Entries new_keys{(uint8_t*)scratch, a.k_format, head_dim, made};
     const Entries new_values{(uint8_t*)(scratch + size_t(made) * head_dim), a.v_format, head_dim, made};
     for (int i = 0; i < made; i++) make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys, new_values, i);
@@ -315,7 +347,7 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
             for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
-        attend_some(together, q, keys, values, sinks, a.cap, scores, a.out.at(row) + size_t(first) * head_dim);
+        attend_some(together, q, keys, values, sinks, a.cap, work, scores, a.out.at(row) + size_t(first) * head_dim);
     }
     if (!writes) return;
     places.of(a.k_cache, a.k_format, head_dim, position, kv_head).copy(places.slot(position), new_keys, made - 1);

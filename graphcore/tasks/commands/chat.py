@@ -16,6 +16,7 @@ from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.chat.slash_commands import run_command
 from graphcore.tasks.chat.typed_lines import ChatLines, Entry
+from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
 from graphcore.tasks.results.run_record import compile_record, ran_record
 from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
@@ -50,13 +51,17 @@ def run(context: Context, _task: ChatSettings) -> Record:
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(params=sampling_of(settings))
         console.note(f"[{describe_compile(compiled)}]")
+        loaded = load_cache_file(context, engine)
         console.note(HINT)
         lines = ChatLines()
         most, stops = settings.max_new_tokens, stops_of(settings)
         session = Session(conversation, console, lines.waiting, sampling_of(settings), most, stops)
         status = _talk(session, opening, lines)
+        saved, error = _save(context, session) if status == "ok" else (None, {})
         return {
             "status": status,
+            **error,
+            **cache_record(loaded, saved),
             **ran_record(engine),
             "load_seconds": load_seconds,
             "compile": compile_record(compiled),
@@ -81,6 +86,19 @@ def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:
     return "ok"
 
 
+def _save(context: Context, session: Session) -> tuple[int | None, Record]:
+    """Save the cache of what was said, and return its tokens; if that fails, the status and the error."""
+    conversation = session.conversation
+    if context.settings.cache.save is None:
+        return None, {}
+    try:
+        if not conversation.exchanges:
+            raise ConfigError(f"cache.save={context.settings.cache.save}: nothing was said, and nothing is saved")
+        return save_cache_file(context, conversation.engine, [conversation.unfinished_ids(room=0)]), {}
+    except GraphcoreError as error:  # what was said is kept
+        return None, {"status": "failed", "error": str(error)}
+
+
 def _attempt(session: Session, entry: Entry, is_terminal: bool) -> None:
     """Answer a text or run a command; at a terminal an error is printed and the chat goes on."""
     try:
@@ -99,6 +117,7 @@ def _attempt(session: Session, entry: Entry, is_terminal: bool) -> None:
 
 def _check(settings: Settings) -> None:
     refuse_without_effect(settings, "chat", ("prompt_ids",))
+    check_cache_files(settings)
     if settings.prompt == "-":
         raise ConfigError(
             "prompt=- has no effect with task=chat, which reads standard input line by line; leave it out"

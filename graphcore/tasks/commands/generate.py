@@ -16,6 +16,7 @@ from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.generation_requests import GenerationRequest, arguments_of, generation_requests
 from graphcore.tasks.requests.prompts import Prompt, read_prompts
 from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
@@ -74,6 +75,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
     settings, console = context.settings, context.console
     with ExitStack() as stack:
         prompts, answers = _prompts_and_answers(context, task)
+        check_cache_files(settings)
         if answers is not None:
             stack.enter_context(answers)
             console.note(f"[{answers.path} has {len(answers.answered)} of {_count(len(prompts))}]")
@@ -89,6 +91,8 @@ def run(context: Context, task: GenerateSettings) -> Record:
         together = min(settings.batching.max_sequences, len(requests))
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(together, requests[0].params)
+        loaded = load_cache_file(context, engine)
+        saved = save_cache_file(context, engine, [request.prompt.token_ids for request in requests])
         progress = Progress(len(requests) == 1 and answers is None, task.logprobs, answers, len(requests))
         generating_since = time.perf_counter()
         _answer_all(context, engine, requests, progress)
@@ -98,7 +102,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         console.note(start_line(progress, compiled))
         if settings.trace:
             write_streaming_trace(context, engine, generating_since, time.perf_counter())
-        measured = {"load_seconds": load_seconds, "compile": compile_record(compiled)}
+        measured = {"load_seconds": load_seconds, "compile": compile_record(compiled), **cache_record(loaded, saved)}
         return {"status": progress.status, **ran_record(engine), **measured, **_answered(requests, progress)}
 
 
@@ -221,9 +225,10 @@ def speed_line(done: Sequence[Generation], seconds: float) -> str:
         return f"[{counts}, {new_tokens / seconds:.1f} new tokens/s; {ended}]"
     (timing,) = timings
     rate_of_one = timing.decode_tokens_per_second
+    known = f" ({timing.cached_tokens} of them cached)" if timing.cached_tokens else ""
     took = f"in {timing.prefill_seconds:.2f} s" if new_tokens else "not finished"
     rate = f"{rate_of_one:.1f} tokens/s" if rate_of_one else "no decode step"
-    return f"[{prompt_tokens} prompt tokens {took}; {new_tokens} new tokens, {rate}; {ended}]"
+    return f"[{prompt_tokens} prompt tokens{known} {took}; {new_tokens} new tokens, {rate}; {ended}]"
 
 
 def start_line(progress: Progress, compiled: CompileReport) -> str:

@@ -24,7 +24,7 @@ from graphcore.tasks.reference.comparison import allowed, compare, greedy_record
 from graphcore.tasks.reference.transformers_model import Outputs, Reference, load_reference
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.results.run_record import ran_record
-from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import describe, load_engine, own_runner, without_own_programs
 from graphcore.weights.loader import Loader
 from graphcore.weights.planning.machine import free_device_nbytes
@@ -98,7 +98,7 @@ def _check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> N
     if settings.model.fallback is not None:
         raise without_own_programs("verify")
     at_least(1, "task.", task, ("tokens", "new_tokens"))
-    refuse_without_effect(settings, "verify", ("stop",) if prompts else ("stop", "system"))
+    refuse_without_effect(settings, "verify", ("stop", *CACHE_KEYS) if prompts else ("stop", "system", *CACHE_KEYS))
     if task.tolerance is not None and not task.tolerance > 0:
         raise ConfigError(f"task.tolerance={task.tolerance} must be above 0")
 

@@ -97,6 +97,22 @@ def test_an_instruction_attends_codes_as_the_loop_does(library: str, kinds: tupl
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", CODED)
+def test_a_damaged_query_shows_in_its_answer(library: str, kind: KVType, fault: float) -> None:
+    """A query may be rounded to whole numbers, which cannot say that it is damaged."""
+    grown = Grown((kind, kind), 64)
+    grown.run(partial(sliced_attend, library=library), [20, 3])
+
+    def damaged(query: Tensor, *rest: object) -> Tensor:
+        query[0, 0, 4, 37] = fault
+        return attend_as_a_program(query, *rest, library=library)
+
+    answers = grown.run(damaged, [1, 1])[0]
+    assert answers[4].isnan().all()
+    assert answers[[0, 1, 2, 3, *range(5, 12)]].isfinite().all()
+
+
 @pytest.mark.parametrize("kinds", PAIRS, ids=str)
 def test_chunk_borders_do_not_show(library: str, kinds: tuple[KVType, KVType]) -> None:
     """Whatever the borders, a query meets the same codes in the same order: the bits agree."""

@@ -1,0 +1,75 @@
+"""The settings cache.load and cache.save: a prompt's part of the KV cache, read before a run's answers and written."""
+
+from collections.abc import Sequence
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Settings
+from graphcore.config.user_path import user_path
+from graphcore.engine.engine import Engine
+from graphcore.engine.prompt_pieces import common
+from graphcore.errors import ConfigError
+from graphcore.tasks.task import Context, Record
+
+
+def check_cache_files(settings: Settings) -> None:
+    """Check what can be known of the files before a model is loaded.
+
+    Raises:
+        ConfigError: the file to load is missing, the one to save cannot be written, or the model has no such cache.
+    """
+    asked = settings.cache
+    given = next((key for key in ("save", "load") if vars(asked)[key] is not None), None)
+    if given is not None and settings.model.fallback is not None:
+        raise ConfigError(
+            f"cache.{given} is for graphcore's own architectures; leave it out with model.fallback=transformers"
+        )
+    if asked.load is not None:
+        path = user_path(asked.load, "cache.load=")
+        if not path.is_file():
+            what = "is no file" if path.exists() else "no such file"
+            raise ConfigError(f"cache.load={path}: {what}; name one that cache.save wrote, or leave it out")
+    if asked.save is not None:
+        path = user_path(asked.save, "cache.save=")
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            what = "is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
+            raise ConfigError(f"cache.save={path}: {what}; name a file in a folder that is there")
+
+
+def load_cache_file(context: Context, engine: Engine) -> int | None:
+    """Load the file that the settings name and return its tokens; None without one.
+
+    Raises:
+        ConfigError: the file is damaged, or belongs to another model or other settings.
+    """
+    file = context.settings.cache.load
+    if file is None:
+        return None
+    tokens = engine.load_cache(file)
+    context.console.note(f"[cache.load={file}: {tokens} tokens]")
+    return tokens
+
+
+def save_cache_file(context: Context, engine: Engine, prompts: Sequence[Sequence[int]]) -> int | None:
+    """Save what prompts begin with to the file that the settings name, and return its tokens; None without one.
+
+    Args:
+        prompts: token ids of each prompt, at least one prompt.
+
+    Raises:
+        ConfigError: the prompts have too little in common, or the file cannot be written.
+    """
+    file = context.settings.cache.save
+    if file is None:
+        return None
+    shared = min(common(prompts[0], prompt) for prompt in prompts)
+    if not shared:
+        raise ConfigError(f"cache.save={file} keeps what all {len(prompts)} prompts begin with, and that is nothing")
+    tokens = engine.save_cache(prompts[0][:shared], file)
+    nbytes = user_path(file, "cache.save=").stat().st_size
+    context.console.note(f"[cache.save={file}: {tokens} tokens, {in_words(nbytes)}]")
+    return tokens
+
+
+def cache_record(loaded: int | None, saved: int | None) -> Record:
+    """Return the part of result.json about saved caches."""
+    return {"cache": {"loaded_tokens": loaded, "saved_tokens": saved}}
