@@ -7,7 +7,8 @@
     the longest time between two tokens of a request while a long prompt runs beside it, and the slowest pass.
 `python -m benchmarks.many_requests storm MODEL [key=value ...]`
     thousands of requests of random lengths, some cancelled or failed; each answer is compared with its answer alone,
-    and the process's memory is printed on the way.
+    and the process's memory is printed on the way. With --shared prompts begin with up to so many tokens of one of four
+    texts. At the end every page, snapshot and file must have been given back.
 """
 
 import argparse
@@ -18,10 +19,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from graphcore import Engine
 from graphcore.engine import passes
+from graphcore.engine.aside import AsideFile
+from graphcore.engine.cache_pages import KeptSequence
+from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.errors import GraphcoreError
 from graphcore.tasks.measuring.process_memory import resident_nbytes
 
@@ -104,14 +111,63 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
         print(f"longest gap {1e3 * longest:.1f} ms, slowest pass {1e3 * slowest:.1f} ms, {longest / slowest:.2f}")
 
 
-def storm(engine: Engine, count: int) -> None:
-    """Run many requests and compare each answer with its answer alone."""
+def places_of(engine: Engine) -> SequencePlaces:
+    """Return who has which part of an idle engine's caches."""
+    engine._scheduler.run_alone("storm", lambda: None)  # the last sequences have left
+    found = engine._passes
+    assert isinstance(found, passes.ContinuousPasses), "a storm is for graphcore's own programs"
+    return found._places
+
+
+def forget(engine: Engine) -> None:
+    """Forget the beginnings of prompts that an idle engine's caches hold."""
+    with torch.inference_mode():
+        places_of(engine).forget()
+
+
+def nameless_files() -> int:
+    """Return how many files without a name this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("(deleted)" in str(link.readlink()) for link in links)
+
+
+def check_all_given_back(engine: Engine, files_before: int) -> None:
+    """Check that an idle engine's caches are empty once they forget what they hold, and that no file is open."""
+    places = places_of(engine)
+    held = sum(table.num_pages - table.num_free for table in places.pages.tables)
+    assert not places.sequences, "a sequence has not left"
+    assert not places._aside, "a sequence is aside"
+    forget(engine)
+    free = [(table.num_free, table.num_pages) for table in places.pages.tables]
+    assert all(count == whole for count, whole in free), f"pages are lost: {free}"
+    snapshots = places.pages.snapshot_rows(engine.runner.sizes.batch_size)
+    kept = places._prefixes._free_snapshots
+    assert sorted(kept) == list(snapshots), f"snapshots are lost: {kept} of {snapshots}"
+    assert nameless_files() == files_before, "a file is open"
+    print(f"given back: {[whole for _, whole in free]} pages ({held} were kept), {len(kept)} snapshots, all files")
+
+
+def storm(engine: Engine, count: int, shared: int) -> None:
+    """Run many requests and compare each answer with its answer alone, in caches that hold nothing."""
     vocab = engine.config.vocab_size
     generator = random.Random(0)
     prompts = [prompts_of(1, generator.randint(1, 40), vocab)[0] for _ in range(64)]
+    texts = prompts_of(4, shared, vocab, seed=1)
+    prompts = [[*generator.choice(texts)[: generator.randint(0, shared)], *ids] for ids in prompts]
     lengths = [generator.randint(1, 24) for _ in prompts]
-    settled = zip(prompts, lengths, strict=True)
-    alone = [engine.generate(ids, most, ignore_eos=True)[0].token_ids for ids, most in settled]
+    alone: list[tuple[int, ...]] = []
+    for ids, most in zip(prompts, lengths, strict=True):
+        forget(engine)
+        alone.append(engine.generate(ids, most, ignore_eos=True)[0].token_ids)
+    forget(engine)
+    files_before, found, aside = nameless_files(), list[int](), list[int]()
+    write = AsideFile.write.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[AsideFile], kept: KeptSequence, folder: Path) -> AsideFile:
+        aside.append(kept.tokens)
+        return write(cls, kept, folder)  # type: ignore[no-any-return]
+
+    setattr(AsideFile, "write", classmethod(noted))  # noqa: B010  # mypy knows no other type of the method
 
     def fail(_: Sequence[int]) -> None:
         raise ZeroDivisionError
@@ -122,11 +178,12 @@ def storm(engine: Engine, count: int) -> None:
         if fate == 8:
             handle.cancel()
         try:
-            found = handle.result().token_ids
+            answer = handle.result().token_ids
         except ZeroDivisionError:
             assert fate == 9, "a request failed that had no mask"
             return
-        assert found == (alone[which][: len(found)] if fate == 8 else alone[which]), f"request {number}"
+        assert answer == (alone[which][: len(answer)] if fate == 8 else alone[which]), f"request {number}"
+        found.append(handle.cached)
 
     step = max(1, count // 10)
     with ThreadPoolExecutor(32) as pool:
@@ -134,6 +191,10 @@ def storm(engine: Engine, count: int) -> None:
             for done in [pool.submit(one, number) for number in range(begin, min(begin + step, count))]:
                 done.result()
             print(f"{min(begin + step, count)} requests: {resident_nbytes('VmRSS') / 2**20:.1f} MiB", flush=True)
+    print(
+        f"{sum(map(bool, found))} prompts began in the cache, {sum(found)} tokens; {len(aside)} times one was put aside"
+    )
+    check_all_given_back(engine, files_before)
 
 
 def main() -> None:
@@ -147,6 +208,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128, help="new tokens of each sequence of speed")
     parser.add_argument("--tokens", type=int, default=4000, help="of the long prompt")
     parser.add_argument("--count", type=int, default=10_000, help="requests of the storm")
+    parser.add_argument("--shared", type=int, default=0, help="most tokens that prompts of the storm share")
     parser.add_argument("--sampled", action="store_true", help="temperature, top-k and top-p instead of greedy")
     given = parser.parse_args()
     context = given.tokens + 200 if given.what == "gap" else 512
@@ -160,7 +222,7 @@ def main() -> None:
             elif given.what == "gap":
                 gap(engine, given.rounds, given.tokens)
             else:
-                storm(engine, given.count)
+                storm(engine, given.count, given.shared)
     except GraphcoreError as error:
         raise SystemExit(str(error)) from error
 
