@@ -1,6 +1,7 @@
 """A pool of pages that is too small for all who ask: everybody finishes, with the answer that it has alone."""
 
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 from tiny_models import VOCAB, TinyModel
 
-from graphcore import Engine
+from graphcore import Engine, ForwardState
+from graphcore.device import find_cpp_compiler
 from graphcore.engine.aside import AsideFile
 from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
@@ -20,7 +22,12 @@ Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CONTEXT, SEQUENCES = 96, 6
 ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"]
-KINDS = {"captured": ["graph=auto"], "eager": ["graph=eager"], "streamed": ["graph=auto", "streaming=on"]}
+KINDS = {
+    "captured": ["graph=auto"],
+    "eager": ["graph=eager"],
+    "streamed": ["graph=auto", "streaming=on"],
+    "compiled": ["graph=compiled"],
+}
 
 
 def load(tiny: TinyModel, kind: str = "eager", tokens: int = CONTEXT, *overrides: str) -> Engine:
@@ -115,6 +122,7 @@ def files_before() -> Iterator[set[str]]:
         )
         for name in ARCHITECTURES
         for kind in KINDS
+        if kind != "compiled" or (name in ("llama3", "gemma3") and find_cpp_compiler())
     ],
 )
 def test_a_pool_for_a_quarter_of_what_is_asked_answers_all_as_alone(
@@ -207,6 +215,65 @@ def test_close_ends_those_who_are_aside_and_their_files(
         if not handle.has_ended or handle._feed.has_failed:
             with pytest.raises(ConfigError, match="closed"):
                 handle.result(SECONDS)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
+def test_ctrl_c_ends_those_who_are_aside_and_their_files_and_the_engine_goes_on(
+    name: str, tiny_model: Tiny, num_aside: list[int], files_before: set[str]
+) -> None:
+    requests = requests_of(6, 9)
+    expected = alone(tiny_model(name), "eager", requests)
+    interrupted: list[int] = []
+
+    def report(*_: object) -> None:
+        files = nameless_files() - files_before
+        if num_aside and files and not interrupted:
+            interrupted.append(len(files))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with load(tiny_model(name)) as engine:
+        engine._on_progress = report
+        prompts, settings = [prompt for prompt, _ in requests], {"max_new_tokens": 38, "ignore_eos": True}
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompts, **settings)
+        assert interrupted
+        engine._on_progress = lambda *_: None
+        engine._scheduler.run_alone("test", lambda: None)  # those who were cancelled have left
+        assert nameless_files() <= files_before
+        assert engine.status() == []
+        assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
+        check_all_pages_free(engine)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", pytest.param("gemma3", marks=pytest.mark.thorough), pytest.param("qwen3_5", marks=pytest.mark.thorough)],
+)
+def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
+    name: str, tiny_model: Tiny, num_aside: list[int]
+) -> None:
+    """They have the whole cache for a while, and those whose pages they took go on with the same tokens."""
+    requests = requests_of(8, 12)
+    expected = alone(tiny_model(name), "eager", requests)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, VOCAB, (2, 40), generator=generator)
+    hidden = torch.randn(2, 40, 64, generator=generator)
+    with load(tiny_model(name)) as idle:
+        logits, whole = idle.logits(ids), idle.forward(hidden)
+        state = ForwardState()
+        steps = [idle.forward(part, state) for part in hidden.split(16, dim=1)]
+    with load(tiny_model(name)) as engine:
+        handles = submit_all(engine, requests)
+        for _ in range(3):
+            assert torch.equal(engine.logits(ids), logits)
+            assert torch.equal(engine.forward(hidden), whole)
+        state = ForwardState()
+        for part, step in zip(hidden.split(16, dim=1), steps, strict=True):
+            assert torch.equal(engine.forward(part, state), step)
+        assert any(status.new_tokens for status in engine.status()), "all had ended before"
+        assert [what(handle.result(SECONDS)) for handle in handles] == expected
+        assert num_aside
+        check_all_pages_free(engine)
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
