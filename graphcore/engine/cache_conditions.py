@@ -6,8 +6,7 @@ Settings that change no bit of a prompt are left out: streaming, decode graphs, 
 import hashlib
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 import torch
 
@@ -17,6 +16,7 @@ from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.cache_codes import FLOAT8
+from graphcore.progress import Progress
 
 WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
 ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
@@ -29,10 +29,11 @@ ADVICE = {
 }
 
 
-def conditions_of(loaded: LoadedModel, runner: ProgramRunner) -> dict[str, str]:
+def conditions_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
     """Return what the bits of a loaded model's keys and values depend on, by name.
 
-    The model's files are read if their hashes are not known yet.
+    Args:
+        on_progress: callback while files of the model are read, whose hashes are not known yet.
 
     Raises:
         CheckpointError: a file of the model cannot be read any more.
@@ -45,7 +46,7 @@ def conditions_of(loaded: LoadedModel, runner: ProgramRunner) -> dict[str, str]:
     sizes = {table.page for table in runner.pages.tables}
     is_gpu = choices.device.type == "cuda"
     return {
-        WEIGHTS: weights_hash(loaded, runner),
+        WEIGHTS: weights_hash(loaded, runner, on_progress),
         "dtype": dtypes[choices.dtype],
         "kv_dtype": ",".join(kinds),
         "quant": settings.quant.format,
@@ -61,19 +62,14 @@ def conditions_of(loaded: LoadedModel, runner: ProgramRunner) -> dict[str, str]:
     }
 
 
-def weights_hash(loaded: LoadedModel, runner: ProgramRunner) -> str:
-    """Return a hash of a model's files and of its specification."""
+def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> str:
+    """Return a hash of a model's files and of its specification; the callback is that of `conditions_of`."""
     settings, folder = loaded.settings, loaded.settings.cache_folder / "hashes"
     files = sorted(loaded.loader.checkpoint.files)
-
-    def hash_of(path: Path) -> str:
+    found = list[str]() if files else [settings.model.checkpoint, str(settings.seed)]  # random weights have no file
+    for index, path in enumerate(files):
         with explained(path):
-            return known_sha256(path, folder)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(hash_of, files))
-    if not files:
-        found = [settings.model.checkpoint, str(settings.seed)]  # random weights
+            found.append(known_sha256(path, folder, partial(on_progress, "check", None, index, len(files))))
     facts = json.dumps([repr(runner.builder.decoder.spec), found])
     return hashlib.sha256(facts.encode()).hexdigest()
 

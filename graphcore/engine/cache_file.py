@@ -89,7 +89,11 @@ def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) 
         if differs:
             raise ConfigError(f"{path}: {differs}")
         shape = _shape(saved, path)
-        copies.sizes.check_context(shape.tokens)
+        if shape.tokens > copies.context:
+            raise ConfigError(
+                f"{path}: has {shape.tokens} tokens, which do not fit in context_length={copies.context}; set "
+                f"context_length to at least {shape.tokens}"
+            )
         about = {key: saved[key] for key in conditions if key in saved}
         layout = copies.layout(shape) if copies.is_possible(shape) else None
         if layout is None or header_of(layout, shape, about) != header:

@@ -279,7 +279,7 @@ class Engine:
         path, copies = user_path(str(file), "save_cache: "), self._prompt_copies("save_cache")
         ids = self._requests.one("save_cache", prompt)[0].request.prompt_ids
         length = copies.length(len(ids))
-        conditions = conditions_of(self.loaded, own_runner_of(self.runner))
+        conditions = conditions_of(self.loaded, own_runner_of(self.runner), self._on_progress)
         for _ in range(SAVE_ATTEMPTS):
             self._submit("save_cache", self._requests.one("save_cache", ids, max_new_tokens=1)).result()
             copy = self._scheduler.run_alone("save_cache", lambda: copies.copy_out(ids), lends=False)
@@ -304,7 +304,7 @@ class Engine:
         """
         path, copies = user_path(str(file), "load_cache: "), self._prompt_copies("load_cache")
         copies.check_snapshots()
-        copy = read_cache(path, copies, conditions_of(self.loaded, own_runner_of(self.runner)))
+        copy = read_cache(path, copies, conditions_of(self.loaded, own_runner_of(self.runner), self._on_progress))
         ids = token_row(copy.ids, self.config.vocab_size)
         if not self._scheduler.run_alone("load_cache", lambda: copies.copy_in(copy), lends=False):
             raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")

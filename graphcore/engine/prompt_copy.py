@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.page_table import Copies, PageTable
 from graphcore.engine.prefix_tree import Prefix
 from graphcore.engine.prefixes import Prefixes
@@ -53,11 +52,11 @@ class PromptCopies:
     """Copies of the beginnings that a tree of prefixes holds; copies are made between two passes.
 
     Attributes:
-        sizes: limits of the runner.
+        context: most tokens of a sequence.
     """
 
-    def __init__(self, pages: CachePages, prefixes: Prefixes, chunks: Chunks, sizes: RunnerSizes) -> None:
-        self._pages, self._prefixes, self._chunks, self.sizes = pages, prefixes, chunks, sizes
+    def __init__(self, pages: CachePages, prefixes: Prefixes, chunks: Chunks, context: int) -> None:
+        self._pages, self._prefixes, self._chunks, self.context = pages, prefixes, chunks, context
 
     def length(self, tokens: int) -> int:
         """Return how many first tokens of a prompt of that length can be copied.
@@ -152,7 +151,7 @@ class PromptCopies:
     def is_possible(self, shape: CopyShape) -> bool:
         """Return whether these caches could have such a copy."""
         tables, positions = self._pages.tables, shape.positions
-        if not 1 <= shape.tokens <= self.sizes.context or len(shape.firsts) != len(tables):
+        if not 1 <= shape.tokens <= self.context or len(shape.firsts) != len(tables):
             return False
         for first, table, count in zip(shape.firsts, tables, self._counts(shape), strict=False):
             if not 0 <= first <= table.first_seen(shape.tokens) or not 0 < count <= table.reach:

@@ -48,7 +48,7 @@ class SequencePlaces:
     def __init__(self, pages: CachePages, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
         self.pages, self._chunks = pages, chunks
         self._prefixes = Prefixes(pages, chunks, pages.snapshot_rows(sizes.batch_size))
-        self.copies = PromptCopies(pages, self._prefixes, chunks, sizes)
+        self.copies = PromptCopies(pages, self._prefixes, chunks, sizes.context)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.sequences: list[TokenSequence] = []
         self._aside: dict[TokenSequence, AsideFile | KeptSequence | None] = {}  # None: its tokens run again

@@ -135,7 +135,7 @@ def test_a_file_of_other_settings_is_refused_by_the_one_that_differs(
 def test_a_file_of_more_tokens_than_the_context_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     with load(tiny_model("llama3")) as engine:
         assert engine.save_cache([*PROMPT, *PROMPT[:20]], tmp_path / "long") == 80
-    message = "80 tokens do not fit in context_length=64; set context_length to at least 80"
+    message = "has 80 tokens, which do not fit in context_length=64; set context_length to at least 80"
     with load(tiny_model("llama3"), "context_length=64") as engine, pytest.raises(ConfigError, match=message):
         engine.load_cache(tmp_path / "long")
 
