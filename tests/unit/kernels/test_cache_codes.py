@@ -52,15 +52,27 @@ def test_heads_are_multiplied_with_hadamard_matrices_and_back(head_dim: int) -> 
 
 
 @pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("implementation", ["masked", "sliced", "native", "program"])
-def test_pages_hold_libggml_s_blocks_of_mixed_heads(name: str, implementation: str) -> None:
+@pytest.mark.parametrize("attend", [masked_attend, sliced_attend])
+def test_pages_hold_libggml_s_blocks_of_mixed_heads(name: str, attend: Implementation) -> None:
     """The blocks' rounding is byte for byte libggml's (tests/unit/quant); here they must be found in the planes."""
-    head_dim, page, tokens = 96, 16, 21 if implementation != "program" else 1
+    check_pages(name, attend, 21)
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("tokens", [1, 21])
+def test_kernels_of_every_instruction_set_write_these_pages(library: str, name: str, tokens: int) -> None:
+    check_pages(name, partial(sliced_attend, library=library), tokens)
+    if tokens == 1:
+        check_pages(name, partial(attend_as_a_program, library=library), tokens)
+
+
+def check_pages(name: str, attend: Implementation, tokens: int) -> None:
+    """Write tokens to pages with other content, and compare the planes with blocks of heads that plain torch mixes."""
+    head_dim, page = 96, 16
     generator = torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(1, tokens, heads, head_dim, generator=generator) for heads in (4, 2, 2))
     pools = [pool(name, head_dim, page, 3) for _ in range(2)]
     table, starts = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([5])
-    attend = native(attend_as_a_program) if implementation == "program" else implementation_of(implementation)
     for cache in pools:
         cache[2].zero_()  # positions 0 .. 4 are attended, too
     attend(query, key, value, *pools, table, starts, torch.tensor([tokens]), 0, SCALE)
