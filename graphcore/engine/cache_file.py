@@ -28,6 +28,7 @@ from graphcore.engine.prompt_copy import CopyShape, PromptCopies, PromptCopy
 from graphcore.errors import CheckpointError, ConfigError, quoted
 
 VERSION_KEY, VERSION = "graphcore_cache", "1"
+FRONT = f'{{"__metadata__": {{"{VERSION_KEY}": '.encode()  # of a header, whatever the version
 MOST_HEADER = 1 << 24  # bytes; a model of 100 layers has 30 KB
 ID_DTYPE = torch.int32
 DIGEST = "sha256"
@@ -40,12 +41,13 @@ def write_cache(path: Path, copy: PromptCopy, copies: PromptCopies, conditions: 
     """Write a copy to a file, whole or not at all.
 
     Raises:
-        ConfigError: the file cannot be written, or its disk is full; one of that name stays as it was.
+        ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
     """
     header = header_of(copies.layout(copy.shape), copy.shape, conditions)
     tensors = [torch.tensor(copy.ids, dtype=ID_DTYPE), *(tensor.contiguous() for part in copy.parts for tensor in part)]
     digest = hashlib.sha256()
     try:
+        check_replaceable(path)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
             unfinished = Path(scratch) / "cache"
             with unfinished.open("wb") as file:
@@ -56,6 +58,23 @@ def write_cache(path: Path, copy: PromptCopy, copies: PromptCopies, conditions: 
             unfinished.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: the cache cannot be written there: {error.strerror}; name another file") from error
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that what has a path's name, if anything has, is a saved cache or an empty file.
+
+    Raises:
+        ConfigError: it is another file, which a slip must not replace, or none that could be replaced.
+        OSError: it cannot be read.
+    """
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"{path}: is no regular file; cache.save writes one")
+    with path.open("rb") as file:
+        front = file.read(8 + len(FRONT))
+    if front and front[8:] != FRONT:
+        raise ConfigError(f"{path}: is there, and is no saved cache, so that it is left alone; name another file")
 
 
 def header_of(parts: Layout, shape: CopyShape, conditions: Mapping[str, str]) -> bytes:

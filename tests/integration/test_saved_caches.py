@@ -259,9 +259,15 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
                 engine.save_cache(PROMPT, saved)
         assert [path.name for path in saved.parent.iterdir()] == [saved.name]
         assert saved.read_bytes() == before
-        for place in (saved.parent, saved.parent / "no" / "such", saved / "under"):
-            with pytest.raises(ConfigError, match="cannot be written there"):
+        model = tiny_model("llama3").folder / "model.safetensors"
+        weights = model.read_bytes()
+        for place in (saved.parent, saved.parent / "no" / "such", saved / "under", model, Path("/dev/null")):
+            with pytest.raises(
+                ConfigError, match=r"cannot be written there|no regular file|no saved cache, so that it is"
+            ):
                 engine.save_cache(PROMPT, place)
+        assert model.read_bytes() == weights
+        saved.write_bytes(before[:1000])  # a damaged one may be replaced
         engine.save_cache(PROMPT[:40], saved)
         assert engine.load_cache(saved) == 32
 

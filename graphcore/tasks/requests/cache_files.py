@@ -1,10 +1,12 @@
 """The settings cache.load and cache.save: a prompt's part of the KV cache, read before a run's answers and written."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import user_path
+from graphcore.engine.cache_file import check_replaceable
 from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_pieces import common
 from graphcore.errors import ConfigError
@@ -23,16 +25,18 @@ def check_cache_files(settings: Settings) -> None:
         raise ConfigError(
             f"cache.{given} is for graphcore's own architectures; leave it out with model.fallback=transformers"
         )
-    if asked.load is not None:
-        path = user_path(asked.load, "cache.load=")
-        if not path.is_file():
-            what = "is no file" if path.exists() else "no such file"
-            raise ConfigError(f"cache.load={path}: {what}; name one that cache.save wrote, or leave it out")
-    if asked.save is not None:
-        path = user_path(asked.save, "cache.save=")
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            what = "is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
-            raise ConfigError(f"cache.save={path}: {what}; name a file in a folder that is there")
+    with suppress(OSError):  # reported by the code that reads or writes
+        if asked.load is not None:
+            path = user_path(asked.load, "cache.load=")
+            if not path.is_file():
+                what = "is no file" if path.exists() else "no such file"
+                raise ConfigError(f"cache.load={path}: {what}; name one that cache.save wrote, or leave it out")
+        if asked.save is not None:
+            path = user_path(asked.save, "cache.save=")
+            folder = path.absolute().parent
+            if not folder.is_dir():
+                raise ConfigError(f"cache.save={path}: there is no folder {folder}; name a file in one that is there")
+            check_replaceable(path)
 
 
 def load_cache_file(context: Context, engine: Engine) -> int | None:
