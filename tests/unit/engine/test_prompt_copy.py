@@ -1,0 +1,115 @@
+"""Copies of beginnings of prompts: only what has a prompt's bits and is there whole, and all of it comes back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_prefixes import CHUNK, CONTEXT, MODELS, PAGE, SNAPSHOTS, Caches, words
+
+from graphcore.engine.prompt_copy import CopyShape, PromptCopies
+from graphcore.engine.prompt_pieces import Chunks
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def copies_of(caches: Caches) -> PromptCopies:
+    return PromptCopies(caches.pages, caches.tree, Chunks(CHUNK, 1), CONTEXT)
+
+
+@pytest.mark.parametrize("length", [2 * CHUNK, 3 * CHUNK])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_serves_prompts_of_other_caches_and_takes_no_page_for_itself(name: str, length: int) -> None:
+    saved, loaded = Caches(name), Caches(name)
+    for end in range(CHUNK, length + 1, CHUNK):
+        saved.keep(words(end), 100.0)
+    copy = copies_of(saved).copy_out(words(length))
+    assert copy is not None
+    assert len(copy.shape.positions) == (SNAPSHOTS if name == "states" else 0)
+    assert copies_of(loaded).is_possible(copy.shape)
+    assert copies_of(loaded).copy_in(copy)
+    assert copies_of(loaded).copy_in(copy)  # again: what is there stays
+    loaded.check_counts()
+    found = loaded.tree.find([*words(length), 9], takes_answers=False)
+    assert (found.length, found.is_prompt) == (length, True)
+    assert loaded.tree.give(0, found)
+    for of_layer in loaded.holds(0, length):
+        first = length - len(of_layer)
+        assert of_layer in ([100.0 + at for at in range(first, length)], [100.0 + length])
+    loaded.pages.free(0)
+    assert loaded.is_all_free()
+
+
+def test_a_copy_that_finds_no_room_leaves_nothing() -> None:
+    saved, full = Caches(), Caches(tokens=CONTEXT)
+    saved.keep(words(24), 100.0)
+    copy = copies_of(saved).copy_out(words(24))
+    assert copy is not None
+    assert full.write(0, 0, 48, 200.0)
+    assert not copies_of(full).copy_in(copy)
+    full.check_counts()
+    assert not full.tree.path(words(24))
+
+
+@pytest.mark.parametrize("name", ["full", "states"])
+def test_what_an_answer_has_made_is_not_copied(name: str) -> None:
+    caches = Caches(name)
+    caches.keep(words(16), 100.0, is_prompt=False)
+    assert copies_of(caches).copy_out(words(16)) is None
+    caches.keep(words(16), 200.0)
+    assert copies_of(caches).copy_out(words(16)) is not None
+
+
+def test_states_of_an_answer_are_not_copied_beside_pages_of_a_prompt() -> None:
+    caches = Caches("states")
+    assert caches.write(0, 0, 16, 100.0)
+    caches.tree.keep(0, words(16), is_prompt=True, has_states=False)
+    caches.tree.keep(0, words(16), is_prompt=False, has_states=True)
+    assert all(node.is_prompt for node in caches.tree.path(words(16)))
+    assert copies_of(caches).copy_out(words(16)) is None
+
+
+@pytest.mark.parametrize("name", ["ring", "both", "full"])
+def test_what_has_lost_a_page_that_is_needed_is_not_copied(name: str) -> None:
+    caches = Caches(name)
+    caches.keep(words(24), 100.0)
+    path, tables = caches.tree.path(words(24)), caches.pages.tables
+    ring = next((index for index, table in enumerate(tables) if table.is_ring), 0)
+    last = tables[ring].first_seen(24) if tables[ring].is_ring else 0
+    page = path[last].pages[ring]
+    assert page is not None
+    assert copies_of(caches).copy_out(words(24)) is not None
+    caches.tree._drop(ring, page)
+    path[last].pages[ring] = None
+    assert copies_of(caches).copy_out(words(24)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("full", CopyShape(0, (0,), ())),
+        ("full", CopyShape(CONTEXT + 1, (0,), ())),
+        ("full", CopyShape(8, (), ())),
+        ("full", CopyShape(8, (1,), ())),
+        ("full", CopyShape(8, (-1,), ())),
+        ("full", CopyShape(8, (0,), (8,))),
+        ("ring", CopyShape(CONTEXT, (0,), ())),
+        ("states", CopyShape(16, (0,), ())),
+        ("states", CopyShape(16, (0,), (8,))),
+        ("states", CopyShape(16, (0,), (16, 8))),
+        ("states", CopyShape(16, (0,), (8, 8, 16))),
+        ("states", CopyShape(16, (0,), (4, 16))),
+        ("states", CopyShape(16, (0,), (-8, 16))),
+        ("states", CopyShape(12, (0,), (8, 12))),
+    ],
+)
+def test_a_shape_that_no_copy_has_is_impossible(name: str, shape: Any) -> None:
+    copies = copies_of(Caches(name))
+    assert not copies.is_possible(shape)
+    first = CONTEXT // PAGE - copies._pages.tables[0].reach
+    usual = {"full": (16, 0, ()), "ring": (CONTEXT, first, ()), "states": (16, 0, (8, 16))}[name]
+    assert copies.is_possible(CopyShape(usual[0], (usual[1],), usual[2]))
