@@ -15,11 +15,8 @@ from torch import Tensor
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.config.user_path import user_path
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.cache_conditions import conditions_of
-from graphcore.engine.cache_file import read_cache, write_cache
-from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides, token_row
+from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
 from graphcore.engine.choices import describe_choices
 from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
@@ -29,22 +26,20 @@ from graphcore.engine.load_model import LoadedModel, load_model
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
 from graphcore.engine.passes import ContinuousPasses, Passes
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.prompt_copy import PromptCopies
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scheduler import Scheduler
 from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
 from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.engine.waves import WavePasses
-from graphcore.errors import BusyError, ConfigError
+from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
-
-SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they are saved
 
 
 class Engine:
@@ -276,20 +271,13 @@ class Engine:
             TokenizerError: as for `submit`.
             BusyError: the pages are needed for other requests, the queue is full, or the call is inside `on_progress`.
         """
-        path, copies = user_path(str(file), "save_cache: "), self._prompt_copies("save_cache")
+        caches = self._saved_caches("save_cache")
         ids = self._requests.one("save_cache", prompt)[0].request.prompt_ids
-        length = copies.length(len(ids))
-        conditions = conditions_of(self.loaded, own_runner_of(self.runner), self._on_progress)
-        for _ in range(SAVE_ATTEMPTS):
+
+        def run() -> None:
             self._submit("save_cache", self._requests.one("save_cache", ids, max_new_tokens=1)).result()
-            copy = self._scheduler.run_alone("save_cache", lambda: copies.copy_out(ids), lends=False)
-            if copy is not None:
-                write_cache(path, copy, copies, conditions)
-                return length
-        raise BusyError(
-            f"the cache's pages were needed for other requests before {length} tokens were saved; save them while "
-            "fewer run, or set more batching.cache_tokens"
-        )
+
+        return caches.save(ids, file, run)
 
     def load_cache(self, file: str | Path) -> int:
         """Read a file of `save_cache` into the KV cache; prompts that begin alike go on from there, to the bit.
@@ -302,19 +290,13 @@ class Engine:
                 message says which one differs. Or the engine is closed.
             BusyError: running requests have the pages, or the call is inside `on_progress` or a mask.
         """
-        path, copies = user_path(str(file), "load_cache: "), self._prompt_copies("load_cache")
-        copies.check_snapshots()
-        copy = read_cache(path, copies, conditions_of(self.loaded, own_runner_of(self.runner), self._on_progress))
-        ids = token_row(copy.ids, self.config.vocab_size)
-        if not self._scheduler.run_alone("load_cache", lambda: copies.copy_in(copy), lends=False):
-            raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
-        return len(ids)
+        return self._saved_caches("load_cache").load(file)
 
-    def _prompt_copies(self, name: str) -> PromptCopies:
+    def _saved_caches(self, name: str) -> SavedCaches:
         self._scheduler.check_open()
         if not isinstance(self._passes, ContinuousPasses):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return self._passes.copies
+        return SavedCaches(name, self.loaded, self._passes.copies, self._scheduler, self._on_progress)
 
     def _new_scheduler(self) -> Scheduler:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
@@ -482,12 +464,6 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def own_runner_of(runner: ModelRunner) -> ProgramRunner:
-    """Return a runner of graphcore's own programs."""
-    assert isinstance(runner, ProgramRunner), "sequences run in passes"
-    return runner
-
-
 def passes_of(runner: ModelRunner, folder: Path) -> Passes:
     """Return the way in which a runner's sequences run together.
 
@@ -496,7 +472,7 @@ def passes_of(runner: ModelRunner, folder: Path) -> Passes:
     """
     if isinstance(runner, WaveRunner):
         return WavePasses(runner)
-    runner = own_runner_of(runner)
+    assert isinstance(runner, ProgramRunner), "sequences run in passes"
     decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
     return ContinuousPasses(runner, decoding, SequencePlaces.of(runner, folder))
 

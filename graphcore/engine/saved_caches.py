@@ -1,0 +1,65 @@
+"""Saves what an engine's caches hold of a prompt to a file, and loads such files between its passes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from graphcore.config.user_path import user_path
+from graphcore.engine.cache_conditions import conditions_of
+from graphcore.engine.cache_file import read_cache, write_cache
+from graphcore.engine.checked_arguments import token_row
+from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_copy import PromptCopies
+from graphcore.engine.scheduler import Scheduler
+from graphcore.errors import BusyError
+from graphcore.progress import Progress
+
+SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they are saved
+
+
+class SavedCaches:
+    """Files of an engine's caches; what can go wrong is said in `Engine.save_cache` and `Engine.load_cache`.
+
+    Args:
+        name: the call that messages name.
+    """
+
+    def __init__(
+        self, name: str, loaded: LoadedModel, copies: PromptCopies, scheduler: Scheduler, on_progress: Progress
+    ) -> None:
+        self._name, self._loaded, self._copies, self._scheduler = name, loaded, copies, scheduler
+        self._on_progress = on_progress
+
+    def save(self, ids: Sequence[int], file: str | Path, run: Callable[[], object]) -> int:
+        """Write what the caches hold of a prompt to a file; return how many of its tokens that is.
+
+        Args:
+            run: runs the prompt as a request, so that the caches hold it.
+        """
+        path, copies = user_path(str(file), f"{self._name}: "), self._copies
+        length, conditions = copies.length(len(ids)), self._conditions()
+        for _ in range(SAVE_ATTEMPTS):
+            run()
+            copy = self._scheduler.run_alone(self._name, lambda: copies.copy_out(ids), lends=False)
+            if copy is not None:
+                write_cache(path, copy, copies, conditions)
+                return length
+        raise BusyError(
+            f"the cache's pages were needed for other requests before {length} tokens were saved; save them while "
+            "fewer run, or set more batching.cache_tokens"
+        )
+
+    def load(self, file: str | Path) -> int:
+        """Read a file into the caches; return how many tokens it holds."""
+        path, copies = user_path(str(file), f"{self._name}: "), self._copies
+        copies.check_snapshots()
+        copy = read_cache(path, copies, self._conditions())
+        ids = token_row(copy.ids, self._loaded.config.vocab_size)
+        if not self._scheduler.run_alone(self._name, lambda: copies.copy_in(copy), lends=False):
+            raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
+        return len(ids)
+
+    def _conditions(self) -> dict[str, str]:
+        runner = self._loaded.runner
+        assert isinstance(runner, ProgramRunner), "sequences with pages run in passes"
+        return conditions_of(self._loaded, runner, self._on_progress)
