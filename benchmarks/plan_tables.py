@@ -17,7 +17,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
-from graphcore.nn.cache_sizes import cache_nbytes
+from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
@@ -73,13 +73,13 @@ class Case:
     grouped: WeightSizes
 
     def kv_nbytes(self, context: int) -> int:
-        return cache_nbytes(self.model.spec, 1, context, torch.bfloat16)
+        return cache_nbytes(self.model.spec, CacheSizes(1, context, torch.bfloat16))
 
     def costs(self) -> Costs:
         """Return what a GPU holds besides weights."""
         spec = self.model.spec
         return Costs(
-            lambda context: allocated_cache_nbytes(spec, 1, context, torch.bfloat16),
+            lambda context: allocated_cache_nbytes(spec, CacheSizes(1, context, torch.bfloat16)),
             workspace_nbytes(spec, 1, 512, torch.bfloat16),
             overhead_nbytes=self.overhead_nbytes,
         )

@@ -37,6 +37,7 @@ from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.library import find_library
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import allocate_cache
 from graphcore.weights.packed_weights import PackingPolicy
 
@@ -196,7 +197,7 @@ def builder_of(name: str, device: torch.device, library: Path | None) -> GraphBu
     for module in decoder.modules():
         for key, buffer in module.named_buffers(recurse=False):
             module.register_buffer(key, torch.empty_like(buffer, device=device))
-    caches = allocate_cache(model.spec, 1, CONTEXT, DTYPE, device)
+    caches = allocate_cache(model.spec, CacheSizes(1, CONTEXT, DTYPE), device)
     return GraphBuilder(decoder, "compiled", [range(layers)], caches, CONTEXT, device)
 
 

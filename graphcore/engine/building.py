@@ -102,9 +102,7 @@ def _builder(
 
 def _caches(spec: ModelSpec, choices: Choices, is_streaming: bool) -> tuple[LayerCache, ...]:
     """Return the caches of all layers; memory that a plan has promised is taken now."""
-    sizes = choices.batch_size, choices.context, choices.kv_dtype, choices.device, choices.prefill_chunk
-    shared = choices.shared_tokens(choices.context)
-    caches = allocate_cache(spec, *sizes, tokens=shared, snapshots=choices.snapshots)
+    caches = allocate_cache(spec, choices.cache_sizes(choices.context), choices.device)
     if is_streaming:
         for tensor in (tensor for cache in caches for tensor in cache.tensors):
             tensor.zero_()  # the system provides memory at the first write

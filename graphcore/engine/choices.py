@@ -14,6 +14,7 @@ from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.cache_codes import KVTypes
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.tier import Tier
@@ -53,10 +54,11 @@ class Choices:
     cache_tokens: int | None = None
     snapshots: int = 0
 
-    def shared_tokens(self, context: int) -> int:
-        """Return the tokens of KV cache that all sequences share, for a context of one."""
-        usual = max(context, self.batch_size * min(context, DEFAULT_CONTEXT))
-        return self.cache_tokens or usual
+    def cache_sizes(self, context: int) -> CacheSizes:
+        """Return what the caches hold for sequences of at most `context` tokens."""
+        shared = self.cache_tokens or max(context, self.batch_size * min(context, DEFAULT_CONTEXT))
+        kept = context, self.kv_dtype, self.prefill_chunk
+        return CacheSizes(self.batch_size, *kept, tokens=shared, snapshots=self.snapshots)
 
     def within(self, plan: Plan, tier: Tier) -> "Choices":
         """Return the choices with the plan's context, which may be smaller, and with the plan's notes."""

@@ -116,15 +116,7 @@ def costs_of(settings: Settings, model: Model, parts: PreparedModel, tier: Tier)
     cached = allocated_cache_nbytes if is_gpu else cache_nbytes
     waiting, more = (further_nbytes(settings, spec, choices.prefill_chunk, moves) for moves in (False, True))
     return Costs(
-        kv_nbytes=lambda context: cached(
-            spec,
-            batch,
-            context,
-            choices.kv_dtype,
-            choices.prefill_chunk,
-            tokens=choices.shared_tokens(context),
-            snapshots=choices.snapshots,
-        ),
+        kv_nbytes=lambda context: cached(spec, choices.cache_sizes(context)),
         workspace_nbytes=waiting
         + workspace_nbytes(spec, batch, choices.prefill_chunk, choices.dtype, is_eager=choices.prefill == "eager"),
         moving_nbytes=more - waiting,

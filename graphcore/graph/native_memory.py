@@ -13,6 +13,7 @@ import torch
 from graphcore.graph.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
 from graphcore.kernels.cache_codes import KVTypes
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 
@@ -58,8 +59,8 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
     spec = decoder.spec
     tables = decoder.rope_tables(1, CPU)
     with META:
-        kept = sizes.kv_dtype, META, sizes.chunk
-        caches = allocate_cache(spec, sizes.sequences, context, *kept, tokens=context)  # their size does not matter
+        kept = CacheSizes(sizes.sequences, context, sizes.kv_dtype, sizes.chunk, tokens=context)  # any size will do
+        caches = allocate_cache(spec, kept, META)
         recorder = Recorder(
             decoder,
             [range(len(spec.blocks))],

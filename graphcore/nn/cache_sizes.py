@@ -5,6 +5,7 @@ how pages are found.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -15,6 +16,31 @@ from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 PAGE = 64  # positions of a page; short contexts have smaller ones
 TABLE_DTYPE = torch.int32
 STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up over a sequence's tokens
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """What the caches of a model are to hold.
+
+    Attributes:
+        batch: sequences.
+        context: most tokens of a sequence.
+        dtype: what keys and values are kept as.
+        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+        together: most tokens of a sequence in one decode step.
+        page: positions of a page; 0 for those of `page_size`.
+        tokens: positions of all sequences together; 0 for all pages that they could have.
+        snapshots: recurrent states beside those of the sequences.
+    """
+
+    batch: int
+    context: int
+    dtype: Kept
+    chunk: int = 0
+    together: int = 1
+    page: int = 0
+    tokens: int = 0
+    snapshots: int = 0
 
 
 def page_size(context: int) -> int:
@@ -46,19 +72,11 @@ def buffer_shapes(
     return keys, keys
 
 
-def own_buffers(
-    spec: ModelSpec, context: int, chunk: int, together: int = 1, page: int = 0
-) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's.
-
-    Args:
-        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
-        together: most tokens of a sequence in one decode step.
-        page: positions of a page; 0 for those of `page_size`.
-    """
-    passed = max(chunk or context, together)
+def own_buffers(spec: ModelSpec, sizes: CacheSizes) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's."""
+    passed = max(sizes.chunk or sizes.context, sizes.together)
     layers = sorted(set(spec.cache_layers))
-    return {layer: buffer_shapes(spec.blocks[layer].attention, context, passed, page) for layer in layers}
+    return {layer: buffer_shapes(spec.blocks[layer].attention, sizes.context, passed, sizes.page) for layer in layers}
 
 
 def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[int, int]:
@@ -72,73 +90,46 @@ def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], 
     return windows
 
 
-def pool_pages(reach: int, window: int, page: int, batch: int, context: int, tokens: int) -> int:
+def pool_pages(reach: int, window: int, page: int, sizes: CacheSizes) -> int:
     """Return the pages of a pool, the one that is nobody's included.
 
     Args:
         reach: pages that one sequence may have.
         window: the layers' window, 0 for none.
-        tokens: positions of all sequences together; 0 for all pages that they could have.
+        page: positions of a page.
     """
-    if not tokens:
-        return 1 + batch * reach
-    whole, rest = divmod(tokens, context)
-    pages = whole * -(-context // page) + -(-rest // page)
+    if not sizes.tokens:
+        return 1 + sizes.batch * reach
+    whole, rest = divmod(sizes.tokens, sizes.context)
+    pages = whole * -(-sizes.context // page) + -(-rest // page)
     if window:  # between passes a ring has its window's pages; one prompt at a time has those of a chunk, too
-        pages = min(pages, (batch - 1) * min(touched_pages(window, page), reach) + reach)
+        pages = min(pages, (sizes.batch - 1) * min(touched_pages(window, page), reach) + reach)
     return 1 + pages
 
 
-def buffers_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> tuple[int, ...]:
-    """Return the bytes of each buffer of all layers, and of each table of pages.
-
-    Args:
-        dtype: what keys and values are kept as.
-        chunk, together, page: the same as in `own_buffers`.
-        tokens: positions of all sequences together; 0 for all pages that they could have.
-        snapshots: states beside those of the sequences.
-    """
-    own = own_buffers(spec, context, chunk, together, page)
+def buffers_nbytes(spec: ModelSpec, sizes: CacheSizes) -> tuple[int, ...]:
+    """Return the bytes of each buffer of all layers, and of each table of pages."""
+    own = own_buffers(spec, sizes)
     windows = windows_of_tables(spec, own)
 
     def rows(layer: int, keys: tuple[int, ...]) -> int:
         if isinstance(spec.blocks[layer].attention, DeltaSpec):
-            return batch + snapshots
-        return pool_pages(keys[0], windows[keys[0]], keys[2], batch, context, tokens)
+            return sizes.batch + sizes.snapshots
+        return pool_pages(keys[0], windows[keys[0]], keys[2], sizes)
 
     buffers = (
         rows(layer, own_shapes[0])
         * prod(shape[1:] if isinstance(spec.blocks[layer].attention, AttentionSpec) else shape)
         * kind.itemsize
         for layer, own_shapes in own.items()
-        for shape, kind in stored_shapes(spec.blocks[layer].attention, own_shapes, dtype)
+        for shape, kind in stored_shapes(spec.blocks[layer].attention, own_shapes, sizes.dtype)
     )
-    return *buffers, *(batch * pages * TABLE_DTYPE.itemsize for pages in windows)
+    return *buffers, *(sizes.batch * pages * TABLE_DTYPE.itemsize for pages in windows)
 
 
-def cache_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> int:
-    """Return the bytes of all layers' buffers and tables; the arguments are those of `buffers_nbytes`."""
-    return sum(buffers_nbytes(spec, batch, context, dtype, chunk, together, page, tokens, snapshots))
+def cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
+    """Return the bytes of all layers' buffers and tables."""
+    return sum(buffers_nbytes(spec, sizes))
 
 
 def stored_shapes(

@@ -31,8 +31,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import Kept
-from graphcore.nn.cache_sizes import TABLE_DTYPE, own_buffers, pool_pages, stored_shapes, windows_of_tables
+from graphcore.nn.cache_sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 
@@ -131,40 +130,25 @@ class DeltaCache(LayerCache):
             tensor[row].copy_(state)
 
 
-def allocate_cache(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    device: torch.device,
-    chunk: int = 0,
-    together: int = 1,
-    page: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> tuple[LayerCache, ...]:
+def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
-    Sequences have pages of their own, one after another, unless `tokens` says that they share.
-
-    Args:
-        dtype: what keys and values are kept as.
-        chunk, together, page, tokens, snapshots: the same as in `buffers_nbytes`.
+    Sequences have pages of their own, one after another, unless `sizes.tokens` says that they share.
     """
-    own = own_buffers(spec, context, chunk, together, page)
+    own = own_buffers(spec, sizes)
     windows = windows_of_tables(spec, own)
+    batch = sizes.batch
     tables: dict[int, Tensor] = {}
 
     def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
-        stored = stored_shapes(layer, shapes, dtype)
+        stored = stored_shapes(layer, shapes, sizes.dtype)
         if isinstance(layer, DeltaSpec):
-            return DeltaCache(
-                *(torch.zeros(batch + snapshots, *shape, dtype=kind, device=device) for shape, kind in stored)
-            )
-        reach, _, size, _ = shapes[0]
-        pages = pool_pages(reach, windows[reach], size, batch, context, tokens)
+            rows = batch + sizes.snapshots
+            return DeltaCache(*(torch.zeros(rows, *shape, dtype=kind, device=device) for shape, kind in stored))
+        reach, _, page, _ = shapes[0]
+        pages = pool_pages(reach, windows[reach], page, sizes)
         if reach not in tables:
-            tables[reach] = first_pages(batch, reach, not tokens, device)
+            tables[reach] = first_pages(batch, reach, not sizes.tokens, device)
         k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 

@@ -5,6 +5,7 @@ Tiny contexts fit in one page, whose positions lie one after another: the contig
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.engine import building
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache
+from graphcore.nn.spec import ModelSpec
 
 CONTEXT, CHUNK, BATCH = 64, 16, 3
 PAGE = 4
@@ -41,8 +44,8 @@ def engine_with_pages(
 ) -> Iterator[Engine]:
     """Yield an engine whose sequences have pages of that size, in random order unless there is one for each."""
 
-    def allocate(*sizes: object, **named: object) -> tuple[LayerCache, ...]:
-        return allocate_cache(*sizes, **named, page=page)  # type: ignore[arg-type]
+    def allocate(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
+        return allocate_cache(spec, replace(sizes, page=page), device)
 
     sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
     with monkeypatch.context() as patch:

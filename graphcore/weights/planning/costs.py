@@ -27,10 +27,9 @@ from math import prod
 import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.kernels.cache_codes import Kept
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
-from graphcore.nn.cache_sizes import buffers_nbytes
+from graphcore.nn.cache_sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec, DeltaSpec, ModelSpec, MoESpec
@@ -108,22 +107,9 @@ def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     return max((linear.outputs * linear.inputs * dtype.itemsize for linear in packed), default=0)
 
 
-def allocated_cache_nbytes(
-    spec: ModelSpec,
-    batch: int,
-    context: int,
-    dtype: Kept,
-    chunk: int = 0,
-    tokens: int = 0,
-    snapshots: int = 0,
-) -> int:
-    """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors.
-
-    Args:
-        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
-        tokens, snapshots: the same as in `buffers_nbytes`.
-    """
-    return segments_nbytes(buffers_nbytes(spec, batch, context, dtype, chunk, tokens=tokens, snapshots=snapshots))
+def allocated_cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
+    """Return the bytes of the caches of all layers, in segments of torch's allocator; each cache is two tensors."""
+    return segments_nbytes(buffers_nbytes(spec, sizes))
 
 
 def segments_nbytes(sizes: Sequence[int]) -> int:

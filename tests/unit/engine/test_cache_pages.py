@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graphcore.engine.cache_pages import CachePages
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import DeltaCache, LayerCache, allocate_cache
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -21,8 +22,8 @@ PAGE, CONTEXT, ROWS, SNAPSHOTS, CHUNK = 4, 32, 3, 2, 8
 def caches_of(name: str, tokens: int = 2 * CONTEXT, dtype: str = "") -> tuple[CachePages, tuple[LayerCache, ...]]:
     blocks = tuple(BlockSpec(8, NORM, attention, MLPSpec(8, "silu")) for attention in MODELS[name])
     spec = ModelSpec(8, 10, blocks, NORM, CONTEXT)
-    sizes = {"chunk": CHUNK, "page": PAGE, "tokens": tokens, "snapshots": SNAPSHOTS}
-    caches = allocate_cache(spec, ROWS, CONTEXT, dtype or torch.float32, torch.device("cpu"), **sizes)  # type: ignore[arg-type]
+    sizes = CacheSizes(ROWS, CONTEXT, dtype or torch.float32, CHUNK, page=PAGE, tokens=tokens, snapshots=SNAPSHOTS)
+    caches = allocate_cache(spec, sizes, torch.device("cpu"))
     return CachePages(spec, caches), caches
 
 

@@ -10,6 +10,7 @@ import torch
 from graphcore.engine.cache_pages import CachePages
 from graphcore.engine.prefixes import Prefixes
 from graphcore.engine.prompt_pieces import Chunks
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import DeltaCache, KVCache, allocate_cache
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -32,8 +33,8 @@ class Caches:
     def __init__(self, name: str = "full", tokens: int = 4 * CONTEXT, alike: int = 1, context: int = CONTEXT) -> None:
         blocks = tuple(BlockSpec(8, NORM, attention, MLPSpec(8, "silu")) for attention in MODELS[name])
         spec = ModelSpec(8, 10, blocks, NORM, context)
-        sizes = {"chunk": CHUNK, "page": PAGE, "tokens": tokens, "snapshots": SNAPSHOTS}
-        self.caches = allocate_cache(spec, ROWS, context, torch.float32, torch.device("cpu"), **sizes)  # type: ignore[arg-type]
+        sizes = CacheSizes(ROWS, context, torch.float32, CHUNK, page=PAGE, tokens=tokens, snapshots=SNAPSHOTS)
+        self.caches = allocate_cache(spec, sizes, torch.device("cpu"))
         self.pages = CachePages(spec, self.caches)
         snapshots = self.pages.snapshot_rows(ROWS) if self.pages.has_states else range(0)
         self.tree = Prefixes(self.pages, Chunks(CHUNK, alike), snapshots)

@@ -31,6 +31,7 @@ from graphcore.graph.native_decode import native_obstacle
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.native_program import NativeProgram
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.spec import (
@@ -52,7 +53,7 @@ def builder_of(
     spec: ModelSpec, kind: str, kv_dtype: torch.dtype = torch.float32, decoder: Decoder | None = None
 ) -> GraphBuilder:
     """Return a builder for one sequence over fresh caches; equal specs get equal weights."""
-    caches = allocate_cache(spec, 1, CONTEXT, kv_dtype, CPU)
+    caches = allocate_cache(spec, CacheSizes(1, CONTEXT, kv_dtype), CPU)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
     library = Path(native_kernels()) if kind == "captured" else None
     return GraphBuilder(decoder or filled_decoder(spec), kind, groups, caches, CONTEXT, CPU, library=library)

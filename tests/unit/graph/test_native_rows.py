@@ -25,6 +25,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 
@@ -44,9 +45,9 @@ class Row:
 
 
 def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes: int) -> GraphBuilder:
-    """Return a builder over fresh caches in small pages. Args: sizes: the last arguments of `allocate_cache`."""
+    """Return a builder over fresh caches in small pages. Args: sizes: fields of `CacheSizes`."""
     spec = decoder.spec
-    caches = allocate_cache(spec, SEQUENCES, CONTEXT, kv_dtype, CPU, **{"page": PAGE, **sizes})
+    caches = allocate_cache(spec, CacheSizes(SEQUENCES, CONTEXT, kv_dtype, **{"page": PAGE, **sizes}), CPU)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
     return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, library=Path(native_kernels()))
 

@@ -25,6 +25,7 @@ from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import KVCache, allocate_cache
 from graphcore.nn.spec import ModelSpec, PerLayerSpec
 
@@ -128,7 +129,7 @@ def test_every_family_runs_tokens_of_one_sequence_together(
         builder = engine.runner.builder
         kv_dtype = torch.bfloat16 if overrides else torch.float32
         spec = builder.decoder.spec
-        builder.caches = allocate_cache(spec, SEQUENCES, builder.context, kv_dtype, CPU, 1, MOST_ROWS, PAGE)
+        builder.caches = allocate_cache(spec, CacheSizes(SEQUENCES, builder.context, kv_dtype, 1, MOST_ROWS, PAGE), CPU)
         with torch.inference_mode():
             assert_runs_agree(builder, vocab=engine.runner.sizes.vocab)
 

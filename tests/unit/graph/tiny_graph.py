@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.rope_spec import RopeSpec
@@ -49,7 +50,7 @@ def builder_of(
 ) -> GraphBuilder:
     """Return a builder over fresh caches. Args: names: gets what is compiled."""
     layers = len(spec.blocks)
-    caches = allocate_cache(spec, batch, CONTEXT, torch.float32, CPU)
+    caches = allocate_cache(spec, CacheSizes(batch, CONTEXT, torch.float32), CPU)
     return GraphBuilder(
         filled_decoder(spec),
         kind,

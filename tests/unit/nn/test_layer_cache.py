@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphcore.nn.cache_sizes import buffer_shapes, cache_nbytes, page_size, touched_pages
+from graphcore.nn.cache_sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
 from graphcore.nn.layer_cache import LayerCache, allocate_cache, tokens_together
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -49,7 +49,7 @@ def test_short_contexts_have_small_pages(context: int, page: int) -> None:
 
 
 def test_each_layer_has_zeroed_buffers_of_its_own_shape() -> None:
-    caches = allocate_cache(model(FULL, SLIDING), 3, 64, torch.bfloat16, torch.device("cpu"), chunk=1)
+    caches = allocate_cache(model(FULL, SLIDING), CacheSizes(3, 64, torch.bfloat16, chunk=1), torch.device("cpu"))
     assert [cache.k.shape for cache in caches] == [(1 + 3 * 4, 2, 16, 8), (1 + 3 * 2, 1, 16, 16)]
     assert [cache.v.shape for cache in caches] == [cache.k.shape for cache in caches]
     tensors = [tensor for cache in caches for tensor in (cache.k, cache.v)]
@@ -59,63 +59,66 @@ def test_each_layer_has_zeroed_buffers_of_its_own_shape() -> None:
 
 def test_longer_caches_lie_in_pages_of_one_size() -> None:
     wide = replace(SLIDING, window=100)
-    caches = allocate_cache(model(FULL, wide, FULL), 3, 512, torch.float16, torch.device("cpu"), chunk=64)
+    caches = allocate_cache(model(FULL, wide, FULL), CacheSizes(3, 512, torch.float16, chunk=64), torch.device("cpu"))
     assert [cache.k.shape for cache in caches] == [(1 + 3 * 8, 2, 64, 8), (1 + 3 * 4, 1, 64, 16), (25, 2, 64, 8)]
     assert [cache.slots for cache in caches] == [512, 256, 512]
     assert caches[0].table is caches[2].table
     for cache in caches:  # page 0 is nobody's
         assert sorted(cache.table.flatten().tolist()) == list(range(1, len(cache.k)))
-    small = allocate_cache(model(FULL, wide), 3, 200, torch.float16, torch.device("cpu"), page=16, chunk=16)
+    small = allocate_cache(model(FULL, wide), CacheSizes(3, 200, torch.float16, page=16, chunk=16), torch.device("cpu"))
     assert [cache.k.shape[2] for cache in small] == [16, 16]
     assert [cache.table.shape for cache in small] == [(3, 13), (3, 9)]
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(192, 12), (64, 4), (65, 5), (100, 7), (200, 13), (10, 1)])
 def test_a_pool_has_pages_for_the_tokens_that_all_sequences_share(tokens: int, pages: int) -> None:
-    sizes = {"chunk": 4, "tokens": tokens}
-    full, ring = allocate_cache(model(FULL, SLIDING), 3, 64, torch.float16, torch.device("cpu"), **sizes)  # type: ignore[arg-type]
+    sizes = CacheSizes(3, 64, torch.float16, chunk=4, tokens=tokens)
+    full, ring = allocate_cache(model(FULL, SLIDING), sizes, torch.device("cpu"))
     assert len(full.k) == 1 + pages
     assert len(ring.k) == 1 + min(pages, 3 * 2)
     assert not full.table.any()
     assert not ring.table.any()  # sequences get pages while they run
-    assert cache_nbytes(model(FULL, SLIDING), 3, 64, torch.float16, **sizes) == nbytes_of([full, ring])
+    assert cache_nbytes(model(FULL, SLIDING), sizes) == nbytes_of([full, ring])
 
 
 def test_planned_bytes_are_the_allocated_bytes() -> None:
     spec = model(FULL, SLIDING, DELTA, SLIDING)
-    caches = allocate_cache(spec, 3, 64, torch.float16, torch.device("cpu"), chunk=1, snapshots=2)
+    sizes = CacheSizes(3, 64, torch.float16, chunk=1, snapshots=2)
+    caches = allocate_cache(spec, sizes, torch.device("cpu"))
     allocated = nbytes_of(caches)
     attention = 2 * (13 * 2 * 16 * 8 + 2 * 7 * 16 * 16) * 2 + 3 * (4 + 2) * 4  # two tables
     delta = 5 * (6 * 4 * 5 + (2 * 2 * 4 + 6 * 5) * 3) * 4
-    assert cache_nbytes(spec, 3, 64, torch.float16, chunk=1, snapshots=2) == allocated == attention + delta
+    assert cache_nbytes(spec, sizes) == allocated == attention + delta
 
 
 @pytest.mark.parametrize("page", [64, 16, 7])
 def test_planned_bytes_are_the_allocated_bytes_of_pages_and_tables(page: int) -> None:
-    spec, sizes = model(FULL, replace(SLIDING, window=100), DELTA, FULL), (3, 200, torch.bfloat16)
-    caches = allocate_cache(spec, *sizes, torch.device("cpu"), page=page)
-    assert cache_nbytes(spec, *sizes, page=page) == nbytes_of(caches)
+    spec = model(FULL, replace(SLIDING, window=100), DELTA, FULL)
+    sizes = CacheSizes(3, 200, torch.bfloat16, page=page)
+    caches = allocate_cache(spec, sizes, torch.device("cpu"))
+    assert cache_nbytes(spec, sizes) == nbytes_of(caches)
 
 
 @pytest.mark.parametrize(("together", "pages"), [(1, 3), (8, 3), (9, 4), (16, 4), (17, 5), (60, 8)])
 def test_a_ring_has_room_for_the_further_tokens_of_a_step(together: int, pages: int) -> None:
     """With pages of 8 positions; a window of 10 and one more token lie in three of them at most."""
-    spec, sizes = model(FULL, SLIDING, DELTA), (3, 64, torch.float16)
-    caches = allocate_cache(spec, *sizes, torch.device("cpu"), chunk=1, together=together, page=8)
+    spec = model(FULL, SLIDING, DELTA)
+    sizes = CacheSizes(3, 64, torch.float16, chunk=1, together=together, page=8)
+    caches = allocate_cache(spec, sizes, torch.device("cpu"))
     assert caches[1].table.shape == (3, pages)
     assert tokens_together(spec, caches, 64) >= together
     assert touched_pages(10 - 1 + tokens_together(spec, caches, 64), 8) == pages or pages == 8
-    assert cache_nbytes(spec, *sizes, chunk=1, together=together, page=8) == nbytes_of(caches)
+    assert cache_nbytes(spec, sizes) == nbytes_of(caches)
 
 
 def test_any_number_of_tokens_runs_together_where_no_position_wraps() -> None:
     for spec, context in ((model(FULL, DELTA), 64), (model(SLIDING), 10), (model(SLIDING), 6)):
-        caches = allocate_cache(spec, 1, context, torch.float32, torch.device("cpu"))
+        caches = allocate_cache(spec, CacheSizes(1, context, torch.float32), torch.device("cpu"))
         assert tokens_together(spec, caches, context) == context
 
 
 def test_rows_share_memory_with_the_whole() -> None:
-    (cache,) = allocate_cache(model(FULL), 3, 8, torch.float32, torch.device("cpu"))
+    (cache,) = allocate_cache(model(FULL), CacheSizes(3, 8, torch.float32), torch.device("cpu"))
     rows = cache.rows(2, 1)
     assert rows.table.tolist() == cache.table[1:].tolist()
     rows.k[rows.table[0]] = 7.0
@@ -124,6 +127,6 @@ def test_rows_share_memory_with_the_whole() -> None:
 
 
 def test_a_delta_layer_keeps_its_state_in_float32_whatever_the_context() -> None:
-    (cache,) = allocate_cache(model(DELTA), 3, 64, torch.float16, torch.device("cpu"))
+    (cache,) = allocate_cache(model(DELTA), CacheSizes(3, 64, torch.float16), torch.device("cpu"))
     assert [tensor.shape for tensor in cache.tensors] == [(3, 6, 4, 5), (3, 46, 3)]
     assert {tensor.dtype for tensor in cache.tensors} == {torch.float32}

@@ -18,6 +18,7 @@ from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.errors import ConfigError
 from graphcore.nn import rope_spec
 from graphcore.nn import spec as specs
+from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.rope_spec import (
@@ -194,7 +195,7 @@ def logits(spec: ModelSpec) -> Tensor:
     ids = torch.arange(TOKENS)[None]
     tables = decoder.rope_tables(TOKENS, CPU)
     x = decoder.embed_tokens(ids, span)
-    caches = allocate_cache(spec, 1, TOKENS, torch.float16, CPU)
+    caches = allocate_cache(spec, CacheSizes(1, TOKENS, torch.float16), CPU)
     make = decoder.embed_tokens.per_layer
     features = [()] * len(decoder.layers) if make is None else [(one,) for one in make(ids, x)]
     for layer, rope_index, cache, own in zip(decoder.layers, decoder.rope_index(), caches, features, strict=True):

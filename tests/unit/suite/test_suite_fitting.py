@@ -12,7 +12,7 @@ from suite.shapes import TRUE, model_overrides
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model
-from graphcore.nn.cache_sizes import PAGE, cache_nbytes, page_size
+from graphcore.nn.cache_sizes import PAGE, CacheSizes, cache_nbytes, page_size
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.planning.sizes import sizes_of
 
@@ -43,7 +43,7 @@ def test_bytes_are_the_planners_within_some_percent(model: str, format_name: str
     tokens = PAGE  # fewer than any window; the table has one page, in four bytes
     page = page_size(tokens)  # one is nobody's, and the table has 4 bytes for each of the others
     assert shape.kv * shape.layers * (tokens + page) + 4 * tokens // page == cache_nbytes(
-        opened.spec, 1, tokens, torch.bfloat16
+        opened.spec, CacheSizes(1, tokens, torch.bfloat16)
     )
 
 

@@ -10,7 +10,7 @@ from task_runs import RunTask
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.kernels.cache_codes import KVTypes
-from graphcore.nn.cache_sizes import cache_nbytes
+from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
 from graphcore.weights.planning.machine import RESERVE_NBYTES
 
 GIB = 1 << 30
@@ -67,7 +67,7 @@ def test_an_8b_shape_holds_128k_tokens_of_8_bit_keys_and_values_in_8_6_gib(tmp_p
     settings = compose_settings(["model=llama3_8b", "model.checkpoint='random:q4_k'"])
     spec = open_model(settings.model, 0, tmp_path, lambda *_: None).spec
     codes = 32 * 2 * 131072 * 8 * 128 // 32 * 34
-    nbytes = cache_nbytes(spec, 1, 131072, KVTypes("q8_0", "q8_0"))
+    nbytes = cache_nbytes(spec, CacheSizes(1, 131072, KVTypes("q8_0", "q8_0")))
     pages = 131072 // 64
     assert nbytes == codes + codes // pages + pages * 4 < 8.6 * GIB  # with a page to spare, and the table
 

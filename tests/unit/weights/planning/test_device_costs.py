@@ -10,7 +10,7 @@ import torch
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model, prepare_model
-from graphcore.nn.cache_sizes import cache_nbytes
+from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
 from graphcore.weights.planning.costs import (
     DELTA_NODES,
     LAYER_NODES,
@@ -79,8 +79,10 @@ def test_caches_count_as_they_are_allocated_rings_too(tmp_path: Path) -> None:
     )
     spec = model.spec
     for context in (512, 8192):
-        dense = cache_nbytes(spec, 1, context, torch.bfloat16, chunk=512)
-        assert dense <= allocated_cache_nbytes(spec, 1, context, torch.bfloat16, chunk=512) <= dense + 42 * MIB
+        dense = cache_nbytes(spec, CacheSizes(1, context, torch.bfloat16, chunk=512))
+        assert (
+            dense <= allocated_cache_nbytes(spec, CacheSizes(1, context, torch.bfloat16, chunk=512)) <= dense + 42 * MIB
+        )
 
 
 def test_an_eight_billion_llama_takes_some_hundred_megabytes(tmp_path: Path) -> None:
