@@ -22,7 +22,16 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
-from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
+from graphcore.kernels.gpu.attention.running_softmax import (
+    LOG2_E,
+    MERGED,
+    divided,
+    empty_state,
+    load_rows,
+    merge_splits,
+    precision_of,
+    walk,
+)
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
@@ -31,7 +40,6 @@ MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a
 RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
 REGISTERS = 53248  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
 ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
-MERGED = 1 << 13  # float32 of other splits' sums that the last one holds at once: 64 registers of 128 threads
 ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
 
 
@@ -44,33 +52,6 @@ def _visible_keys(starts, counts, sequence, slots, window, WINDOWED: tl.constexp
         visible = tl.minimum(visible, window)
     visible = tl.where(tl.load(counts + sequence) > 0, visible, 0)
     return start + 1 - visible, visible
-
-
-@triton.jit
-def _merge(parts, states, used, GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-           WIDTH: tl.constexpr, MERGED_SPLITS: tl.constexpr):  # fmt: skip
-    """Return total [HEADS] and sums [HEADS, E] over all splits that had keys.
-
-    Other multiprocessors wrote them while this one ran, so `.cg` reads the shared cache and not this one's own.
-    """
-    head, column = tl.arange(0, HEADS), tl.arange(0, WIDTH)
-    best, total, sums = empty_state(HEADS, WIDTH)
-    for at in range(0, used, MERGED_SPLITS):
-        split = at + tl.arange(0, MERGED_SPLITS)
-        row = split[:, None] * GROUP + head[None, :]
-        is_row = (split < used)[:, None] & (head < GROUP)[None, :]
-        bests = tl.load(states + row * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(states + row * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-        is_part = is_row[:, :, None] & (column < HEAD_DIM)[None, None, :]
-        part = row[:, :, None] * HEAD_DIM + column[None, None, :]
-        partial = tl.load(parts + part, mask=is_part, other=0.0, cache_modifier=".cg")
-        highest = tl.maximum(best, tl.max(bests, 0))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        kept, weights = tl.exp2(best - shift), tl.exp2(bests - shift[None, :])
-        total = total * kept + tl.sum(totals * weights, 0)
-        sums = sums * kept[:, None] + tl.sum(partial * weights[:, :, None], 0)
-        best = highest
-    return total, sums
 
 
 @triton.jit
@@ -138,8 +119,8 @@ def attend_splits(
         arrived = tl.atomic_add(arrivals + place, 1, sem="acq_rel", scope="gpu")
         if arrived == used - 1:
             tl.store(arrivals + place, 0)
-            all_total, all_sums = _merge(parts + left * HEAD_DIM, states + left * 2, used,
-                                         GROUP, HEADS, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
+            all_total, all_sums = merge_splits(parts + left * HEAD_DIM, states + left * 2, used,
+                                               GROUP, HEADS, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
             _store_heads(answer, divided(all_sums, all_total), HEADS, GROUP, HEAD_DIM, WIDTH)
 
 

@@ -6,6 +6,8 @@ The softmax is that of FlashAttention-2 (Dao 2023, arXiv 2307.08691, algorithm 1
 an instruction. A row's state is its highest score, the sum of its weights, and the weighted sum of values:
 
     best' = max(best, scores)    kept = 2^(best - best')    total' = kept total + sum(2^(scores - best'))
+
+Splits of the keys have states of their own, which add up by the same rule.
 """
 
 import torch
@@ -15,6 +17,7 @@ import triton.language as tl
 from graphcore.kernels.gpu.attention.coded_heads import load_codes
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # factor of the scores, because e^x = 2^(x log2 e)
+MERGED = 1 << 13  # float32 of splits' sums that one program holds at once: 64 registers of 128 threads
 
 
 @triton.jit
@@ -101,6 +104,35 @@ def walk(
             scores = tl.where(is_there[None, :], scores, float("-inf"))
         best, total, sums = take_in(scores, v, best, total, sums, PRECISION)
     return best, total, sums
+
+
+@triton.jit
+def merge_splits(parts, states, used, GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                 WIDTH: tl.constexpr, MERGED_SPLITS: tl.constexpr):  # fmt: skip
+    """Return total [HEADS] and sums [HEADS, E] over the first `used` splits, in their order.
+
+    A split left GROUP rows of sums, [E] each, in `parts`, and of highest scores and totals in `states`. Rows from GROUP
+    on are padding. MERGED_SPLITS: splits that are held at once.
+    Other multiprocessors wrote them, maybe while this one ran, so `.cg` reads the shared cache and not this one's own.
+    """
+    head, column = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    best, total, sums = empty_state(HEADS, WIDTH)
+    for at in range(0, used, MERGED_SPLITS):
+        split = at + tl.arange(0, MERGED_SPLITS)
+        row = split[:, None] * GROUP + head[None, :]
+        is_row = (split < used)[:, None] & (head < GROUP)[None, :]
+        bests = tl.load(states + row * 2, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(states + row * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        is_part = is_row[:, :, None] & (column < HEAD_DIM)[None, None, :]
+        part = row[:, :, None] * HEAD_DIM + column[None, None, :]
+        partial = tl.load(parts + part, mask=is_part, other=0.0, cache_modifier=".cg")
+        highest = tl.maximum(best, tl.max(bests, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        kept, weights = tl.exp2(best - shift), tl.exp2(bests - shift[None, :])
+        total = total * kept + tl.sum(totals * weights, 0)
+        sums = sums * kept[:, None] + tl.sum(partial * weights[:, :, None], 0)
+        best = highest
+    return total, sums
 
 
 @triton.jit
