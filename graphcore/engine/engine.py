@@ -22,11 +22,10 @@ from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.handle import Handle, TokenStream
-from graphcore.engine.load_model import LoadedModel, load_model
+from graphcore.engine.load_model import Check, LoadedModel, load_model, no_check
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
 from graphcore.engine.passes import ContinuousPasses, Passes
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
@@ -62,8 +61,7 @@ class Engine:
         self.loaded = loaded
         self.settings, self.config = loaded.settings, loaded.config
         self.plan, self.choices = loaded.plan, loaded.choices
-        source, special_tokens = loaded.loader.checkpoint.source, self.settings.special_tokens
-        self.prompts = PromptEncoder(loaded.tokenizer, source, special_tokens, self.config.vocab_size)
+        self.prompts = loaded.prompts
         self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
         self._passes = passes_of(loaded_runner(loaded), self.settings.cache_folder / "aside")
@@ -103,10 +101,14 @@ class Engine:
         return cls.from_settings(settings, on_progress)
 
     @classmethod
-    def from_settings(cls, settings: Settings, on_progress: Progress | None = None) -> Self:
-        """Load a checkpoint as composed settings ask for; on_progress and errors are those of `load`."""
+    def from_settings(cls, settings: Settings, on_progress: Progress | None = None, check: Check = no_check) -> Self:
+        """Load a checkpoint as composed settings ask for; on_progress and errors are those of `load`.
+
+        Args:
+            check: function that is called before weights are read, and may raise what makes reading them useless.
+        """
         report = on_progress or ignore_progress
-        return cls(load_model(settings, report), report)
+        return cls(load_model(settings, report, check), report)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -120,7 +122,7 @@ class Engine:
     @property
     def has_tokenizer(self) -> bool:
         """Whether text can be used."""
-        return self.loaded.tokenizer is not None
+        return self.prompts.known is not None
 
     @property
     def runner(self) -> ModelRunner:

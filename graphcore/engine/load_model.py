@@ -1,7 +1,9 @@
 """From settings to a loaded model: opened, prepared, planned and built, by graphcore or on transformers' classes."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,17 +14,20 @@ from graphcore.device import resolve_device, return_blocks_when_freed, return_fr
 from graphcore.engine.building import build_running
 from graphcore.engine.choices import Choices
 from graphcore.engine.model_runner import ModelRunner
-from graphcore.engine.open_model import open_model
+from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.prepare_model import prepare_model
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
 from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
-from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.loader import Loader
 from graphcore.weights.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from graphcore.engine.fallback.loading import TransformersModel
 
 
 @dataclass
@@ -32,7 +37,7 @@ class LoadedModel:
     Attributes:
         settings: everything that was asked for.
         config: the checkpoint's configuration with graphcore's names and its defaults filled in.
-        tokenizer: the tokenizer; None if the checkpoint has none.
+        prompts: encoder of texts and messages to token ids.
         choices: the device, dtype, graph kind and context that really run.
         loader: sources of the weights, and the errors of those that were packed at load.
         plan: bytes on the device.
@@ -43,7 +48,7 @@ class LoadedModel:
 
     settings: Settings
     config: ModelConfig
-    tokenizer: Tokenizer | None
+    prompts: PromptEncoder
     choices: Choices
     loader: Loader
     plan: Plan
@@ -54,8 +59,8 @@ class LoadedModel:
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a generation: those of the tokenizer and those of the config."""
-        ends = frozenset(self.config.eos_token_ids)
-        return ends | frozenset(self.tokenizer.eos_token_ids) if self.tokenizer else ends
+        ends, tokenizer = frozenset(self.config.eos_token_ids), self.prompts.known
+        return ends | frozenset(tokenizer.eos_token_ids) if tokenizer else ends
 
     def stats_of(self, runner: ModelRunner) -> dict[str, int | str | float]:
         """Return the entries of `Engine.stats`; those of captured graphs and an expert cache only where they exist."""
@@ -81,8 +86,18 @@ class LoadedModel:
         self.runner = None
 
 
-def load_model(settings: Settings, on_progress: Progress) -> LoadedModel:
+Check = Callable[[PromptEncoder], None]
+
+
+def no_check(_prompts: PromptEncoder) -> None:
+    """Accept any checkpoint."""
+
+
+def load_model(settings: Settings, on_progress: Progress, check: Check = no_check) -> LoadedModel:
     """Load the model that the settings ask for.
+
+    Args:
+        check: function that is called before weights are read, and may raise what makes reading them useless.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
@@ -96,7 +111,7 @@ def load_model(settings: Settings, on_progress: Progress) -> LoadedModel:
     refuse_forked(torch.get_num_threads())
     load = load_own if settings.model.fallback is None else load_fallback
     try:
-        loaded = load(settings, on_progress)
+        loaded = load(settings, on_progress, check)
     except torch.OutOfMemoryError as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
@@ -115,11 +130,13 @@ def load_model(settings: Settings, on_progress: Progress) -> LoadedModel:
     return replace(loaded, choices=choices, free_memory=free_memory)
 
 
-def load_own(settings: Settings, on_progress: Progress) -> LoadedModel:
+def load_own(settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
     """Load a model of one of graphcore's own architectures."""
     model = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
     if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
         model.tokenizer.prepare_chat()
+    prompts = _encoder(settings, model)
+    check(prompts)
     parts = prepare_model(settings, model, on_progress=on_progress)
     with torch.inference_mode():
         parts, plan, tier = plan_run(settings, model, parts)
@@ -127,16 +144,23 @@ def load_own(settings: Settings, on_progress: Progress) -> LoadedModel:
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(
-        settings, model.config, model.tokenizer, parts.choices, parts.loader, plan, running.stream, running.runner
+        settings, model.config, prompts, parts.choices, parts.loader, plan, running.stream, running.runner
     )
 
 
-def load_fallback(settings: Settings, on_progress: Progress) -> LoadedModel:
+def load_fallback(settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
     """Load a model of one of transformers' own classes."""
     from graphcore.engine.fallback.loading import open_transformers, run_transformers  # optional, a dozen modules
 
     model, parts, plan, tier = open_transformers(settings, on_progress)
+    prompts = _encoder(settings, model)
+    check(prompts)
     running = run_transformers(settings, parts, plan, tier, on_progress)
     return LoadedModel(
-        settings, model.config, model.tokenizer, parts.choices, parts.loader, plan, running.stream, running.runner
+        settings, model.config, prompts, parts.choices, parts.loader, plan, running.stream, running.runner
     )
+
+
+def _encoder(settings: Settings, model: "Model | TransformersModel") -> PromptEncoder:
+    source, vocab = model.checkpoint.source, model.config.vocab_size
+    return PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab)

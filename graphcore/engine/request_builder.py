@@ -69,7 +69,7 @@ class RequestBuilder:
         self._sizes.check_context(len(ids))
         end_ids = frozenset[int]() if ignore_eos else self._loaded.end_ids
         return TokenSequence(
-            request_of(ids, max_new_tokens, end_ids, self._loaded.tokenizer, check_stops(stop)),
+            request_of(ids, max_new_tokens, end_ids, self._loaded.prompts.known, check_stops(stop)),
             params_from(sampling_params(sampling), number),
             feed,
             row=number,

@@ -4,6 +4,7 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
 from graphcore.engine.choices import describe_choices, refuse_graph
 from graphcore.engine.engine import Engine
+from graphcore.engine.load_model import Check, no_check
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
@@ -15,15 +16,18 @@ from graphcore.weights.planning.plan import Plan
 DEFAULT_NEW_TOKENS = 128  # most tokens of an answer by default; in a chat the default is the rest of the context
 
 
-def load_engine(context: Context) -> Engine:
+def load_engine(context: Context, check: Check = no_check) -> Engine:
     """Load the engine that the settings ask for, printing progress.
+
+    Args:
+        check: function that may refuse the checkpoint before its weights are read.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
     settings = context.settings
     refuse_graph(settings)  # before anything is fetched
-    engine = Engine.from_settings(settings, context.console.progress)
+    engine = Engine.from_settings(settings, context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.choices.notes, *group_note(context, engine.config.model_type)):
         context.console.note(note)

@@ -6,11 +6,12 @@ pipe. docs/prompts.md describes it.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from omegaconf import MISSING
 
 from graphcore.config.settings import Settings
-from graphcore.engine.engine import Engine
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.session import Session
@@ -45,9 +46,9 @@ def run(context: Context, _task: ChatSettings) -> Record:
     _check(settings)
     opening = [Entry(str(prompt.content), is_command=False) for prompt in read_prompts(settings)]
     began = time.perf_counter()
-    with load_engine(context) as engine:
+    with load_engine(context, partial(_check_texts, settings)) as engine:
         load_seconds = time.perf_counter() - began
-        conversation = Conversation(engine, settings.system, _uses_template(engine, settings))
+        conversation = Conversation(engine, settings.system, uses_chat(engine.prompts, settings))
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(params=sampling_of(settings))
         console.note(f"[{describe_compile(compiled)}]")
@@ -126,17 +127,15 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"batch_size={settings.batching.max_sequences} has no effect with task=chat; leave it out")
 
 
-def _uses_template(engine: Engine, settings: Settings) -> bool:
-    """Return whether turns go through the chat template; a model without one requires chat=off."""
-    if not engine.has_tokenizer:
+def _check_texts(settings: Settings, encoder: PromptEncoder) -> None:
+    """Check that there is a tokenizer, and a chat template unless chat=off."""
+    if encoder.known is None:
         raise ConfigError(f"task=chat needs text, and {model_name(settings.model)} has no tokenizer; use task=generate")
-    is_used = uses_chat(engine, settings)
-    if not is_used and settings.chat != "off":
+    if not uses_chat(encoder, settings) and settings.chat != "off":
         raise ConfigError(
             f"task=chat needs a chat template, and {model_name(settings.model)} has none; use an instruct model, or "
             "chat=off to have it go on from what you type"
         )
-    return is_used
 
 
 CHAT = Task("chat", ChatSettings, run)

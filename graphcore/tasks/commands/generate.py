@@ -17,7 +17,12 @@ from graphcore.engine.running_request import Generation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
-from graphcore.tasks.requests.generation_requests import GenerationRequest, arguments_of, generation_requests
+from graphcore.tasks.requests.generation_requests import (
+    GenerationRequest,
+    arguments_of,
+    check_prompts,
+    generation_requests,
+)
 from graphcore.tasks.requests.prompts import Prompt, read_prompts
 from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
 from graphcore.tasks.results.answer_file import AnswerFile
@@ -83,7 +88,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
             if not prompts:
                 return {"status": "ok", "answers": _answers_record(answers), "generations": []}
         began = time.perf_counter()
-        engine = stack.enter_context(load_engine(context))
+        engine = stack.enter_context(load_engine(context, partial(check_prompts, settings, prompts)))
         load_seconds = time.perf_counter() - began
         requests = generation_requests(context, engine, prompts)
         for request in requests:

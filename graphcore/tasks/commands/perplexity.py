@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from omegaconf import MISSING
 from torch import Tensor
@@ -11,6 +12,7 @@ from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.choices import DEFAULT_CONTEXT
 from graphcore.engine.engine import Engine
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.kernels.draw import check_finite
@@ -59,7 +61,7 @@ def run(context: Context, task: PerplexitySettings) -> Record:
     settings = perplexity_settings(context.settings, task)
     text = read_scored(task)
     began = time.perf_counter()
-    with load_engine(replace(context, settings=settings)) as engine:
+    with load_engine(replace(context, settings=settings), partial(check_tokenizer, settings)) as engine:
         load_seconds = time.perf_counter() - began
         cut = cut_text(engine, task, text)
         context.console.note(describe(engine, load_seconds))
@@ -112,18 +114,25 @@ def read_scored(task: PerplexitySettings) -> str:
     return text
 
 
+def check_tokenizer(settings: Settings, encoder: PromptEncoder) -> None:
+    """Check that a checkpoint has a tokenizer.
+
+    Raises:
+        TokenizerError: it has none.
+    """
+    if encoder.known is None:
+        raise TokenizerError(
+            f"{model_name(settings.model)} has no tokenizer, and task=perplexity scores text; choose a checkpoint with "
+            "one"
+        )
+
+
 def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
     """Return the text cut into windows.
 
     Raises:
-        TokenizerError: the checkpoint has no tokenizer.
         ConfigError: the text is too short, or the window or the stride do not fit.
     """
-    if not engine.has_tokenizer:
-        raise TokenizerError(
-            f"{model_name(engine.settings.model)} has no tokenizer, and task=perplexity scores text; choose a "
-            "checkpoint with one"
-        )
     tokens = TokenizedText.of(engine.tokenizer, text)
     if tokens.num_scored < 1:
         raise ConfigError(

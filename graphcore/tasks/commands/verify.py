@@ -7,6 +7,7 @@ transformers:  transformers in the engine's dtype, if that is not float32; its e
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from omegaconf import MISSING
@@ -22,6 +23,7 @@ from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.decoder import Decoder
 from graphcore.tasks.reference.comparison import allowed, compare, greedy_record, verdict
 from graphcore.tasks.reference.transformers_model import Outputs, Reference, load_reference
+from graphcore.tasks.requests.generation_requests import check_prompts
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.results.run_record import ran_record
 from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_without_effect
@@ -107,7 +109,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
     """Load the engine, run it, and free its memory."""
     settings = context.settings
     began = time.perf_counter()
-    with load_engine(context) as engine:
+    with load_engine(context, partial(check_prompts, settings, prompts)) as engine:
         load_seconds = time.perf_counter() - began
         context.console.note(describe(engine, load_seconds))
         if prompts:

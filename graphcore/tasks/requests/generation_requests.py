@@ -1,13 +1,16 @@
 """Requests with all that their answers depend on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError
-from graphcore.tasks.requests.prompts import EncodedPrompt, Prompt, encode_prompt, encode_prompts
+from graphcore.tasks.requests.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt, encode_prompts
 from graphcore.tasks.requests.request_lines import RequestLine
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task import Context
@@ -30,6 +33,17 @@ class GenerationRequest:
     line: RequestLine | None = None
 
 
+def check_prompts(settings: Settings, prompts: Sequence[Prompt], encoder: PromptEncoder) -> None:
+    """Check that a checkpoint can encode the prompts, before its weights are read; errors are those of `check_prompt`.
+
+    Args:
+        encoder: encoder with the checkpoint's tokenizer.
+    """
+    for prompt in prompts:
+        with _named(prompt):
+            check_prompt(encoder, settings, prompt)
+
+
 def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prompt]) -> list[GenerationRequest]:
     """Return the checked requests of the prompts.
 
@@ -50,14 +64,22 @@ def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> Gen
     params = sampling_of(settings)
     most = line.max_new_tokens or settings.max_new_tokens or DEFAULT_NEW_TOKENS
     stops = tuple(stops_of(settings) if line.stops is None else line.stops)
-    try:
+    with _named(line):
         params = changed_params(replace(params, seed=params.seed + line.number - 1), line.sampling)
         request = GenerationRequest(encode_prompt(engine, settings, line), params, most, stops, line)
         engine.check_request(**arguments_of(request))
-    except GraphcoreError as error:
-        where = "" if str(error).startswith(line.where) else f"{line.where}: "
-        raise ConfigError(f"{where}{error}") from error
     return request
+
+
+@contextmanager
+def _named(prompt: Prompt) -> Iterator[None]:
+    """Let errors begin with the line of a file that the prompt comes from."""
+    try:
+        yield
+    except GraphcoreError as error:
+        if not isinstance(prompt, RequestLine) or str(error).startswith(prompt.where):
+            raise
+        raise ConfigError(f"{prompt.where}: {error}") from error
 
 
 def arguments_of(request: GenerationRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.engine.engine import Engine
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
 from graphcore.tasks.task_engine import model_name
@@ -75,7 +76,7 @@ def encode_prompts(
         ConfigError: a setting contradicts a prompt or the model.
         TokenizerError: a text cannot be encoded.
     """
-    if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine, settings):
+    if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine.prompts, settings):
         note(
             f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
             "use an instruct model for answers, or say chat=off"
@@ -83,7 +84,7 @@ def encode_prompts(
     if prompts:
         return [encode_prompt(engine, settings, prompt) for prompt in prompts]
     if engine.has_tokenizer:
-        text = DEFAULT_QUESTION if uses_chat(engine, settings) else DEFAULT_OPENING
+        text = DEFAULT_QUESTION if uses_chat(engine.prompts, settings) else DEFAULT_OPENING
         return [encode_prompt(engine, settings, Prompt(text, "the default prompt"))]
     note(
         f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
@@ -91,13 +92,13 @@ def encode_prompts(
     return [encode_prompt(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
 
 
-def uses_chat(engine: Engine, settings: Settings) -> bool:
+def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:
     """Return whether prompts go through the model's chat template.
 
     Raises:
         ConfigError: chat=on, and there is no template; or a system message without one.
     """
-    has_template = engine.has_tokenizer and engine.tokenizer.has_chat_template
+    has_template = encoder.known is not None and encoder.known.has_chat_template
     if settings.chat == "on" and not has_template:
         raise ConfigError(f"chat=on, but {model_name(settings.model)} has no chat template; use chat=off")
     is_used = has_template and settings.chat != "off"
@@ -106,9 +107,9 @@ def uses_chat(engine: Engine, settings: Settings) -> bool:
     return is_used
 
 
-def _lacks_template(engine: Engine, settings: Settings) -> bool:
+def _lacks_template(encoder: PromptEncoder, settings: Settings) -> bool:
     """Return whether the model has no chat template, and the settings neither declined one nor asked for one."""
-    return settings.chat == "auto" and engine.has_tokenizer and not engine.tokenizer.has_chat_template
+    return settings.chat == "auto" and encoder.known is not None and not encoder.known.has_chat_template
 
 
 def messages_of(settings: Settings, text: str) -> list[dict[str, str]]:
@@ -133,12 +134,30 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
         if settings.system is not None or settings.chat == "on":
             raise ConfigError(f"{prompt.where}: token ids run as they are; system and chat=on need a prompt of text")
         return EncodedPrompt(None, list(prompt.content), prompt.where)
-    is_chat = uses_chat(engine, settings)
-    if not is_chat and not isinstance(prompt.content, str):
-        raise ConfigError(f"{prompt.where}: messages need a chat template, and none is used here; give a prompt")
+    is_chat = _is_chat(engine.prompts, settings, prompt)
     token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
     label = text if len(text) <= 60 else text[:57] + "..."
     return EncodedPrompt(text, token_ids, label.replace("\n", " "))
+
+
+def check_prompt(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> None:
+    """Check that a checkpoint can encode a prompt.
+
+    Raises:
+        ConfigError: the prompt or a setting needs a chat template, and there is none.
+        TokenizerError: the prompt has to be encoded, and the checkpoint has no tokenizer.
+    """
+    if isinstance(prompt.content, str) or isinstance(prompt.content[0], Mapping):
+        _is_chat(encoder, settings, prompt)
+        encoder.tokenizer  # noqa: B018  # raises where there is none
+
+
+def _is_chat(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> bool:
+    """Return whether a text or messages go through the model's chat template."""
+    is_chat = uses_chat(encoder, settings)
+    if not is_chat and not isinstance(prompt.content, str):
+        raise ConfigError(f"{prompt.where}: messages need a chat template, and none is used here; give a prompt")
+    return is_chat
 
 
 def _with_system(settings: Settings, prompt: Prompt) -> list[dict[str, str]]:

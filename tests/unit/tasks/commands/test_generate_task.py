@@ -1,6 +1,7 @@
 """task=generate, against transformers' greedy tokens and hand-made prompts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,28 @@ def test_a_failure_is_one_line_and_a_result_that_says_so(run_task: RunTask, over
     assert said in str(run.error)
     assert "\n" not in str(run.error)
     assert run.record["error"] == f"{type(run.error).__name__}: {run.error}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["prompt=text"], "has no tokenizer; give token ids"),
+        (["prompt=text", "system=x"], "system=... needs a chat template"),
+        (["prompt=text", "chat=on"], "chat=on, but"),
+        (["task=chat"], "task=chat needs text, and"),
+        (["task=verify", "prompt=text"], "has no tokenizer; give token ids"),
+        (["task=perplexity", f"task.text={__file__}"], "has no tokenizer, and task=perplexity scores text"),
+        (["task.prompts_jsonl=lines.jsonl"], "lines.jsonl:2: .*has no tokenizer"),
+    ],
+)
+def test_a_checkpoint_that_cannot_encode_the_prompts_is_refused_before_its_weights_are_read(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"prompt_ids": [1]}\n{"prompt": "text"}\n', encoding="utf-8")
+    monkeypatch.setattr("graphcore.engine.load_model.build_running", lambda *_: pytest.fail("weights were read"))
+    named = [override.replace("=lines.jsonl", f"={lines}") for override in overrides]
+    assert re.search(said, str(run_task(LLAMA, *named).error))
 
 
 def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
