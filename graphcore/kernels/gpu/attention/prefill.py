@@ -185,7 +185,7 @@ def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
 
 
-def split_count(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
+def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
     """Return the number of programs that share the keys of a tile of rows.
 
     The number of sequences does not matter: a sequence's answer is not that of its neighbours' number.
@@ -232,7 +232,7 @@ def launch_attend_chunk(
     tile = 16 if width > MOST_CODED_WIDTH and max(kinds) > 1 else tile
     rows_tiles, slots = -(-tokens * group // rows), table.shape[1] * page
     keys_tiles = -(-min(slots, window or slots) // tile) + -(-tokens // tile)
-    splits = split_count(kv_heads, rows_tiles, keys_tiles, warps, processors_of(query.device))
+    splits = splits_of_rows(kv_heads, rows_tiles, keys_tiles, warps, processors_of(query.device))
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = states = None
     if splits > 1:

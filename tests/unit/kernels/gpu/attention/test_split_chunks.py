@@ -39,7 +39,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unsplit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "split_count", lambda *_: 1)
+    monkeypatch.setattr(prefill, "splits_of_rows", lambda *_: 1)
 
 
 class Chunk:
@@ -195,9 +195,9 @@ def test_bits_depend_neither_on_neighbours_nor_on_room_nor_on_the_order_of_progr
 @pytest.mark.parametrize("warps", [4, 8])
 def test_programs_fill_the_device_once(kv_heads: int, rows_tiles: int, warps: int) -> None:
     most = 132 * 8 // warps
-    splits = prefill.split_count(kv_heads, rows_tiles, 2000, warps, 132)
+    splits = prefill.splits_of_rows(kv_heads, rows_tiles, 2000, warps, 132)
     assert splits == max(1, most // (kv_heads * rows_tiles))
-    assert prefill.split_count(kv_heads, rows_tiles, prefill.LEAST_TILES, warps, 132) == 1
+    assert prefill.splits_of_rows(kv_heads, rows_tiles, prefill.LEAST_TILES, warps, 132) == 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
@@ -207,5 +207,5 @@ def test_a_plan_counts_what_splits_leave(head_dim: int, dtype: torch.dtype) -> N
         for tokens in (2, 4, 7, 16, 64, 100, 256, 1024):
             rows, _, warps = prefill.tiles_of(tokens * 4, head_dim, dtype)
             tiles = -(-tokens * 4 // rows)
-            splits = prefill.split_count(kv_heads, tiles, 1 << 20, warps, PROCESSORS)
+            splits = prefill.splits_of_rows(kv_heads, tiles, 1 << 20, warps, PROCESSORS)
             assert splits == 1 or kv_heads * tiles * splits * rows <= PROCESSORS * rows_at_once(head_dim)
