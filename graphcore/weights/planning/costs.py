@@ -10,7 +10,7 @@ On a GPU also
     libraries   workspaces of cuBLAS for two streams (the one that computes, the one that captures) and of cuBLASLt, and
                 the code of kernels, which the driver loads at first use
     graphs      one pool for intermediate tensors, and NODE_NBYTES for each node of each captured program
-    sums        partial results of the splits of one layer's attention, until they are combined
+    sums        partial results of the splits of one layer's attention, until they are combined, of a step or a chunk
     unpacked    the largest packed matrix, unpacked, while a prompt is multiplied with it. The head, in parts, counts
                 only for more than 8 sequences: it sees one token of each, and up to 8 tokens are multiplied packed
     rounding    memory is allocated in segments by torch's allocator
@@ -87,15 +87,25 @@ def graphs_nbytes(num_layers: int, delta_layers: int, num_widths: int) -> int:
 
 
 def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:
-    """Return the bytes of one layer's split attention: sums [E] and two numbers per head and split, in float32.
+    """Return the bytes of one layer's split attention: sums [E] and two numbers per row and split, in float32.
 
-    The number of programs, splits x B x K, is at most the number that a device runs at once, or B x K if that is more.
+    A decode step has H / K rows for each program. The number of programs, splits x B x K, is at most the number that a
+    device runs at once, or B x K if that is more. A chunk's keys are split only if all programs run at once.
     """
-    sums = (
-        max(2 * PROCESSORS, batch * one.kv_heads) * (one.heads // one.kv_heads) * (one.head_dim + 2) * 4
+    rows = (
+        (one.head_dim, max(2 * PROCESSORS, batch * one.kv_heads) * (one.heads // one.kv_heads))
         for one in spec.attentions
     )
+    sums = (
+        max(num_rows, PROCESSORS * rows_at_once(head_dim)) * (head_dim + 2) * FLOAT32_NBYTES
+        for head_dim, num_rows in rows
+    )
     return max(sums, default=0)
+
+
+def rows_at_once(head_dim: int) -> int:
+    """Return the most rows that a multiprocessor attends at once in prefill (kernels/gpu/attention/prefill.py)."""
+    return 128 if head_dim <= 256 else 32
 
 
 def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:

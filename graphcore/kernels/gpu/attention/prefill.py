@@ -1,7 +1,7 @@
-"""A chunk's attention over the cached past and over itself: flash attention with two sources, as one kernel.
+"""A chunk's attention over the cached past and over itself: flash attention with two sources, split over the keys.
 
 Legend: B batch, T tokens, H heads, K kv heads, Q = H / K, E head dim, N pages of a sequence, G positions of a page,
-R rows of a program.
+R rows of a program, M tiles of R rows, P splits.
 
     rows of a program    R of the T Q (token, head) pairs of one kv head, in order, tokens before heads
     keys that it reads   past:  first visible .. start, in the sequence's pages; the chunk is written afterwards
@@ -9,6 +9,15 @@ R rows of a program.
 
 A key is read once for R / Q tokens and all their heads; with a window that is window + R / Q keys. Keys that no row
 sees are never read. The last rows see the most keys, so they start first.
+
+Where rows alone do not fill the device, the keys of a tile of rows, past and then chunk, are shared by splits:
+
+    parts  [B, K, M, P, R, E]  weighted sums of values, float32
+    states [B, K, M, P, R, 2]  highest score (in base 2) and sum of weights, float32
+
+A second kernel adds them up in their order. A split's share is a share of the tile's own keys, at least LEAST_TILES
+tiles, so what a sequence is answered depends on its own lengths and on the number of tokens of the call. A tile of rows
+with one split is answered by it.
 """
 
 import torch
@@ -17,63 +26,147 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
-from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, table_sizes
-from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, load_rows, precision_of, walk
+from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, processors_of, table_sizes
+from graphcore.kernels.gpu.attention.running_softmax import (
+    LOG2_E,
+    MERGED,
+    divided,
+    empty_state,
+    load_rows,
+    merge_splits,
+    precision_of,
+    walk,
+)
 from graphcore.kernels.scoring import Scoring
+
+LEAST_TILES = 4  # tiles of keys of a split: to write and add up a split takes about as long as to walk one
+RESIDENT_WARPS = 8  # of a multiprocessor: two programs of four warps, or one of eight
+ADDED = 4  # rows that one program adds up
+
+
+@triton.jit
+def _keys_of_rows(starts, counts, sequence, rows_at, window, WINDOWED: tl.constexpr, GROUP: tl.constexpr,
+                  ROWS: tl.constexpr):  # fmt: skip
+    """Return the first past key and their number, and the begin and end of the chunk's keys, that rows see.
+
+    The rows are ROWS from `rows_at` on; if none is a token, they see none.
+    """
+    start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
+    first_token = rows_at // GROUP
+    is_padding = first_token >= count
+    first, begin = 0, 0
+    if WINDOWED:
+        first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
+        begin = tl.maximum(first_token - window + 1, 0)
+    end = tl.minimum((rows_at + ROWS - 1) // GROUP + 1, count)
+    return first, tl.where(is_padding, 0, start - first), begin, tl.where(is_padding, begin, end)
+
+
+@triton.jit
+def _share(past, chunk, splits, TILE: tl.constexpr, LEAST: tl.constexpr):
+    """Return the number of tiles of a split, and how many splits have any."""
+    tiles = tl.cdiv(past, TILE) + tl.cdiv(chunk, TILE)
+    share = tl.maximum(tl.cdiv(tiles, splits), LEAST)
+    return share, tl.maximum(tl.cdiv(tiles, share), 1)  # rows without a key: one split writes their zeros
+
+
+@triton.jit
+def _keys_of_split(split, share, past, begin, end, TILE: tl.constexpr):
+    """Return the begin and end of a split's past keys, and of its keys of the chunk's begin .. end."""
+    at = split * share
+    new = at - tl.cdiv(past, TILE)  # tile of the chunk; below 0 in the past
+    new_end = tl.minimum(begin + tl.maximum(new + share, 0) * TILE, end)
+    return at * TILE, tl.minimum((at + share) * TILE, past), begin + tl.maximum(new, 0) * TILE, new_end
+
+
+@triton.jit
+def _store_rows(out, sequence, kv_head, row, sums, tokens, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+                HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """Write answers [R, E] to the (token, head) rows `row`."""
+    column, token = tl.arange(0, WIDTH), row // GROUP
+    answer = ((sequence * tokens + token) * KV_HEADS * GROUP + kv_head * GROUP + row % GROUP) * HEAD_DIM
+    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
+    tl.store(out + answer[:, None] + column[None, :], sums.to(out.dtype.element_ty), mask=is_answer)
 
 
 @triton.jit
 def _attend_chunk(
-    query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
+    query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, tokens,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     k_page, old_k_head, k_place, v_page, old_v_head, v_place, table_row, num_pages, window, scale, cap,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, PRECISION: tl.constexpr,
-    K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, PAGE: tl.constexpr,
+    PRECISION: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
-    part, kv_head, sequence = tl.program_id(1), tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    row = (tl.num_programs(1) - 1 - part) * ROWS + tl.arange(0, ROWS)
+    """Attend before the cache is written: grid [K P, M, B]; strides are in elements."""
+    kv_head, split = (tl.program_id(0) % KV_HEADS).to(tl.int64), tl.program_id(0) // KV_HEADS
+    part, sequence = tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row = part * ROWS + tl.arange(0, ROWS)
     token, head = row // GROUP, kv_head * GROUP + row % GROUP
-    first_token = (tl.num_programs(1) - 1 - part) * ROWS // GROUP
-    start, count = tl.load(starts + sequence).to(tl.int32), tl.load(counts + sequence).to(tl.int32)
-    end = tl.minimum(((tl.num_programs(1) - part) * ROWS - 1) // GROUP + 1, count)
-    is_padding = first_token >= count  # no row is real: no key is read, and the answer is zeros
+    first, past, new_begin, new_end = _keys_of_rows(starts, counts, sequence, part * ROWS, window, WINDOWED, GROUP,
+                                                    ROWS)  # fmt: skip
+    begin, end, since, used, splits = 0, past, past + token, 1, tl.num_programs(0) // KV_HEADS
+    if parts is not None:
+        share, used = _share(past, new_end - new_begin, splits, TILE, LEAST)
+        if split >= used:
+            return
+        begin, end, new_begin, new_end = _keys_of_split(split, share, past, new_begin, new_end, TILE)
     best, total, sums = empty_state(ROWS, WIDTH)
-    if sinks is not None:  # a key that every row sees and whose value is zero
-        best = tl.load(sinks + head) * LOG2_E
-        total = tl.full([ROWS], 1.0, tl.float32)
-    q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, token < count, HEAD_DIM, WIDTH)
-    first, new_first = 0, 0
-    if WINDOWED:
-        first = tl.minimum(tl.maximum(start + first_token - window + 1, 0), start)
-        new_first = tl.maximum(first_token - window + 1, 0)
-    past, since = tl.where(is_padding, 0, start - first), start - first + token
+    if sinks is not None:  # the first split counts the sink: a key that every row sees and whose value is zero
+        best = tl.where(split == 0, tl.load(sinks + head) * LOG2_E, best)
+        total = tl.where(split == 0, 1.0, total)
+    is_token = token < tl.load(counts + sequence)
+    q = load_rows(query + sequence * q_batch, token * q_token + head * q_head, 1, is_token, HEAD_DIM, WIDTH)
     old_keys, old_values = k_cache + kv_head * old_k_head, v_cache + kv_head * old_v_head
     pages, slots = table + sequence * table_row, num_pages * PAGE
     keys, values = key + sequence * k_batch + kv_head * k_head, value + sequence * v_batch + kv_head * v_head
-    rest = 0
+    rest = begin
     if not WINDOWED:  # whole tiles of the past, visible to all rows
-        rest = past // TILE * TILE
+        rest = begin + tl.maximum(end - begin, 0) // TILE * TILE
         best, total, sums = walk(
-            q, old_keys, old_values, pages, 0, 0, rest, since, best, total, sums, k_page, k_place, v_page, v_place,
+            q, old_keys, old_values, pages, 0, begin, rest, since, best, total, sums, k_page, k_place, v_page, v_place,
             slots, window, scale, cap, False, False, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
             K_KIND, V_KIND,
         )  # fmt: skip
     best, total, sums = walk(
-        q, old_keys, old_values, pages, first % slots, rest, past, since, best, total, sums,
+        q, old_keys, old_values, pages, first % slots, rest, end, since, best, total, sums,
         k_page, k_place, v_page, v_place,
         slots, window, scale, cap, WINDOWED, True, WINDOWED, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
         K_KIND, V_KIND,
     )  # fmt: skip
     best, total, sums = walk(
-        q, keys, values, None, 0, new_first, end, token, best, total, sums, 0, k_token, 0, v_token,
+        q, keys, values, None, 0, new_begin, new_end, token, best, total, sums, 0, k_token, 0, v_token,
         slots, window, scale, cap, False, True, True, WINDOWED, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
     )  # fmt: skip
-    column = tl.arange(0, WIDTH)
-    answer = ((sequence * tokens + token) * tl.num_programs(0) * GROUP + head) * HEAD_DIM
-    is_answer = (token < tokens)[:, None] & (column < HEAD_DIM)[None, :]
-    answers = out + answer[:, None] + column[None, :]
-    tl.store(answers, divided(sums, total).to(out.dtype.element_ty), mask=is_answer)
+    if used == 1:
+        _store_rows(out, sequence, kv_head, row, divided(sums, total), tokens, GROUP, KV_HEADS, HEAD_DIM, WIDTH)
+    elif parts is not None:
+        place = ((sequence * KV_HEADS + kv_head) * tl.num_programs(1) + part) * splits + split
+        left, column = place * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+        tl.store(states + left * 2, best)
+        tl.store(states + left * 2 + 1, total)
+        tl.store(parts + left[:, None] * HEAD_DIM + column[None, :], sums, mask=(column < HEAD_DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _add_splits(
+    parts, states, starts, counts, out, tokens, splits, window,
+    WINDOWED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, ADDED: tl.constexpr, MERGED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Answer ADDED rows of a tile whose keys were split: grid [K, M R / ADDED, B]."""
+    kv_head, sequence = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    part, at = tl.program_id(1) * ADDED // ROWS, tl.program_id(1) * ADDED % ROWS
+    _, past, begin, end = _keys_of_rows(starts, counts, sequence, part * ROWS, window, WINDOWED, GROUP, ROWS)
+    _, used = _share(past, end - begin, splits, TILE, LEAST)
+    if used == 1:
+        return
+    num_parts = tl.num_programs(1) * ADDED // ROWS
+    left = ((sequence * KV_HEADS + kv_head) * num_parts + part) * splits * ROWS + at
+    total, sums = merge_splits(parts + left * HEAD_DIM, states + left * 2, used,
+                               ROWS, ADDED, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
+    row = part * ROWS + at + tl.arange(0, ADDED)
+    _store_rows(out, sequence, kv_head, row, divided(sums, total), tokens, GROUP, KV_HEADS, HEAD_DIM, WIDTH)
 
 
 def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -90,6 +183,21 @@ def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     most = 128 if width <= 128 else 64
     tile = 64 if width <= 128 else 32
     return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
+
+
+def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
+    """Return the number of programs that share the keys of a tile of rows.
+
+    The number of sequences does not matter: a sequence's answer is not that of its neighbours' number.
+
+    Args:
+        kv_heads, rows_tiles: numbers of kv heads and of tiles of rows, each pair with programs of its own.
+        keys_tiles: most tiles of keys that a row may ever see.
+        warps: warps of a program.
+        processors: multiprocessors of the device.
+    """
+    programs = RESIDENT_WARPS // warps * processors
+    return max(1, min(programs // (kv_heads * rows_tiles), -(-keys_tiles // LEAST_TILES)))
 
 
 def launch_attend_chunk(
@@ -122,12 +230,26 @@ def launch_attend_chunk(
     rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
     kinds = pool_kind(k_cache), pool_kind(v_cache)
     tile = 16 if width > MOST_CODED_WIDTH and max(kinds) > 1 else tile
+    rows_tiles, slots = -(-tokens * group // rows), table.shape[1] * page
+    keys_tiles = -(-min(slots, window or slots) // tile) + -(-tokens // tile)
+    splits = splits_of_rows(kv_heads, rows_tiles, keys_tiles, warps, processors_of(query.device))
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    _attend_chunk[(kv_heads, -(-tokens * group // rows), batch)](
-        query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, tokens,
+    parts = states = None
+    if splits > 1:
+        left = batch, kv_heads, rows_tiles, splits, rows
+        parts = torch.empty(*left, head_dim, dtype=torch.float32, device=query.device)
+        states = torch.empty(*left, 2, dtype=torch.float32, device=query.device)
+    sizes = {"WINDOWED": window > 0, "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width,
+             "ROWS": rows, "TILE": tile, "LEAST": LEAST_TILES, "enable_fp_fusion": True}  # fmt: skip
+    _attend_chunk[(kv_heads * splits, rows_tiles, batch)](
+        query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(k_cache), *strides_of(v_cache),
-        *table_sizes(table), window, scale, cap, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEAD_DIM=head_dim,
-        WIDTH=width, ROWS=rows, TILE=tile, PAGE=page, PRECISION=precision_of(query.dtype), num_warps=warps,
-        num_stages=2, enable_fp_fusion=True, K_KIND=kinds[0], V_KIND=kinds[1],
+        *table_sizes(table), window, scale, cap, CAPPED=cap != 0, PAGE=page, PRECISION=precision_of(query.dtype),
+        K_KIND=kinds[0], V_KIND=kinds[1], num_warps=warps, num_stages=2, **sizes,
     )  # fmt: skip
+    if splits > 1:
+        _add_splits[(kv_heads, rows_tiles * rows // ADDED, batch)](
+            parts, states, starts, counts, out, tokens, splits, window, ADDED=ADDED,
+            MERGED_SPLITS=max(1, MERGED // (ADDED * width)), num_warps=4, **sizes,
+        )  # fmt: skip
     return launch_mix_heads(out, v_cache)
