@@ -2,9 +2,9 @@
 
 Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head dim, S cache slots, F hidden features.
 
-    norm | q k v | rotate, write | attend | o, add | norm | gate up | down, add                       8 kernels
-    sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 9
-    experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      9
+    norm | q k v | rotate, write, attend | o, add | norm | gate up | down, add                        7 kernels
+    sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 8
+    experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      8
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
@@ -25,9 +25,9 @@ from graphcore.graph.kernel_obstacles import OPERATIONS
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
+from graphcore.kernels.cache_codes import head_dim_of
 from graphcore.kernels.gated_delta import delta_heads
-from graphcore.kernels.gpu.attention.decode import attend_written
-from graphcore.kernels.gpu.attention.rotate_and_write import rotate_and_write
+from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
@@ -165,19 +165,18 @@ class DeviceRun:
         *how: Any,
     ) -> Tensor:
         """Write the new key and value; return the heads' answers, side by side. Args: how: fields of `Scoring`."""
-        scoring = Scoring(*how)
-        place = (k_cache, v_cache, table, starts, counts)
         apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
-        projected = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
-        if q_norm is None or k_norm is None:
-            query = rotate_and_write(projected, rope, *place)
-        else:
+        rows = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
+        kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
+        projected = rows.view(len(rows), 1, -1, head_dim)
+        query, key, value = torch.split(projected, [projected.shape[2] - 2 * kv_heads, kv_heads, kv_heads], dim=2)
+        norms = None
+        if q_norm is not None and k_norm is not None:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
-            norms = (first.weight, second.weight, first.eps, first.scale_in_float32)
-            query = rotate_and_write(projected, rope, *place, *norms)
-        return attend_written(
-            query, *place, scoring.window, scoring.scale, scoring.sinks, self.arrivals, scoring.cap
-        ).view(len(query), -1)
+            norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
+        place = (k_cache, v_cache, table, starts, counts)
+        how_run = Scoring(*how), self.arrivals, rope, norms
+        return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the answers of a delta rule's heads, side by side. Args: rest: fields of `DeltaParts` after `b`."""

@@ -29,6 +29,12 @@ def strides_of(pool: Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit
+def rounded_product(x, y):
+    """Return x * y, never fused with a sum that follows, which would be rounded once instead of twice."""
+    return tl.fma(x, y, 0.0)
+
+
+@triton.jit
 def mix(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Return heads [ROWS, W] float32 multiplied with the Hadamard matrix; added up as kernels/cache_codes.py does."""
     SIZE: tl.constexpr = HEAD_DIM & -HEAD_DIM
@@ -65,9 +71,12 @@ def load_codes(pool, at, place, is_there, HEAD_DIM: tl.constexpr, WIDTH: tl.cons
             code += ((fifth >> (column % 8)[None, :]) & 1) << 4
         value = (code - (1 << (BITS - 1))).to(tl.float32)
     before: tl.constexpr = PAGE * (HEAD_DIM if BITS == 8 else HEAD_DIM // 2 + (HEAD_DIM // 8 if BITS == 5 else 0))
-    scales = pool + (at + before + place * (HEAD_DIM // 16))[:, None] + (column // 32 * 2)[None, :]
-    scale = tl.load(scales.to(tl.pointer_type(tl.float16)), mask=seen, other=0.0).to(tl.float32)
-    return value * scale
+    block = tl.arange(0, WIDTH // 32)
+    scales = pool + (at + before + place * (HEAD_DIM // 16))[:, None] + (block * 2)[None, :]
+    has_scale = is_there[:, None] & (block < HEAD_DIM // 32)[None, :]
+    scale = tl.load(scales.to(tl.pointer_type(tl.float16)), mask=has_scale, other=0.0).to(tl.float32)
+    blocks = tl.reshape(value, (at.shape[0], WIDTH // 32, 32)) * scale[:, :, None]
+    return tl.reshape(blocks, (at.shape[0], WIDTH))
 
 
 @triton.jit
@@ -84,7 +93,7 @@ def _rounded(x, WIDTH: tl.constexpr, BITS: tl.constexpr):
         scale = extreme / (-1.0 * (1 << (BITS - 1)))
     one = tl.full([WIDTH // 32], 1.0, tl.float32)
     steps = tl.where(scale == 0.0, 0.0, tl.div_rn(one, tl.where(scale == 0.0, 1.0, scale)))
-    scaled = blocks * steps[:, None]
+    scaled = rounded_product(blocks, steps[:, None])
     if BITS == 8:
         size = tl.floor(tl.abs(scaled))
         size += tl.where(tl.abs(scaled) - size >= 0.5, 1.0, 0.0)  # half away from zero
@@ -95,29 +104,27 @@ def _rounded(x, WIDTH: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def _keep_head(pool, at, place, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BITS: tl.constexpr):
-    """Write a mixed head [W] as codes into a place of a page."""
+def _keep_codes(pool, place, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BITS: tl.constexpr):
+    """Write a mixed head [W] as codes into a place of a page; `pool` points to the page's codes of this head."""
     codes, scale = _rounded(x, WIDTH, BITS)
     column = tl.arange(0, WIDTH)
     before: tl.constexpr = PAGE * (HEAD_DIM if BITS == 8 else HEAD_DIM // 2 + (HEAD_DIM // 8 if BITS == 5 else 0))
     if BITS == 8:
-        tl.store(
-            pool + at + place * HEAD_DIM + column, codes.to(tl.int8).to(tl.uint8, bitcast=True), mask=column < HEAD_DIM
-        )
+        tl.store(pool + place * HEAD_DIM + column, codes.to(tl.int8).to(tl.uint8, bitcast=True), mask=column < HEAD_DIM)
     else:
         halves = tl.permute(tl.reshape(codes, (WIDTH // 32, 2, 16)), (0, 2, 1))
         low, high = tl.split(halves)  # [W / 32, 16] each
         byte = tl.arange(0, WIDTH // 2)
         nibbles = tl.reshape((low & 15) | ((high & 15) << 4), (WIDTH // 2,)).to(tl.uint8)
-        tl.store(pool + at + place * (HEAD_DIM // 2) + byte, nibbles, mask=byte < HEAD_DIM // 2)
+        tl.store(pool + place * (HEAD_DIM // 2) + byte, nibbles, mask=byte < HEAD_DIM // 2)
     if BITS == 5:
         eights = tl.reshape(codes >> 4, (WIDTH // 8, 8))
         fifths = tl.sum(eights << tl.arange(0, 8)[None, :], 1).to(tl.uint8)
         eighth = tl.arange(0, WIDTH // 8)
-        to = pool + at + PAGE * (HEAD_DIM // 2) + place * (HEAD_DIM // 8) + eighth
+        to = pool + PAGE * (HEAD_DIM // 2) + place * (HEAD_DIM // 8) + eighth
         tl.store(to, fifths, mask=eighth < HEAD_DIM // 8)
     block = tl.arange(0, WIDTH // 32)
-    scales = (pool + at + before + place * (HEAD_DIM // 16) + 2 * block).to(tl.pointer_type(tl.float16))
+    scales = (pool + before + place * (HEAD_DIM // 16) + 2 * block).to(tl.pointer_type(tl.float16))
     tl.store(scales, scale.to(tl.float16), mask=block < HEAD_DIM // 32)
 
 
@@ -129,6 +136,25 @@ def _rounded_to_float8(x):
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
     step = 24576.0  # 1.5 * 2^23 times the smallest number, 2^-9: adding it rounds to a multiple of that
     return tl.where(tl.abs(x) < 0.015625, (x + step) - step, normal)
+
+
+@triton.jit
+def keep_head(pool, place, place_stride, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+              KIND: tl.constexpr):  # fmt: skip
+    """Write a head [1, W] into a place of a page, as a pool of this KIND keeps it.
+
+    Args:
+        pool: pointer to the page's entries of this head; place_stride: elements from one to the next, 0 for codes.
+    """
+    if KIND:
+        x = mix(x.to(tl.float32), 1, WIDTH, HEAD_DIM)
+    x, column = tl.reshape(x, (WIDTH,)), tl.arange(0, WIDTH)
+    if KIND > 1:
+        _keep_codes(pool, place, x, HEAD_DIM, WIDTH, PAGE, KIND)
+    else:
+        if KIND == 1:
+            x = _rounded_to_float8(x)
+        tl.store(pool + place * place_stride + column, x.to(pool.dtype.element_ty), mask=column < HEAD_DIM)
 
 
 @triton.jit
@@ -191,14 +217,9 @@ def _keep_heads(
     column, place = tl.arange(0, WIDTH), position % PAGE
     is_there = column < HEAD_DIM
     source = heads + sequence * batch_stride + token * token_stride + head * head_stride
-    x = tl.load(source + column, mask=is_there, other=0.0).to(tl.float32)
-    x = tl.reshape(mix(tl.reshape(x, (1, WIDTH)), 1, WIDTH, HEAD_DIM), (WIDTH,))
-    at = page * page_stride + head * pool_head_stride
-    if KIND == 1:
-        x = _rounded_to_float8(x).to(pool.dtype.element_ty)
-        tl.store(pool + at + place * place_stride + column, x, mask=is_there)
-    else:
-        _keep_head(pool, at, place, x, HEAD_DIM, WIDTH, PAGE, KIND)
+    x = tl.load(source + column, mask=is_there, other=0.0)
+    entries = pool + page * page_stride + head * pool_head_stride
+    keep_head(entries, place, place_stride, tl.reshape(x, (1, WIDTH)), HEAD_DIM, WIDTH, PAGE, KIND)
 
 
 def launch_keep_heads(heads: Tensor, pool: Tensor, table: Tensor, starts: Tensor, counts: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""One new token's attention over a cache that already holds its key and value: split-KV decode, as one kernel.
+"""One new token's attention: queries prepared, key and value written, and split-KV decode, as one kernel.
 
-Legend: B batch, H heads, K kv heads, E head dim, N pages of a sequence, G positions of a page, S slots of a sequence
-(N G), P splits,
-R rows of a tile (the H / K heads of one kv head, padded).
+Legend: B batch, H heads, K kv heads, E head dim, padded to W, N pages of a sequence, G positions of a page, S slots
+of a sequence (N G), P splits, R rows of a tile (the H / K heads of one kv head, padded).
 
-    program (split, kv head, sequence): reads starts and counts, walks its share of the visible keys
+    program (split, kv head, sequence): reads starts and counts, prepares its queries, walks its share of the visible
+    keys; the last split, whose share has the new position, writes that first, and no other split reads it
     the last split of a kv head to arrive adds up the results of all, in their order: the bits do not depend on which
     split is last
 
@@ -21,13 +21,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
+from graphcore.kernels.gpu.attention.coded_heads import mix, pool_kind, strides_of
+from graphcore.kernels.gpu.attention.new_token import (
+    prepared_queries,
+    reread_heads,
+    store_heads,
+    write_new,
+)
 from graphcore.kernels.gpu.attention.running_softmax import (
     LOG2_E,
     MERGED,
     divided,
     empty_state,
-    load_rows,
     merge_splits,
     precision_of,
     walk,
@@ -55,11 +60,14 @@ def _visible_keys(starts, counts, sequence, slots, window, WINDOWED: tl.constexp
 
 
 @triton.jit
-def _store_heads(out, answers, ROWS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    is_real = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    at = row[:, None] * HEAD_DIM + column[None, :]
-    tl.store(out + at, answers.to(out.dtype.element_ty), mask=is_real)
+def _store_answers(out, answers, ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+                   WIDTH: tl.constexpr, IS_MIXED: tl.constexpr):  # fmt: skip
+    """Store the answers [ROWS, W], and undo the mixing of the values that they are sums of."""
+    store_heads(out, answers, ROWS, GROUP, HEAD_DIM, WIDTH)
+    if IS_MIXED:  # read again: to mix them where they are takes registers that the tiles of keys have
+        x = reread_heads(out, HEADS, GROUP, HEAD_DIM, WIDTH)
+        tl.debug_barrier()  # all threads have read before one writes
+        store_heads(out, mix(x.to(tl.float32), HEADS, WIDTH, HEAD_DIM), HEADS, GROUP, HEAD_DIM, WIDTH)
 
 
 @triton.jit
@@ -69,23 +77,24 @@ def _leave(part, state, best, total, sums, ROWS: tl.constexpr, GROUP: tl.constex
     row = tl.arange(0, ROWS)
     tl.store(state + row * 2, best, mask=row < GROUP)
     tl.store(state + row * 2 + 1, total, mask=row < GROUP)
-    _store_heads(part, sums, ROWS, GROUP, HEAD_DIM, WIDTH)
+    store_heads(part, sums, ROWS, GROUP, HEAD_DIM, WIDTH)
 
 
 @triton.jit
 def attend_splits(
-    query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals,
-    q_batch, q_head, k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
+    query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
+    arrivals, q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
+    k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
-    K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr, ROTATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute `attend_written`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
+    """Compute `attend_token`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    splits, place = tl.num_programs(0), sequence * tl.num_programs(1) + kv_head
+    splits, place = tl.num_programs(0), tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     slots = num_pages * PAGE
     first, visible = _visible_keys(starts, counts, sequence, slots, window, WINDOWED)
     share = tl.maximum(tl.cdiv(tl.cdiv(visible, splits), TILE), 1) * TILE
@@ -93,24 +102,38 @@ def attend_splits(
     used = tl.maximum(tl.cdiv(visible, share), 1)  # a row without a token: one split writes its zeros
     if split >= used:
         return
+    pages, k_rows, v_rows = table + sequence * table_row, k_cache + kv_head * k_head, v_cache + kv_head * v_head
+    cosines = rope if rope is None else rope + sequence * ROTATED
+    if key is not None:
+        if (split == used - 1) & (visible > 0):
+            slot = (first + visible - 1) % slots
+            page = tl.load(pages + slot // PAGE).to(tl.int64)
+            new_k = key + sequence * new_k_batch + kv_head * new_k_head
+            new_v = value + sequence * new_v_batch + kv_head * new_v_head
+            write_new(
+                new_k, new_v, k_rows + page * k_page, v_rows + page * v_page, slot % PAGE, k_place, v_place,
+                k_weight, cosines, eps, ROTATED, WIDE, HEAD_DIM, WIDTH, PAGE, K_KIND, V_KIND,
+            )  # fmt: skip
+    answer = out + place * GROUP * HEAD_DIM
+    q = prepared_queries(
+        query + sequence * q_batch + kv_head * GROUP * q_head, q_head, q_weight, cosines, eps, answer,
+        GROUP, HEADS, ROWS, ROTATED, WIDE, K_KIND > 0, HEAD_DIM, WIDTH,
+    )  # fmt: skip
     row = tl.arange(0, ROWS)
     is_head = row < GROUP
-    q = load_rows(query + sequence * q_batch + kv_head * GROUP * q_head, row, q_head, is_head, HEAD_DIM, WIDTH)
     best, total, sums = empty_state(ROWS, WIDTH)
     if sinks is not None:  # the first split counts the sink, as a key that it has seen and whose value is zero
         sink = tl.load(sinks + kv_head * GROUP + row, mask=is_head, other=0.0) * LOG2_E
         best = tl.where(split == 0, sink, best)
         total = tl.where(split == 0, 1.0, total)
-    k_rows, v_rows, pages = k_cache + kv_head * k_head, v_cache + kv_head * v_head, table + sequence * table_row
     begin, end = split * share, tl.minimum(split * share + share, visible)
     best, total, sums = walk(
         q, k_rows, v_rows, pages, first % slots, begin, end, 0, best, total, sums, k_page, k_place, v_page, v_place,
         slots, window, scale, cap, WINDOWED, True, False, False, CAPPED, HEAD_DIM, WIDTH, TILE, PAGE, PRECISION,
         K_KIND, V_KIND,
     )  # fmt: skip
-    answer = out + place * GROUP * HEAD_DIM
     if used == 1:
-        _store_heads(answer, divided(sums, total), ROWS, GROUP, HEAD_DIM, WIDTH)
+        _store_answers(answer, divided(sums, total), ROWS, HEADS, GROUP, HEAD_DIM, WIDTH, V_KIND > 0)
     elif arrivals is not None:
         left = place * splits * GROUP
         _leave(parts + (left + split * GROUP) * HEAD_DIM, states + (left + split * GROUP) * 2, best, total, sums,
@@ -121,54 +144,8 @@ def attend_splits(
             tl.store(arrivals + place, 0)
             all_total, all_sums = merge_splits(parts + left * HEAD_DIM, states + left * 2, used,
                                                GROUP, HEADS, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
-            _store_heads(answer, divided(all_sums, all_total), HEADS, GROUP, HEAD_DIM, WIDTH)
-
-
-torch.library.define(
-    "graphcore::attend_written",
-    "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor table, Tensor starts, Tensor counts, int window,"
-    " float scale, Tensor? sinks=None, Tensor(a!)? arrivals=None, float cap=0.0) -> Tensor",
-)
-
-
-def attend_written(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    table: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    window: int,
-    scale: float,
-    sinks: Tensor | None = None,
-    arrivals: Tensor | None = None,
-    cap: float = 0.0,
-) -> Tensor:
-    """Attend one new token of each sequence, whose key and value are already in the cache.
-
-    Args:
-        query: [B, 1, H, E] compute dtype, mixed if the keys are; the last stride is 1.
-        k_cache, v_cache: pages of keys and values of all sequences, as in `attend`.
-        table: [B, N] int32, pages of each sequence, as in `attend`; they hold positions 0 .. starts.
-        starts: [B] int64, the new token's position.
-        counts: [B] int64, 1, or 0 for a row without a token, whose answer is zeros.
-        window: number of visible keys, the new one included; 0 for all.
-        scale: factor of q . k.
-        sinks: [H] float32, as in `attend`.
-        arrivals: [B * K or more] int32 zeros, zeros again afterwards; all layers of a stream may share one. If it is
-            None, each call makes its own, which is one more fill on the stream.
-        cap: bound of the scores, as in `attend`.
-
-    Returns:
-        [B, 1, H, E] compute dtype, contiguous.
-    """
-    op = torch.ops.graphcore.attend_written.default
-    return op(query, k_cache, v_cache, table, starts, counts, window, scale, sinks, arrivals, cap)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::attend_written")
-def _fake(query: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
+            all_answers = divided(all_sums, all_total)
+            _store_answers(answer, all_answers, HEADS, HEADS, GROUP, HEAD_DIM, WIDTH, V_KIND > 0)
 
 
 def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
@@ -200,8 +177,10 @@ def processors_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def launch_attend_written(
+def launch_attend_token(
     query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor,
@@ -212,10 +191,15 @@ def launch_attend_written(
     sinks: Tensor | None = None,
     arrivals: Tensor | None = None,
     cap: float = 0.0,
+    rope: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+    scale_in_float32: bool = True,
     tile: int = 0,
     alone: int = ALONE_TILES,
 ) -> Tensor:
-    """Implement `attend_written`.
+    """Implement `attend_token`.
 
     Args:
         tile: keys of a tile, 0 for the size that suits the head dim.
@@ -225,8 +209,12 @@ def launch_attend_written(
     kv_heads, page = k_cache.shape[1:3]
     slots = table.shape[1] * page
     assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
-    assert query.stride(3) == k_cache.stride(-1) == v_cache.stride(-1) == 1, "vectors lie in one run"
     assert table.stride(1) == 1, "a sequence's pages are one run"
+    assert rope is None or rope.is_contiguous(), "the kernel finds a token's angles by shape alone"
+    assert head_dim % 2 == 0 or rope is None, f"heads of {head_dim} have no halves"
+    new = [query if one is None else one for one in (key, value)]
+    for one in (query, *new, k_cache, v_cache):
+        assert one.stride(-1) == 1, "vectors lie in one run"
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     kinds = pool_kind(k_cache), pool_kind(v_cache)
     is_wide = width > MOST_CODED_WIDTH and max(kinds) > 1
@@ -244,16 +232,14 @@ def launch_attend_written(
     # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
     warps, stages = (8, 3) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
     attend_splits[(splits, kv_heads, batch)](
-        query, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, arrivals if splits > 1 else None,
-        query.stride(0), query.stride(2), *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table),
-        window, scale, cap,
+        query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
+        arrivals if splits > 1 else None, query.stride(0), query.stride(2),
+        *(one.stride(axis) for one in new for axis in (0, 2)), eps,
+        *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table), window, scale, cap,
         WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
         HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
-        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1], **dependence(),
+        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
+        ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **dependence(),
     )  # fmt: skip
-    return launch_mix_heads(out, v_cache)
-
-
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::attend_written", "CompositeExplicitAutograd", launch_attend_written)
+    return out

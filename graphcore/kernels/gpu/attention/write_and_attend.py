@@ -1,7 +1,7 @@
 """`graphcore::attend` on a GPU; kernels/attend.py says what it computes.
 
-One token is written, then attended by split-KV decode. A chunk is attended before it is written, because in a ring it
-may overwrite keys that it sees. Both launches are on one stream, in this order; nothing is read back.
+One token takes one launch (decode.py). A chunk is attended before it is written, because in a ring it may overwrite
+keys that it sees. Both launches are on one stream, in this order; nothing is read back.
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from graphcore.kernels.attend import kept_of_pass
 from graphcore.kernels.cache_codes import heads_of
-from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads
-from graphcore.kernels.gpu.attention.decode import launch_attend_written
+from graphcore.kernels.gpu.attention.decode import launch_attend_token
 from graphcore.kernels.gpu.attention.prefill import launch_attend_chunk
 from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
 from graphcore.kernels.scoring import Scoring
@@ -33,19 +32,14 @@ def launch_attend(
     """Implement `attend`; the arguments after `counts` are the fields of `Scoring`."""
     scoring = Scoring(*how, **named)
     caches, spans, is_kept = (k_cache, v_cache, table), (starts, counts), key is None
+    if query.shape[1] == 1:
+        window, scale, sinks, _, cap = scoring
+        return launch_attend_token(query, key, value, *caches, *spans, window, scale, sinks, cap=cap)
     if key is None or value is None:
         key, value = (heads_of(one, query.dtype) for one in kept_of_pass(query.shape[1], caches[:2], table, *spans))
-    new = key, value
-    if query.shape[1] == 1:
-        if not is_kept:
-            launch_write_cache(*new, *caches, *spans)
-        turned = launch_mix_heads(query, k_cache)
-        return launch_attend_written(
-            turned, *caches, *spans, scoring.window, scoring.scale, scoring.sinks, cap=scoring.cap
-        )
-    out = launch_attend_chunk(query, *new, *caches, *spans, scoring, is_kept)
+    out = launch_attend_chunk(query, key, value, *caches, *spans, scoring, is_kept)
     if not is_kept:
-        launch_write_cache(*new, *caches, *spans)
+        launch_write_cache(key, value, *caches, *spans)
     return out
 
 

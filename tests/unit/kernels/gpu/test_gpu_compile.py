@@ -20,10 +20,10 @@ TESTS = Path(__file__).parents[3]
 # kernels of a captured step that begin before the ones in front of them have ended
 DEPENDENT = {
     *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
-    *("_packed_product", "_residual_norm", "_rotate_and_write", "_route", "attend_splits", "_convolve", "_one_token"),
+    *("_packed_product", "_residual_norm", "_route", "attend_splits", "_convolve", "_one_token"),
 }
-# a router's scores; a head of one token
-READ_LITTLE = ("_choose", "_rotate_and_write", "_keep_heads", "_mix_heads")
+# scores of a router; a head
+READ_LITTLE = ("_choose", "_keep_heads", "_mix_heads")
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for
 CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet", "delta")}
 

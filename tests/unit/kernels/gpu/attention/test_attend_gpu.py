@@ -190,4 +190,4 @@ def test_a_gpu_s_attend_is_this_one_after_registration_and_the_cpu_s_stays() -> 
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     assert has_kernel("graphcore::attend", "CUDA")
     assert has_kernel("graphcore::attend", "CPU")
-    assert has_kernel("graphcore::attend_written", "CompositeExplicitAutograd")
+    assert has_kernel("graphcore::attend_token", "CompositeExplicitAutograd")

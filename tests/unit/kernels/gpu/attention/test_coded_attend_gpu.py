@@ -4,14 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from coded_cases import KV_HEADS, SCALE, Grown, pool
+from coded_cases import SCALE, Grown, pool
 
 from graphcore.kernels.attend import masked_attend
-from graphcore.kernels.cache_codes import FLOAT8, KVType, entries, heads_of, kept_at, mixed
-from graphcore.kernels.gpu.attention.decode import launch_attend_written
-from graphcore.kernels.gpu.attention.rotate_and_write import launch_rotate_and_write
+from graphcore.kernels.cache_codes import FLOAT8, KVType
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
-from graphcore.nn.rope import rotate
 
 pytestmark = pytest.mark.thorough
 
@@ -49,25 +46,6 @@ def test_pages_hold_the_blocks_that_plain_torch_writes(name: str, head_dim: int)
         found.append(pools)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_a_decode_step_rotates_mixes_and_keeps_its_heads(kinds: tuple[KVType, KVType]) -> None:
-    heads, head_dim, generator = 4, 64, torch.Generator().manual_seed(9)
-    projected = torch.randn(2, (heads + 2 * KV_HEADS) * head_dim, generator=generator)
-    angles = torch.randn(2, 1, head_dim // 2, generator=generator)
-    rope = torch.stack((angles.cos(), angles.sin()), dim=2)
-    pools = [pool(kind, head_dim, 4, 4).zero_() for kind in kinds]
-    spans = (torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.tensor([5, 0]), torch.ones(2).long())
-    query = launch_rotate_and_write(projected, rope, *pools, *spans, None, None, 0.0, True)
-    q, k, v = projected.view(2, 1, -1, head_dim).split([heads, KV_HEADS, KV_HEADS], dim=2)
-    q, k = rotate(q, rope), rotate(k, rope)
-    torch.testing.assert_close(query, q if kinds[0] is torch.float32 else mixed(q), rtol=0, atol=2e-6)
-    for cache, new in zip(pools, (k, v), strict=True):
-        found = heads_of(kept_at(cache, torch.tensor([0, 1]), torch.tensor([1, 0])), torch.float32)
-        torch.testing.assert_close(found, heads_of(entries(new[:, 0], cache), torch.float32), rtol=0, atol=1e-6)
-    found = launch_attend_written(query, *pools, *spans, 0, SCALE)
-    torch.testing.assert_close(found, masked_attend(q, None, None, *pools, *spans, 0, SCALE), rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("tokens", [1, 6])

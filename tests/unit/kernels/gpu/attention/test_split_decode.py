@@ -1,4 +1,4 @@
-"""Split-KV decode against attention over all live keys in float64."""
+"""Split-KV decode of keys that are in the cache, against attention over all live ones in float64."""
 
 import math
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.kernels.gpu.attention.attend_token import attend_token
 from graphcore.kernels.gpu.attention.decode import (
     ALONE_TILES,
-    attend_written,
     keys_of_tile,
-    launch_attend_written,
+    launch_attend_token,
     split_count,
 )
+from graphcore.kernels.scoring import Scoring
 
 TILE = 16
 ONE_PAGE = torch.zeros(1, 1, dtype=torch.int32)
@@ -85,7 +86,9 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: i
     )
     starts = starts.clamp(min=0)
     spans = (starts, counts, case.window, scale, sinks)
-    found = launch_attend_written(query, k_cache, v_cache, table, *spans, arrivals, case.cap, tile=tile, alone=alone)
+    found = launch_attend_token(
+        query, None, None, k_cache, v_cache, table, *spans, arrivals, case.cap, tile=tile, alone=alone
+    )
     assert found.dtype == case.dtype
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=CLOSE[case.dtype])
 
@@ -169,10 +172,15 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     query[..., 0] = 1
     spans = (torch.tensor([63]), torch.tensor([1]), 0)
     for sign, answer in ((1.0, 7.0), (-1.0, 0.0)):
-        found = launch_attend_written(sign * query, keys, values, ONE_PAGE, *spans, 1.0, tile=TILE, alone=1)
+        found = launch_attend_token(sign * query, None, None, keys, values, ONE_PAGE, *spans, 1.0, tile=TILE, alone=1)
         torch.testing.assert_close(found, torch.full_like(found, answer))
     sinks = torch.full((1,), 1e4)
-    assert launch_attend_written(query, keys, values, ONE_PAGE, *spans, 1.0, sinks, tile=TILE, alone=1).abs().max() == 0
+    assert (
+        launch_attend_token(query, None, None, keys, values, ONE_PAGE, *spans, 1.0, sinks, tile=TILE, alone=1)
+        .abs()
+        .max()
+        == 0
+    )
 
 
 def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
@@ -183,8 +191,8 @@ def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
     cache = memory.as_strided((3, 1, 64, 16), (far, 1024, 16, 1))
     cache.copy_(torch.randn(3, 1, 64, 16))
     query, spans = torch.randn(3, 1, 2, 16), (torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), 0, 0.25)
-    near = launch_attend_written(query, cache.clone(), cache.clone(), table, *spans, tile=TILE, alone=1)
-    assert torch.equal(launch_attend_written(query, cache, cache, table, *spans, tile=TILE, alone=1), near)
+    near = launch_attend_token(query, None, None, cache.clone(), cache.clone(), table, *spans, tile=TILE, alone=1)
+    assert torch.equal(launch_attend_token(query, None, None, cache, cache, table, *spans, tile=TILE, alone=1), near)
 
 
 @settings(max_examples=15, deadline=None)
@@ -202,15 +210,21 @@ def test_any_case_matches_float64(data: st.DataObject) -> None:
 
 def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
     query, cache = torch.randn(2, 1, 4, 16), torch.randn(2, 2, 40, 16)
-    spans = (torch.tensor([[1], [0]], dtype=torch.int32), torch.tensor([30, 3]), torch.tensor([1, 1]), 0, 0.25)
-    found = attend_written(query, cache, cache.flip(2), *spans)
-    assert torch.equal(found, launch_attend_written(query, cache, cache.flip(2), *spans))
-    capped = attend_written(query, cache, cache.flip(2), *spans, cap=0.5)
-    assert torch.equal(capped, launch_attend_written(query, cache, cache.flip(2), *spans, cap=0.5))
+    place = (
+        cache,
+        cache.flip(2),
+        torch.tensor([[1], [0]], dtype=torch.int32),
+        torch.tensor([30, 3]),
+        torch.ones(2).long(),
+    )
+    found = attend_token(query, None, None, *place, Scoring(0, 0.25))
+    assert torch.equal(found, launch_attend_token(query, None, None, *place, 0, 0.25))
+    capped = attend_token(query, None, None, *place, Scoring(0, 0.25, cap=0.5))
+    assert torch.equal(capped, launch_attend_token(query, None, None, *place, 0, 0.25, cap=0.5))
     assert not torch.equal(capped, found)
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(tensor) for tensor in (query, cache, cache, *spans[:3])]
-        fake = attend_written(*fakes, *spans[3:])
+        fakes = [mode.from_tensor(tensor) for tensor in (query, *place)]
+        fake = attend_token(fakes[0], None, None, *fakes[1:], Scoring(0, 0.25))
     assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
 
 
