@@ -230,7 +230,7 @@ def launch_attend_token(
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
     heads_width = triton.next_power_of_2(group)
     # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
-    warps, stages = (8, 3) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
+    warps, stages = (8, 2) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
     attend_splits[(splits, kv_heads, batch)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
         arrivals if splits > 1 else None, query.stride(0), query.stride(2),
