@@ -3,16 +3,17 @@
 Legend: B batch, H heads, K kv heads, E head dim, padded to W, N pages of a sequence, G positions of a page, S slots
 of a sequence (N G), P splits, R rows of a tile (the H / K heads of one kv head, padded).
 
-    program (split, kv head, sequence): reads starts and counts, prepares its queries, walks its share of the visible
-    keys; the last split, whose share has the new position, writes that first, and no other split reads it
-    the last split of a kv head to arrive adds up the results of all, in their order: the bits do not depend on which
-    split is last
+    program: reads starts and counts, and finds which split of which kv head it is (splits.py), or that it is none
+    split: prepares its queries, walks its share of the visible keys; the last one of a sequence, whose share has the
+    new position, writes that first, and no other split reads it
+    the split of a kv head that arrives last adds up the results of all, in their order: the bits do not depend on
+    which one that is
 
 Results of a split: parts [B, K, P, H / K, E], weighted sums of values; states [B, K, P, H / K, 2], highest score (in
-base 2) and sum of weights; float32.
+base 2) and sum of weights; float32. P: the most that a sequence may have.
 
 The H / K heads of a kv head are rows of one tile, so that a key is read once. A split's share is a share of the live
-length, in whole tiles: the cost follows the context, and splits without keys exit at once.
+length, in whole tiles: the cost follows the context.
 Source: split-KV as in Flash-Decoding (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
 """
 
@@ -37,26 +38,22 @@ from graphcore.kernels.gpu.attention.running_softmax import (
     precision_of,
     walk,
 )
+from graphcore.kernels.gpu.attention.splits import (
+    ALONE_TILES,
+    RESIDENT,
+    keys_of_tile,
+    most_splits,
+    of_row,
+    processors_of,
+    shares_of,
+    split_count,
+    visible_keys,
+)
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 
-TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
 MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a whole tile
-RESIDENT = 2  # programs that run on a multiprocessor at once; more splits would only add sums
 REGISTERS = 53248  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
-ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
-ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
-
-
-@triton.jit
-def _visible_keys(starts, counts, sequence, slots, window, WINDOWED: tl.constexpr):
-    """Return the first visible position and the number of visible ones, both int32."""
-    start = tl.load(starts + sequence).to(tl.int32)
-    visible = tl.minimum(start + 1, slots)
-    if WINDOWED:
-        visible = tl.minimum(visible, window)
-    visible = tl.where(tl.load(counts + sequence) > 0, visible, 0)
-    return start + 1 - visible, visible
 
 
 @triton.jit
@@ -81,27 +78,16 @@ def _leave(part, state, best, total, sums, ROWS: tl.constexpr, GROUP: tl.constex
 
 
 @triton.jit
-def attend_splits(
-    query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
-    arrivals, q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
-    k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
+def _attend_split(
+    query, key, value, k_cache, v_cache, table, sinks, rope, q_weight, k_weight, out, parts, states, arrivals,
+    q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
+    k_page, k_head, k_place, v_page, v_head, v_place, table_row, window, scale, cap,
+    split, kv_head, sequence, place, slots, first, visible, share, used, most,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
-    K_KIND: tl.constexpr, V_KIND: tl.constexpr, ROTATED: tl.constexpr, WIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, MERGED_SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, ROTATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute `attend_token`: grid [splits, K, B]; every tensor has whole vectors, strides are in elements."""
-    let_next_begin(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    split, kv_head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    splits, place = tl.num_programs(0), tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    slots = num_pages * PAGE
-    first, visible = _visible_keys(starts, counts, sequence, slots, window, WINDOWED)
-    share = tl.maximum(tl.cdiv(tl.cdiv(visible, splits), TILE), 1) * TILE
-    share = tl.maximum(share, tl.where(visible <= ALONE * TILE, ALONE * TILE, 0))
-    used = tl.maximum(tl.cdiv(visible, share), 1)  # a row without a token: one split writes its zeros
-    if split >= used:
-        return
+    """Attend a share of the `visible` keys from position `first`; `place` is the kv head's number in the batch."""
     pages, k_rows, v_rows = table + sequence * table_row, k_cache + kv_head * k_head, v_cache + kv_head * v_head
     cosines = rope if rope is None else rope + sequence * ROTATED
     if key is not None:
@@ -135,7 +121,7 @@ def attend_splits(
     if used == 1:
         _store_answers(answer, divided(sums, total), ROWS, HEADS, GROUP, HEAD_DIM, WIDTH, V_KIND > 0)
     elif arrivals is not None:
-        left = place * splits * GROUP
+        left = place * most * GROUP
         _leave(parts + (left + split * GROUP) * HEAD_DIM, states + (left + split * GROUP) * 2, best, total, sums,
                ROWS, GROUP, HEAD_DIM, WIDTH)  # fmt: skip
         tl.debug_barrier()  # one thread counts the arrival after all have written
@@ -148,33 +134,46 @@ def attend_splits(
             _store_answers(answer, all_answers, HEADS, HEADS, GROUP, HEAD_DIM, WIDTH, V_KIND > 0)
 
 
-def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
-    """Return the number of programs that share the keys of one kv head.
-
-    Args:
-        batch, kv_heads: numbers of sequences and kv heads, each pair with programs of its own.
-        visible: keys that a query may ever see: the buffer's slots, or the window.
-        tile: keys of a tile; a split has at least one tile.
-        processors: multiprocessors of the device; each runs RESIDENT programs, and one more would wait for the others.
-    """
-    return max(1, min(RESIDENT * processors // (batch * kv_heads), -(-visible // tile)))
-
-
-def keys_of_tile(width: int, dtype: torch.dtype) -> int:
-    """Return the number of keys of a tile, for vectors padded to `width` elements in the product's dtype."""
-    return max(16, min(128, TILE_NBYTES // (width * dtype.itemsize)))
+@triton.jit
+def attend_splits(
+    query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
+    arrivals, q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
+    k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
+    batch, kv_heads, few, most,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, ALL_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, ROTATED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Compute `attend_token`: grid [programs]; every tensor has whole vectors, strides are in elements."""
+    let_next_begin(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    slots = num_pages * PAGE
+    firsts, visibles = visible_keys(starts, counts, batch, slots, window, WINDOWED, ALL_ROWS)
+    shares = shares_of(visibles, few, most, TILE, ALONE)
+    used_by = tl.maximum(tl.cdiv(visibles, shares), 1)  # a row without a token: one split writes its zeros
+    used_by = tl.where(tl.arange(0, ALL_ROWS) < batch, used_by, 0)
+    ends, program = tl.cumsum(used_by, 0) * kv_heads, tl.program_id(0)
+    if program >= tl.max(ends, 0):
+        return
+    row = tl.sum((ends <= program).to(tl.int32), 0)
+    first, visible = of_row(firsts, row, ALL_ROWS), of_row(visibles, row, ALL_ROWS)
+    share, used = of_row(shares, row, ALL_ROWS), of_row(used_by, row, ALL_ROWS)
+    at = program - tl.max(tl.where(ends <= program, ends, 0), 0)
+    kv_head = at // used
+    _attend_split(
+        query, key, value, k_cache, v_cache, table, sinks, rope, q_weight, k_weight, out, parts, states, arrivals,
+        q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
+        k_page, k_head, k_place, v_page, v_head, v_place, table_row, window, scale, cap,
+        at % used, kv_head.to(tl.int64), row.to(tl.int64), row * kv_heads + kv_head, slots, first, visible,
+        share, used, most, WINDOWED, CAPPED, GROUP, HEADS, ROWS, HEAD_DIM, WIDTH, TILE, PAGE, MERGED_SPLITS,
+        PRECISION, K_KIND, V_KIND, ROTATED, WIDE,
+    )  # fmt: skip
 
 
 def table_sizes(table: Tensor) -> tuple[int, int]:
     """Return a table's entries from one row to the next, and its entries of each row."""
     return table.stride(0), table.shape[1]
-
-
-def processors_of(device: torch.device) -> int:
-    """Return how many streaming multiprocessors a device has."""
-    if device.type != "cuda":
-        return ABSENT_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def launch_attend_token(
@@ -219,25 +218,27 @@ def launch_attend_token(
     kinds = pool_kind(k_cache), pool_kind(v_cache)
     is_wide = width > MOST_CODED_WIDTH and max(kinds) > 1
     tile = tile or max(16, keys_of_tile(width, query.dtype) // (2 if is_wide else 1))
-    splits = split_count(batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
+    sizes = (batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
+    few, most = split_count(*sizes), most_splits(*sizes)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = states = None
-    if splits > 1:
-        parts = torch.empty(batch, kv_heads, splits, group, head_dim, dtype=torch.float32, device=query.device)
-        states = torch.empty(batch, kv_heads, splits, group, 2, dtype=torch.float32, device=query.device)
+    if most > 1:
+        parts = torch.empty(batch, kv_heads, most, group, head_dim, dtype=torch.float32, device=query.device)
+        states = torch.empty(batch, kv_heads, most, group, 2, dtype=torch.float32, device=query.device)
         if arrivals is None:
             arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
     heads_width = triton.next_power_of_2(group)
     # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
     warps, stages = (8, 2) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
-    attend_splits[(splits, kv_heads, batch)](
+    attend_splits[(batch * kv_heads * most,)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
-        arrivals if splits > 1 else None, query.stride(0), query.stride(2),
+        arrivals if most > 1 else None, query.stride(0), query.stride(2),
         *(one.stride(axis) for one in new for axis in (0, 2)), eps,
         *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table), window, scale, cap,
-        WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width, ROWS=max(16, heads_width),
-        HEAD_DIM=head_dim, WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
+        batch, kv_heads, few, most, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width,
+        ROWS=max(16, heads_width), ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
+        PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
         ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **dependence(),

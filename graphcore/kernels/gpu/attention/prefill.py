@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
-from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, processors_of, table_sizes
+from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import (
     LOG2_E,
     MERGED,
@@ -37,6 +37,7 @@ from graphcore.kernels.gpu.attention.running_softmax import (
     precision_of,
     walk,
 )
+from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.scoring import Scoring
 
 LEAST_TILES = 4  # tiles of keys of a split: to write and add up a split takes about as long as to walk one

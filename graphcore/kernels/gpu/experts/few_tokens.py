@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DeviceLayout
-from graphcore.kernels.gpu.attention.decode import processors_of
+from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of, row_sums

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.kernels.gpu.attention import decode
 from graphcore.kernels.gpu.attention.attend_token import attend_token
-from graphcore.kernels.gpu.attention.decode import (
-    ALONE_TILES,
-    keys_of_tile,
-    launch_attend_token,
-    split_count,
-)
+from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.gpu.attention.splits import ALONE_TILES, MOST_SHARE, keys_of_tile, most_splits, split_count
 from graphcore.kernels.scoring import Scoring
 
 TILE = 16
@@ -226,6 +223,51 @@ def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
         fakes = [mode.from_tensor(tensor) for tensor in (query, *place)]
         fake = attend_token(fakes[0], None, None, *fakes[1:], Scoring(0, 0.25))
     assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
+
+
+def answers(lengths: tuple[int, ...], **how: int) -> Tensor:
+    """Return the answers to sequences whose numbers are those of their place in the batch."""
+    place, kv_heads, slots, width = torch.arange(len(lengths), dtype=torch.int32)[:, None], 2, 1200, 16
+    rows = [torch.randn(3, kv_heads, slots, width, generator=torch.Generator().manual_seed(at)) for at in range(8)]
+    query, k_cache, v_cache = torch.stack(rows[: len(lengths)], dim=1)
+    spans = (torch.tensor(lengths) - 1).clamp(min=0), torch.tensor(lengths).clamp(max=1)
+    query = query[:, :, 0].repeat_interleave(2, 1)[:, None]
+    return launch_attend_token(query, None, None, k_cache, v_cache, place, *spans, 0, 0.3, tile=TILE, **how)
+
+
+@pytest.mark.parametrize("processors", [1, 2, 132])
+def test_an_answer_has_the_same_bits_whatever_lies_beside_it(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "processors_of", lambda _device: processors)
+    whole = answers((1200, 40, 0, 700))
+    for lengths in ((1200, 1, 1, 1), (5, 40, 1200, 700), (0, 40, 0, 0), (1200, 1200, 0, 700)):
+        found = answers(lengths)
+        for row, length in enumerate(lengths):
+            if length == (1200, 40, 0, 700)[row]:
+                assert torch.equal(found[row], whole[row])
+
+
+@pytest.mark.parametrize("processors", [1, 2, 5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_long_and_short_sequences_are_split_on_devices_of_all_sizes(
+    processors: int, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "processors_of", lambda _device: processors)
+    check(Case((1200, 0, 17, 700), slots=1200, has_sinks=has_sinks))
+    check(Case((1200, 300, 0), heads=6, kv_heads=3, slots=1200, page=100, has_sinks=has_sinks))
+    arrivals = torch.zeros(8, dtype=torch.int32)
+    check(Case((1200, 0, 17, 700), slots=1200, has_sinks=has_sinks), arrivals=arrivals)
+    assert arrivals.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "expected"), [(1, 8, 33), (4, 8, 33), (8, 8, 16), (2, 4, 66), (64, 8, 2), (300, 8, 1)]
+)
+def test_a_long_sequence_has_the_splits_that_it_has_alone_up_to_a_bound(
+    batch: int, kv_heads: int, expected: int
+) -> None:
+    assert most_splits(batch, kv_heads, 131072, 64, 132) == expected
+    assert most_splits(batch, kv_heads, 131072, 64, 132) >= split_count(batch, kv_heads, 131072, 64, 132)
+    assert most_splits(batch, kv_heads, 64 * MOST_SHARE.value, 64, 132) <= MOST_SHARE.value
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 300])

@@ -1,0 +1,82 @@
+"""How many programs share the keys of a sequence in split-KV decode, and which share a program takes.
+
+Legend: B batch, K kv heads, P splits of a sequence, in tiles of N keys.
+
+    rounds = min(tiles / few / MOST_SHARE, most / few)        share = tiles / (few * rounds)        P = tiles / share
+
+each rounded up, but for most / few. `few` splits of each sequence fill the device once if all of the batch are equally
+long. A longer sequence has whole multiples of that, up to `most`: if all are long, the device is filled so many times,
+and if one is, it does not keep a few programs busy while all others have ended.
+P follows from the sequence's own length and from B, so its sums are the same whatever lies beside it. The splits of all
+sequences are numbered without gaps: programs that are left over have the highest numbers, begin last, and exit at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
+RESIDENT = 2  # programs that run on a multiprocessor at once; more would wait for them
+ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
+MOST_SHARE = tl.constexpr(32)  # tiles: preparing and adding up take as long as one to four of them
+ROUNDS = 4  # programs of a launch for each that runs at once, at most: what is left over of them takes time, too
+ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
+
+
+@triton.jit
+def visible_keys(starts, counts, batch, slots, window, WINDOWED: tl.constexpr, ALL_ROWS: tl.constexpr):
+    """Return each sequence's first visible position and the number of visible ones, both int32 [ALL_ROWS]."""
+    row = tl.arange(0, ALL_ROWS)
+    start = tl.load(starts + row, mask=row < batch, other=0).to(tl.int32)
+    visible = tl.minimum(start + 1, slots)
+    if WINDOWED:
+        visible = tl.minimum(visible, window)
+    visible = tl.where(tl.load(counts + row, mask=row < batch, other=0) > 0, visible, 0)
+    return start + 1 - visible, visible
+
+
+@triton.jit
+def shares_of(visible, few, most, TILE: tl.constexpr, ALONE: tl.constexpr):
+    """Return the keys of a split of each sequence: whole tiles, and of a short one all."""
+    tiles = tl.cdiv(visible, TILE)
+    rounds = tl.maximum(tl.minimum(tl.cdiv(tl.cdiv(tiles, few), MOST_SHARE), most // few), 1)
+    return tl.where(tiles <= ALONE, ALONE, tl.cdiv(tiles, few * rounds)) * TILE
+
+
+@triton.jit
+def of_row(values, row, ALL_ROWS: tl.constexpr):
+    """Return one of [ALL_ROWS] numbers."""
+    return tl.sum(tl.where(tl.arange(0, ALL_ROWS) == row, values, 0), 0)
+
+
+def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
+    """Return the splits of each kv head's keys that fill the device if all sequences are as long as they may be.
+
+    Args:
+        batch, kv_heads: numbers of sequences and kv heads, each pair with splits of its own.
+        visible: keys that a query may ever see: the buffer's slots, or the window.
+        tile: keys of a tile; a split has at least one tile.
+        processors: multiprocessors of the device; each runs RESIDENT programs.
+    """
+    return max(1, min(RESIDENT * processors // (batch * kv_heads), -(-visible // tile)))
+
+
+def most_splits(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
+    """Return the most splits of a long sequence among short ones: as alone, if ROUNDS allow it; arguments as above."""
+    alone = split_count(1, kv_heads, visible, tile, processors)
+    return max(
+        split_count(batch, kv_heads, visible, tile, processors),
+        min(alone, ROUNDS * RESIDENT * processors // (batch * kv_heads)),
+    )
+
+
+def keys_of_tile(width: int, dtype: torch.dtype) -> int:
+    """Return the number of keys of a tile, for vectors padded to `width` elements in the product's dtype."""
+    return max(16, min(128, TILE_NBYTES // (width * dtype.itemsize)))
+
+
+def processors_of(device: torch.device) -> int:
+    """Return how many streaming multiprocessors a device has."""
+    if device.type != "cuda":
+        return ABSENT_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
