@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from arrivals import orders_of_arrival
 from torch import Tensor
 
 from graphcore.kernels.attend import masked_attend
@@ -133,14 +134,24 @@ def test_the_cache_has_a_dtype_of_its_own(cache_dtype: torch.dtype) -> None:
     assert torch.equal(found[0, 0], v[0, 0].to(cache_dtype).float().expand(2, 8))
 
 
-@pytest.mark.parametrize("start", [15, 16, 17, 63, 64, 199])
+@pytest.mark.parametrize("start", [15, 17, 64, 199])
 @pytest.mark.parametrize("window", [0, 40])
-def test_the_last_of_many_splits_reads_what_it_has_written(start: int, window: int) -> None:
-    new = random(1, 1, 4, 16).split([2, 1, 1], dim=2)
-    caches = [random(1, 1, 200, 16, seed=seed) for seed in (1, 2)]
-    theirs = [cache.clone() for cache in caches]
+def test_the_last_of_many_splits_reads_what_it_has_written(
+    start: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order the splits run: no other one needs the new key."""
+    new = torch.split(random(1, 1, 4, 16), [2, 1, 1], dim=2)
     spans = (torch.zeros(1, 1, dtype=torch.int32), torch.tensor([start]), torch.tensor([1]))
-    found = launch_attend_token(*new, *caches, *spans, window, 0.3, tile=16, alone=1)
+    before = [random(1, 1, 200, 16, seed=seed) for seed in (1, 2)]
+    for cache in before:
+        cache[:, :, start:] = float("nan")
+    theirs = [cache.nan_to_num() for cache in before]
     expected = masked_attend(*new, *theirs, *spans, window, 0.3)
-    torch.testing.assert_close(found, expected.view_as(found), rtol=0, atol=2e-6)
-    assert all(torch.equal(cache, own) for cache, own in zip(caches, theirs, strict=True))
+    for _ in orders_of_arrival(monkeypatch):
+        caches = [cache.clone() for cache in before]
+        found = launch_attend_token(*new, *caches, *spans, window, 0.3, tile=16, alone=1)
+        torch.testing.assert_close(found, expected.view_as(found), rtol=0, atol=2e-6)
+        assert all(
+            torch.equal(cache[..., : start + 1, :], own[..., : start + 1, :])
+            for cache, own in zip(caches, theirs, strict=True)
+        )
