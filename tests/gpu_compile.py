@@ -116,7 +116,7 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
             if parts and not any(part in name for part in parts):
                 continue
             found.clear()
-            with dependence.dependent_launches(torch.device("cuda")):
+            with dependence.dependent_launches(dependence.can_depend(torch.device("cuda"))):
                 call()
             for kernel_name, kernel, trip in found:
                 cubin = kernel.asm["cubin"]

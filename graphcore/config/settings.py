@@ -144,6 +144,7 @@ class Settings:
     prefill_chunk: int = MISSING
     kv_dtype: str = MISSING
     device: str = MISSING
+    dependent_launches: str = MISSING
     threads: int | None = MISSING
     seed: int = MISSING
     cache_dir: str = MISSING

@@ -55,6 +55,7 @@ def _check_choices(settings: Settings) -> None:
     choices: tuple[tuple[str, str | None, tuple[str | None, ...]], ...] = (
         ("chat", settings.chat, ("auto", "on", "off")),
         ("special_tokens", settings.special_tokens, ("auto", "parse", "text")),
+        ("dependent_launches", settings.dependent_launches, ("auto", "on", "off")),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),

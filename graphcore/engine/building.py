@@ -97,6 +97,7 @@ def _builder(
         fetched=None if stream.experts is None else stream.experts.fetched,
         compiles=choices.prefill == "compiled",
         decode_kernels=_decode_kernels(choices, caches),
+        is_dependent=choices.is_dependent,
     )
 
 

@@ -12,6 +12,7 @@ from graphcore.engine.cache_choice import choose_kv_types, note_on_kv_types
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.cache_codes import KVTypes
+from graphcore.kernels.gpu.dependence import FIRST_CAPABILITY, can_depend
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library
 from graphcore.nn.cache_sizes import CacheSizes
@@ -38,6 +39,7 @@ class Choices:
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context.
         snapshots: copies of recurrent states beside those of the sequences.
         packing: policy of how packed weights are held and multiplied.
+        is_dependent: whether a captured step's kernels are launched dependently (kernels/gpu/dependence.py).
         notes: lines about choices that graphcore made or that may surprise.
     """
 
@@ -53,6 +55,7 @@ class Choices:
     notes: tuple[str, ...]
     cache_tokens: int | None = None
     snapshots: int = 0
+    is_dependent: bool = False
 
     def cache_sizes(self, context: int) -> CacheSizes:
         """Return what the caches hold for sequences of at most `context` tokens."""
@@ -82,8 +85,9 @@ def choices_here(settings: Settings, model: Model, on_progress: Progress = ignor
     on_gpu = device.type == "cuda" and register()
     choices = choices_on(settings, model, device, dtype, library, on_gpu)
     packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))
-    notes = (*choices.notes, *([library_note] if library_note else []))
-    return replace(choices, packing=packing, notes=notes)
+    is_dependent, dependence_note = choose_dependence(settings.dependent_launches, choices.graph, device)
+    notes = (*choices.notes, *(note for note in (library_note, dependence_note) if note))
+    return replace(choices, packing=packing, is_dependent=is_dependent, notes=notes)
 
 
 def choices_on(
@@ -233,6 +237,23 @@ def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str, str]:
         raise ConfigError(f"graph={kind} on a GPU needs Triton, which is not installed; install triton, or graph=eager")
     slow = "attention masks the whole cache, and packed weights are unpacked for each use"
     return "eager", "eager", f"Triton is not installed: blocks run eager, {slow}; install triton"
+
+
+def choose_dependence(setting: str, graph: str, device: torch.device) -> tuple[bool, str]:
+    """Return whether a captured step's kernels are launched dependently, and a note if that was asked for in vain.
+
+    Args:
+        setting: "auto", "on" or "off".
+        graph: how decode steps run.
+    """
+    can = graph == "captured" and can_depend(device)
+    if can or setting != "on":
+        return can and setting != "off", ""
+    capability = ".".join(map(str, FIRST_CAPABILITY))
+    return False, (
+        f"dependent_launches=on has no effect: it needs graph=captured on a GPU of compute capability {capability} or "
+        f"more, and this is graph={graph} on {device}"
+    )
 
 
 def describe_choices(choices: Choices, settings: Settings) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Whether kernels are launched dependently, so that they may begin before those in front of them have ended.
 
-Captured graphs are, on GPUs that can do it; `dependent_launch.py` says what the kernels do about it.
+Captured graphs are, on GPUs that can do it, unless the settings say no (`dependent_launches=off`).
+`dependent_launch.py` says what the kernels do about it.
 """
 
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ FIRST_CAPABILITY = (9, 0)  # of a Hopper
 _is_on: ContextVar[bool] = ContextVar("dependent_launches", default=False)
 
 
+def can_depend(device: torch.device) -> bool:
+    """Return whether kernels of the device can be launched dependently."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+
+
 @contextmanager
-def dependent_launches(device: torch.device) -> Iterator[None]:
-    """Launch the kernels of this thread dependently inside the block, if the device can do it."""
-    can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
-    before = _is_on.set(can)
+def dependent_launches(is_on: bool) -> Iterator[None]:
+    """Launch the kernels of this thread dependently inside the block, if `is_on`; the device can do it."""
+    before = _is_on.set(is_on)
     try:
         yield
     finally:

@@ -30,6 +30,7 @@ REFUSED = [
     ("prompt=a prompt_file=b", "prompt and prompt_file are both given"),
     ("stop=['']", "stop holds an empty string"),
     ("quant.format=q5", "quant.format=q5 is not one of stored, q4_0"),
+    ("dependent_launches=yes", "dependent_launches=yes is not one of auto, on, off"),
     ("model.fallback=vllm", "model.fallback=vllm is not one of null, transformers"),
     ("model.fallback=transformers model.attention=flash", "model.attention=flash is not one of auto, eager, sdpa"),
     ("model.attention=eager", "model.attention=eager has no effect on graphcore's own architectures"),

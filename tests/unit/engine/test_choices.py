@@ -15,6 +15,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.choices import (
     DEFAULT_CONTEXT,
     choices_here,
+    choose_dependence,
     choose_graph,
     choose_rounding,
     find_kernels,
@@ -88,6 +89,48 @@ def test_the_graph_kind_is_the_best_that_works(
 ) -> None:
     on_machine(monkeypatch, compiler)
     assert choose_graph(kind, device, has_kernels) == (*expected, "")
+
+
+@pytest.mark.parametrize("setting", ["auto", "on", "off"])
+@pytest.mark.parametrize(
+    ("device", "capability", "graph", "can"),
+    [
+        (CUDA, (9, 0), "captured", True),
+        (CUDA, (12, 0), "captured", True),
+        (CUDA, (8, 9), "captured", False),
+        (CUDA, (9, 0), "compiled", False),
+        (CPU, None, "captured", False),
+    ],
+)
+def test_launches_are_dependent_where_the_gpu_can_unless_the_user_says_no(
+    device: torch.device,
+    capability: tuple[int, int] | None,
+    graph: str,
+    can: bool,
+    setting: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    is_on, note = choose_dependence(setting, graph, device)
+    assert is_on == (can and setting != "off")
+    if setting == "on" and not can:
+        assert note == (
+            "dependent_launches=on has no effect: it needs graph=captured on a GPU of compute capability 9.0 or more, "
+            f"and this is graph={graph} on {device}"
+        )
+    else:
+        assert note == ""
+
+
+def test_a_run_without_support_says_that_dependent_launches_are_off() -> None:
+    asked = choices_here(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
+    assert not asked.is_dependent
+    assert [note for note in asked.notes if "dependent_launches=on has no effect" in note]
+    for setting in ("auto", "off"):
+        choices = choices_here(
+            compose_settings(["device=cpu", "graph=eager", f"dependent_launches={setting}"]), model()
+        )
+        assert not [note for note in choices.notes if "dependent" in note]
 
 
 def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +212,7 @@ def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
 def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphcore.engine.choices.resolve_device", lambda _: CUDA)
     monkeypatch.setattr("graphcore.engine.choices.resolve_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
         choices = choices_here(compose_settings([]), model())

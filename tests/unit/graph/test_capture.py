@@ -13,6 +13,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep, Captures
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.graph.state import StepState
+from graphcore.kernels.gpu.dependence import dependence
 
 SPEC = model_of(SLIDING, FULL)
 
@@ -55,6 +56,16 @@ def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(c
     ]
     assert log == [*before_capture, "capture 0", "run in side 0", "captured 0", "in main"]
     assert cuda.captures == [((0, 1), "side 0", "thread_local")]
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("is_dependent", [False, True])
+def test_kernels_are_launched_dependently_in_captures_that_say_so_and_nowhere_else(is_dependent: bool) -> None:
+    seen: list[dict[str, bool]] = []
+    steps = [Doing(lambda: seen.append(dependence()))]
+    CapturedStep(1, StepState.empty(1, 1, CPU), steps, Captures(CPU, is_dependent)).prepare()
+    assert seen == [{"DEPENDENT": True, "launch_pdl": True} if is_dependent else {"DEPENDENT": False}] * 3
+    assert dependence() == {"DEPENDENT": False}
 
 
 def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda) -> None:

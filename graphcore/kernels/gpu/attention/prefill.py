@@ -155,14 +155,14 @@ def _add_splits(
     WINDOWED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, ADDED: tl.constexpr, MERGED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Answer ADDED rows of a tile whose keys were split: grid [K, M R / ADDED, B]."""
+    """Answer ADDED rows of a tile whose keys were split: grid [K, T Q / ADDED, B]."""
     kv_head, sequence = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     part, at = tl.program_id(1) * ADDED // ROWS, tl.program_id(1) * ADDED % ROWS
     _, past, begin, end = _keys_of_rows(starts, counts, sequence, part * ROWS, window, WINDOWED, GROUP, ROWS)
     _, used = _share(past, end - begin, splits, TILE, LEAST)
     if used == 1:
         return
-    num_parts = tl.num_programs(1) * ADDED // ROWS
+    num_parts = tl.cdiv(tl.num_programs(1) * ADDED, ROWS)
     left = ((sequence * KV_HEADS + kv_head) * num_parts + part) * splits * ROWS + at
     total, sums = merge_splits(parts + left * HEAD_DIM, states + left * 2, used,
                                ROWS, ADDED, HEAD_DIM, WIDTH, MERGED_SPLITS)  # fmt: skip
@@ -170,20 +170,22 @@ def _add_splits(
     _store_rows(out, sequence, kv_head, row, divided(sums, total), tokens, GROUP, KV_HEADS, HEAD_DIM, WIDTH)
 
 
-def tiles_of(rows: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def tiles_of(rows: int, width: int, dtype: torch.dtype, is_coded: bool = False) -> tuple[int, int, int]:
     """Return a tile's rows and keys, and a program's warps: as large as registers allow, on sm_80 and on sm_90.
 
     Args:
         rows: number of rows in all.  width: padded elements of a vector.  dtype: dtype of the products; float32 has no
-            tensor cores.
+            tensor cores.  is_coded: True for keys or values in codes; products of fewer than 64 rows would spill.
     """
     if dtype == torch.float32:
         return 16, 16, 4
+    tile = 16 if is_coded and width > MOST_CODED_WIDTH else 32
+    few = max(16, triton.next_power_of_2(rows), 64 if is_coded else 0)
     if width > 256:  # heads of 512: a tile of 64 rows would not fit in registers
-        return min(max(16, triton.next_power_of_2(rows)), 32), 32, 8
-    most = 128 if width <= 128 else 64
-    tile = 64 if width <= 128 else 32
-    return (most, tile, 8) if rows > 64 else (max(16, triton.next_power_of_2(rows)), tile, 4)
+        return min(few, 32), tile, 8
+    if width > 128:
+        return (few, tile, 4) if few <= 32 else (64, tile, 8)
+    return (few, 64, 4) if few <= 64 else (128, 64, 8)
 
 
 def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
@@ -228,9 +230,8 @@ def launch_attend_chunk(
     if not is_kept:
         key, value = launch_mix_heads(key, k_cache, is_entry=True), launch_mix_heads(value, v_cache, is_entry=True)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
-    rows, tile, warps = tiles_of(tokens * group, width, query.dtype)
     kinds = pool_kind(k_cache), pool_kind(v_cache)
-    tile = 16 if width > MOST_CODED_WIDTH and max(kinds) > 1 else tile
+    rows, tile, warps = tiles_of(tokens * group, width, query.dtype, max(kinds) > 1)
     rows_tiles, slots = -(-tokens * group // rows), table.shape[1] * page
     keys_tiles = -(-min(slots, window or slots) // tile) + -(-tokens // tile)
     splits = splits_of_rows(kv_heads, rows_tiles, keys_tiles, warps, processors_of(query.device))
@@ -240,16 +241,17 @@ def launch_attend_chunk(
         left = batch, kv_heads, rows_tiles, splits, rows
         parts = torch.empty(*left, head_dim, dtype=torch.float32, device=query.device)
         states = torch.empty(*left, 2, dtype=torch.float32, device=query.device)
+    stages = 3 if warps == 4 and query.dtype != torch.float32 else 2  # two programs of four warps have room for three
     sizes = {"WINDOWED": window > 0, "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width,
              "ROWS": rows, "TILE": tile, "LEAST": LEAST_TILES, "enable_fp_fusion": True}  # fmt: skip
     _attend_chunk[(kv_heads * splits, rows_tiles, batch)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(k_cache), *strides_of(v_cache),
         *table_sizes(table), window, scale, cap, CAPPED=cap != 0, PAGE=page, PRECISION=precision_of(query.dtype),
-        K_KIND=kinds[0], V_KIND=kinds[1], num_warps=warps, num_stages=2, **sizes,
+        K_KIND=kinds[0], V_KIND=kinds[1], num_warps=warps, num_stages=stages, **sizes,
     )  # fmt: skip
     if splits > 1:
-        _add_splits[(kv_heads, rows_tiles * rows // ADDED, batch)](
+        _add_splits[(kv_heads, -(-tokens * group // ADDED), batch)](
             parts, states, starts, counts, out, tokens, splits, window, ADDED=ADDED,
             MERGED_SPLITS=max(1, MERGED // (ADDED * width)), num_warps=4, **sizes,
         )  # fmt: skip

@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["quant=q8_0"], "quant=q8_0 is not possible"),
         (["quant.activations=int8"], r"quant\.activations=int8 is not possible"),
         (["kv_dtype=bf16"], "kv_dtype=bf16 is not possible"),
+        (["dependent_launches=on"], "dependent_launches=on is not possible"),
         (["model.num_hidden_layers=2"], r"model\.num_hidden_layers=2 is not possible"),
         (["model.attention=flash_attention_2"], "runs on CUDA devices only, and this is cpu"),
         (["context_length=100000"], "the model was made for 512 tokens"),
