@@ -188,6 +188,16 @@ def tiles_of(rows: int, width: int, dtype: torch.dtype, is_coded: bool = False) 
     return (few, 64, 4) if few <= 64 else (128, 64, 8)
 
 
+def stages_of(warps: int, query: Tensor) -> int:
+    """Return the tiles of keys that a program's loop holds or waits for.
+
+    Two programs of four warps have room for a third on a Hopper; on an A100 it would spill.
+    """
+    if warps == 8 or query.dtype == torch.float32:
+        return 2
+    return 3 if query.is_cpu or torch.cuda.get_device_capability() >= (9, 0) else 2
+
+
 def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
     """Return the number of programs that share the keys of a tile of rows.
 
@@ -241,14 +251,13 @@ def launch_attend_chunk(
         left = batch, kv_heads, rows_tiles, splits, rows
         parts = torch.empty(*left, head_dim, dtype=torch.float32, device=query.device)
         states = torch.empty(*left, 2, dtype=torch.float32, device=query.device)
-    stages = 3 if warps == 4 and query.dtype != torch.float32 else 2  # two programs of four warps have room for three
     sizes = {"WINDOWED": window > 0, "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width,
              "ROWS": rows, "TILE": tile, "LEAST": LEAST_TILES, "enable_fp_fusion": True}  # fmt: skip
     _attend_chunk[(kv_heads * splits, rows_tiles, batch)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, out, parts, states, tokens,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides_of(k_cache), *strides_of(v_cache),
         *table_sizes(table), window, scale, cap, CAPPED=cap != 0, PAGE=page, PRECISION=precision_of(query.dtype),
-        K_KIND=kinds[0], V_KIND=kinds[1], num_warps=warps, num_stages=stages, **sizes,
+        K_KIND=kinds[0], V_KIND=kinds[1], num_warps=warps, num_stages=stages_of(warps, query), **sizes,
     )  # fmt: skip
     if splits > 1:
         _add_splits[(kv_heads, -(-tokens * group // ADDED), batch)](
