@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from block_specs import ARCHITECTURES, LAYER_NORM, PLAIN, attending, feeding
-from device_runners import let_programs_be_few
+from device_runners import kernels_of, let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks, run_head
 from graphcore.graph.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
+from graphcore.kernels.cache_codes import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.block import Block
 from graphcore.nn.cache_sizes import buffer_shapes
@@ -121,6 +123,25 @@ def test_int8_orders_are_followed_up_to_the_rounding_of_a_code(order: str, name:
                 module.weight.mul_(module.inputs**-0.5 * 1.2)
     found, expected = (outputs(decoder, spec, is_device)[0][:2] for is_device in (True, False))
     assert (found - expected).pow(2).mean().sqrt() < 0.02 * expected.std()
+
+
+@pytest.mark.parametrize(
+    "kinds", [("q8_0", "q8_0"), ("q5_0", "q4_0"), (torch.float32, "q4_0"), (FLOAT8, FLOAT8)], ids=str
+)
+def test_a_block_over_codes_takes_the_launches_of_one_over_numbers(
+    kinds: tuple[KVType, KVType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = attending(head_dim=32)
+    decoder, found = filled_decoder(model_of(spec)), []
+    x, rope, span, cache = inputs_of(spec, torch.float32)
+    assert isinstance(cache, KVCache)
+    pages = cache.k.shape[:3]
+    pools = [torch.zeros(*pages, *vector_shape(kind, 32), dtype=pool_dtype(kind)) for kind in kinds]
+    for one in (cache, KVCache(*pools, TABLE)):
+        run = partial(DeviceBlocks.allocate([one], x.device).forward, block_of(decoder))
+        found.append(kernels_of(partial(run, x.clone(), rope, span, *one.inputs), monkeypatch))
+    products = ["dense_product", "residual_norm", "dense_gated", "dense_product"]
+    assert found == [["residual_norm", "dense_product", "attend_splits", *products]] * 2
 
 
 def test_halves_around_fetched_experts_give_the_whole() -> None:
