@@ -80,8 +80,11 @@ def test_cached_experts_answer_with_the_bits_of_resident_ones(form: str, tokens:
 def test_a_step_adds_the_answers_of_experts_in_slots_and_elsewhere(form: str) -> None:
     case = case_of(form, 2, torch.bfloat16)
     how = (case.hidden, *case.gating, list(case.formats))
-    experts = ExpertSlots.empty(case.weights, [torch.zeros_like(one[:2]) for one in case.weights])
+    waiting = [one.clone() for one in case.weights]
+    experts = ExpertSlots.empty(waiting, [torch.zeros_like(one[:2]) for one in case.weights])
     take_slots(case.chosen, experts)
+    for one in waiting:  # no expert in a slot is read where it waits
+        one[experts.holders] = NAN if one.is_floating_point() else 255
     shares = torch.rand(case.chosen.shape, generator=torch.Generator().manual_seed(1)).to(case.x.dtype)
     found, resident = torch.zeros(2, 2, case.x.shape[1])
     places = (experts.places, *how, None, experts.waiting)
