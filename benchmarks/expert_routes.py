@@ -4,7 +4,8 @@
 
 A trace says which experts a model chose, token by token and layer by layer. Each choice is one request to graphcore's
 own cache; only what decides about eviction is exchanged. All layers share the slots. A prompt is one request a layer,
-as for a chunk of tokens; it fills the cache, and the decoded tokens after it are counted.
+as for a chunk of tokens; it fills the cache, and the decoded tokens after it are counted. A last table has the slots of
+a GPU's kernels, of which each layer has its own.
 
 A trace may have fewer experts a token than the model. Then hit rates are the trace's, and bytes are those of the
 model's own number of experts at that hit rate; no routing is made up.
@@ -21,8 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from graphcore.kernels.expert_slots import HITS, ExpertSlots, take_experts
 from graphcore.quant import FORMATS
 from graphcore.streaming.experts.cache import ExpertCache, ExpertHeat, Key
+from graphcore.streaming.experts.device_cache import DeviceCache, shares_of
 from graphcore.streaming.experts.slots import ExpertPool
 from graphcore.streaming.timeline import Timeline
 
@@ -232,6 +237,39 @@ def hit_rate(trace: Trace, num_slots: int, policy: str) -> float:
     return hits / asked
 
 
+def layer_slots_hit_rate(trace: Trace, num_slots: int) -> float:
+    """Return the same share for slots that a decode step's kernels fill; each layer has its part of them."""
+    pool = ExpertPool(tuple(range(trace.layers)), num_slots, trace.experts)
+    waiting = [torch.zeros(trace.experts, 1, dtype=torch.uint8)]
+    layers = {
+        layer: ExpertSlots.empty(waiting, [torch.zeros(own.num_slots, 1, dtype=torch.uint8)])
+        for own, _ in shares_of(pool)
+        for layer in own.layers
+    }
+    no_others = ExpertCache([], lambda layer, expert, slot: None, {}, NothingMoves(), Timeline())
+    cache = DeviceCache(layers, no_others)
+    hits = asked = 0
+    for request in trace.requests:
+        slots = layers[request.layer]
+        before = int(slots.tallies[HITS])
+        if request.is_counted:
+            take_experts(torch.tensor(request.experts), slots)
+            hits, asked = hits + int(slots.tallies[HITS]) - before, asked + len(request.experts)
+        else:
+            deque(cache.waves(request.layer, request.experts), maxlen=0)
+    return hits / asked
+
+
+def layer_slots_table(traces: Sequence[Trace]) -> Iterator[str]:
+    """Yield the lines of a table of the hit rates with slots of each layer's own, by trace."""
+    yield f"| slots of each layer | {' | '.join(f'{100 * share:.0f} %' for share in SHARES)} |"
+    yield f"|---|{'---|' * len(SHARES)}"
+    for trace in traces:
+        counts = (max(round(share * trace.layers * trace.experts), trace.layers) for share in SHARES)
+        cells = (f"{100 * layer_slots_hit_rate(trace, num_slots):.1f} %" for num_slots in counts)
+        yield f"| {trace.shape.name} | {' | '.join(cells)} |"
+
+
 def replay(trace: Trace) -> list[dict[str, float]]:
     """Return the hit rates for each of SHARES, by policy."""
     counts = [max(round(share * trace.layers * trace.experts), trace.routed) for share in SHARES]
@@ -274,12 +312,13 @@ def main(arguments: Sequence[str]) -> None:
     paths = sorted(asked.folder.glob("*.route.csv.gz"))
     if not paths:
         raise SystemExit("the folder has no *.route.csv.gz file")
+    traces = [read_trace(path, asked.experts) for path in paths]
     replayed = []
-    for path in paths:
-        trace = read_trace(path, asked.experts)
+    for trace in traces:
         replayed.append(replay(trace))
         print("\n".join(table(trace, replayed[-1])), flush=True)
-    print("\n".join(lowest(replayed)))
+    print("\n".join(lowest(replayed)), "\n")
+    print("\n".join(layer_slots_table(traces)))
 
 
 if __name__ == "__main__":

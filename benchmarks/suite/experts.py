@@ -1,7 +1,7 @@
-"""Experts in page-locked host memory, read there by the kernels of a captured step, against experts that are copied.
+"""Experts in page-locked host memory, which a captured step brings to slots or reads there, against copied ones.
 
 Half of the experts' bytes have no room on the device in either way. Random weights route nearly uniformly, which is the
-worst case for a cache of experts and makes no difference to mapped ones.
+worst case for slots and for a cache of experts.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """The plan of a run: from settings and a model's sizes to what fits on the device and in RAM."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -53,25 +54,54 @@ def plan_run(
     if keeps_of(streaming) != "all":
         obstacle = disk_obstacle(settings, parts, machine)
     tier = choose_tier(streaming, choices.device, parts.loader, obstacle, machine.is_here)
-    plan = _plan(settings, model, parts, tier, machine)
-    try:
-        check_host(streaming, plan, tier, machine, ram_of(parts, plan, tier), has_files=not obstacle)
-    except PlanError as error:
-        if plan.experts is None or tier.kind == "disk" or streaming.source != "auto" or obstacle:
-            raise
-        tier = Tier(
-            "disk", is_direct=True, note=f"experts are read from files, because they do not fit in RAM: {error}"
-        )
-        plan = _plan(settings, model, parts, tier, machine)
-        check_host(streaming, plan, tier, machine, ram_of(parts, plan, tier))
+    may_read_files = tier.kind == "host" and streaming.source == "auto" and not obstacle
+    plan, tier = _fitting(settings, model, parts, machine, tier, has_files=not obstacle, may_read_files=may_read_files)
     return replace(parts, choices=choices.within(plan, tier)), plan, tier
 
 
-def _plan(settings: Settings, model: Model, parts: PreparedModel, tier: Tier, machine: Machine) -> Plan:
-    """Return the plan for weights that are streamed from the tier."""
+def _fitting(
+    settings: Settings,
+    model: Model,
+    parts: PreparedModel,
+    machine: Machine,
+    tier: Tier,
+    has_files: bool,
+    may_read_files: bool,
+) -> tuple[Plan, Tier]:
+    """Return the best plan whose waiting weights fit in RAM, and the tier where they wait, with a note on what did not.
+
+    Slots that kernels fill need the experts of all layers in RAM; whole layers on the device, those of the others.
+    """
+
+    def check(plan: Plan, tier: Tier) -> tuple[Plan, Tier]:
+        check_host(settings.streaming, plan, tier, machine, ram_of(parts, plan, tier), has_files)
+        return plan, tier
+
+    plan = _plan(settings, model, parts, tier, machine, layer_slots=True)
+    try:
+        return check(plan, tier)
+    except PlanError as error:
+        if plan.experts is None:
+            raise
+        refusal = error
+    if plan.experts.has_layer_slots:
+        note = f"experts of whole layers stay on the device, because RAM does not hold those of all layers: {refusal}"
+        with suppress(PlanError):
+            return check(_plan(settings, model, parts, tier, machine, layer_slots=False), replace(tier, note=note))
+    if not may_read_files:
+        raise refusal
+    files = Tier("disk", is_direct=True, note=f"experts are read from files, because they do not fit in RAM: {refusal}")
+    return check(_plan(settings, model, parts, files, machine, layer_slots=False), files)
+
+
+def _plan(
+    settings: Settings, model: Model, parts: PreparedModel, tier: Tier, machine: Machine, layer_slots: bool
+) -> Plan:
+    """Return the plan for weights that are streamed from the tier. Args: layer_slots: as `Wishes.has_layer_slots`."""
+    wishes = wishes_of(settings, parts.choices.context, maps_experts(settings, parts, tier))
     return plan_streaming(
         sizes_of(parts.decoder, parts.loader.is_tied, settings.streaming.layer_group_size),
-        wishes_of(settings, parts.choices.context, maps_experts(settings, parts, tier)),
+        replace(wishes, has_layer_slots=layer_slots),
         costs_of(settings, model, parts, tier),
         machine.memory,
     )

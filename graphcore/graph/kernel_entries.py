@@ -5,6 +5,7 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
     norm | q k v | rotate, write, attend | o, add | norm | gate up | down, add                        7 kernels
     sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 8
     experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      8
+    cached:    ... | router, choose | find slots | fill them | gate up | down                             10
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
@@ -29,6 +30,7 @@ from graphcore.kernels.cache_codes import head_dim_of
 from graphcore.kernels.gated_delta import delta_heads
 from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
+from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
@@ -199,14 +201,16 @@ class DeviceRun:
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
-        """Add the chosen experts' answers to the stream."""
+        """Add the chosen experts' answers to the stream; cached experts are first brought to their slots."""
         experts = self._module(name, Experts)
         parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
-        formats = [DENSE if part.packing is None else part.packing.format for part in parts]
-        hidden = weights[0].shape[1] if parts[0].packing is None else parts[0].packing.rows
-        how = experts.gating, formats, self.arrivals
-        add_expert_answers(stream, x, chosen, shares, weights, biases, None, hidden, *how)
+        places, waiting = None, None
+        if experts.cached is not None:
+            take_slots(chosen, experts.cached)
+            places, waiting = experts.cached.places, experts.cached.waiting
+        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting
+        add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
     def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:

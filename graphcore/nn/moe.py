@@ -12,7 +12,9 @@ experts.
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.expert_slots import ExpertSlots, cached_experts
 from graphcore.kernels.experts import Places, experts
+from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
@@ -50,14 +52,27 @@ class ExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts of a layer, as one ExpertLinear per projection."""
+    """All experts of a layer, as one ExpertLinear per projection.
+
+    Attributes:
+        cached: cache of the experts in slots on the device; None where the weights are those of all experts, or where
+            the host fetches them.
+    """
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.gating = spec.gating
+        self.hidden = spec.hidden
+        self.cached: ExpertSlots | None = None
         self.gate_proj = ExpertLinear(spec.experts, dim, spec.hidden, spec.bias, dtype)
         self.up_proj = ExpertLinear(spec.experts, dim, spec.hidden, spec.bias, dtype)
         self.down_proj = ExpertLinear(spec.experts, spec.hidden, dim, spec.bias, dtype)
+
+    @property
+    def formats(self) -> list[str]:
+        """Formats of gate, up and down, "dense" if they are not packed."""
+        packings = (part.packing for part in (self.gate_proj, self.up_proj, self.down_proj))
+        return [DENSE if packing is None else packing.format for packing in packings]
 
     def forward(self, x: Tensor, chosen: Tensor, places: Places = None) -> Tensor:
         """Return the chosen experts' answers for their tokens: [B, T, C, D].
@@ -65,13 +80,16 @@ class Experts(nn.Module):
         Args:
             x: [B, T, D] compute dtype.
             chosen: [B, T, C] int64; -1 for no expert.
-            places: places of the experts in the weights, as in kernels/experts.py.
+            places: places of the experts in the weights, as in kernels/experts.py; those of cached experts are looked
+                up if none are given.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
         packings = [part.packing for part in parts if part.packing is not None]
         tokens, choices = x.flatten(0, 1), chosen.flatten(0, 1)  # [N, D], [N, C]
-        if not packings:
+        if self.cached is not None and places is None:
+            y = cached_experts(tokens, choices, self.cached, biases, self.hidden, self.gating, self.formats)
+        elif not packings:
             y = experts(tokens, choices, weights, biases, *self.gating, places)
         else:
             assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"

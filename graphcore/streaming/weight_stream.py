@@ -70,7 +70,13 @@ class WeightStream:
     @property
     def expert_hit_rate(self) -> float | None:
         """Share of the requested experts that were in a slot; None without a cache of experts."""
-        return None if self.experts is None else self.experts.cache.hit_rate
+        return None if self.experts is None else self.experts.hit_rate
+
+    @property
+    def expert_link_nbytes(self) -> int | None:
+        """Bytes of experts that kernels have read over the link; None without slots that they fill."""
+        device_cache = None if self.experts is None else self.experts.device_cache
+        return None if device_cache is None else device_cache.link_nbytes
 
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the groups' bytes arrive when nothing else runs; None if no group moves.

@@ -1,10 +1,11 @@
-"""Experts that do not stay on a GPU: read where they wait, or fetched, they are the resident model's to the bit."""
+"""Experts that do not stay on a GPU: in slots, read where they wait, or fetched, they are resident to the bit."""
 
 import pytest
 from streamed_results import differing, results
 
 WAYS = {
-    "mapped": ("streaming.source=host",),
+    "in slots": ("streaming.source=host",),
+    "mapped": ("streaming.source=host", "streaming.expert_cache=0"),
     "fetched, not locked": ("streaming.source=host", "streaming.pinned_memory=false"),
     "fetched from files": ("streaming.source=disk",),
     "a cache of a few": ("streaming.source=host", "streaming.pinned_memory=false", "streaming.expert_cache=100KB"),
@@ -18,5 +19,6 @@ def test_experts_are_the_resident_ones_to_the_bit(way: str, graph: str, tiny_mod
     resident = load_on(folder, graph=graph, dtype="bf16")
     engine = load_on(folder, *WAYS[way], graph=graph, dtype="bf16", streaming="on")
     assert engine.plan.experts is not None
-    assert engine.plan.experts.are_mapped == (way == "mapped")
+    assert engine.plan.experts.are_mapped == (way in ("in slots", "mapped"))
+    assert engine.plan.experts.has_layer_slots == (way == "in slots")
     assert differing(results(engine, 40), results(resident, 40)) == []

@@ -1,4 +1,4 @@
-"""Packed experts through a GPU's kernels, in the interpreter: mapped or fetched, a step gives the resident one's bits.
+"""Packed experts through a GPU's kernels, in the interpreter: in slots, mapped or fetched, a step gives resident bits.
 
 The device is simulated: its queues are, and it is the CPU that computes. Planes, kernels and slots are a GPU's.
 """
@@ -22,6 +22,7 @@ from graphcore.engine import building, planning
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.expert_slots import CALLS, IN_PLACE
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.thorough
 PROMPT, MORE = [3, 14, 15, 9, 26, 5, 35, 8, 9, 79], [32, 38]  # more than eight tokens, then one by one
 SIZES = ("context_length=32", "prefill_chunk=16", "model.num_hidden_layers=2")
 WAYS = {
+    "in slots": ("streaming.source=host", "streaming.expert_cache={three}"),
     "mapped": ("streaming.source=host", "streaming.expert_cache=0"),
     "fetched": ("streaming.source=host", "streaming.expert_cache=0", "streaming.pinned_memory=false"),
     "fetched from files": ("streaming.source=disk", "streaming.expert_cache=0"),
@@ -117,7 +119,42 @@ def test_resident_experts_give_what_the_cpu_s_own_kernels_do(folder: Path, resid
 def test_experts_that_do_not_stay_give_resident_bits(
     monkeypatch: pytest.MonkeyPatch, folder: Path, resident: Tensor, way: str
 ) -> None:
-    with engine_of(monkeypatch, folder, "on", *WAYS[way]) as engine:
+    asked = [one.format(three=three_slots(monkeypatch, folder)) for one in WAYS[way]]
+    with engine_of(monkeypatch, folder, "on", *asked) as engine:
         assert engine.plan.experts is not None
-        assert engine.plan.experts.are_mapped == (way == "mapped")
+        assert engine.plan.experts.are_mapped == (way in ("in slots", "mapped"))
+        assert engine.plan.experts.has_layer_slots == (way == "in slots")
         assert torch.equal(logits_of(engine), resident)
+
+
+def three_slots(monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    """Return the bytes of three slots for each layer."""
+    with engine_of(monkeypatch, folder, "on", *WAYS["mapped"]) as engine:
+        assert engine.plan.experts is not None
+        return 3 * engine.plan.experts.num_layers * engine.plan.experts.slot_nbytes
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8, 16])
+def test_a_step_of_several_rows_in_slots_gives_resident_bits(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int
+) -> None:
+    """Rows that choose more experts than a layer has slots; of 16, the host calls each layer's kernels for many."""
+    three = three_slots(monkeypatch, folder)
+    sizes = f"batch_size={rows}"
+    tokens = torch.randint(0, 40, (3, rows), generator=torch.Generator().manual_seed(rows)).tolist()
+
+    @torch.inference_mode()
+    def steps_of(engine: Engine) -> Tensor:
+        assert isinstance(engine.runner, ProgramRunner)
+        return torch.cat([engine.runner.feed([[one] for one in row], [at] * rows) for at, row in enumerate(tokens)])
+
+    with engine_of(monkeypatch, folder, "off", sizes) as engine:
+        resident = steps_of(engine)
+    with engine_of(monkeypatch, folder, "on", "streaming.source=host", f"streaming.expert_cache={three}", sizes) as one:
+        assert torch.equal(steps_of(one), resident)
+        experts = one.loaded.weight_stream.experts
+        assert experts is not None
+        assert experts.device_cache is not None
+        for slots in experts.device_cache.layers.values():
+            assert slots.tallies[CALLS] == 3
+            assert slots.tallies[IN_PLACE] > 0

@@ -1,10 +1,12 @@
 """Movement of experts: it binds slots, locks tables in RAM, and sets up the threads or the copy queue.
 
                        a decode step                          a chunk of tokens
+cached                 kernels fill the layer's slots         fetched into slots        tables are locked
 mapped                 kernels read the table in RAM          fetched into slots        tables are locked
 fetched                fetched into slots                     fetched into slots        the host waits for the router
 
-On a CPU experts are always fetched. On a GPU a layer's experts are mapped if its tables could be locked.
+On a CPU experts are always fetched. On a GPU a layer's experts are cached, or mapped where the plan has too little room
+for that, if its tables could be locked.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +20,13 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
 from graphcore.graph.step import FetchedExperts
+from graphcore.kernels.expert_slots import ExpertSlots
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import Experts
 from graphcore.streaming.device.copies import DeviceFiller, HostSlots, Transfer, flat
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.cache import ExpertCache
+from graphcore.streaming.experts.device_cache import DeviceCache, bind_layer_slots
 from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.experts.slots import ExpertPool, allocate_pool, beside, bind_experts, expert_pools
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, copy_jobs, file_jobs
@@ -46,11 +50,21 @@ class ExpertStream:
         cache: cache that fetches experts.
         fetched: the cache as programs see it.
         note: message for the user about memory that could not be locked; empty if there is none.
+        device_cache: slots that a device's kernels fill; None if there are none.
     """
 
     cache: ExpertCache[Any, Any]
     fetched: FetchedExperts
     note: str = ""
+    device_cache: DeviceCache | None = None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the requested experts that were in a slot; None before the first request."""
+        if self.device_cache is None:
+            return self.cache.hit_rate
+        hits, misses = self.device_cache.tallies
+        return hits / (hits + misses) if hits + misses else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,12 @@ def open_experts(
     decoder = below.decoder
     pools = expert_pools(decoder, plan.num_slots, plan.num_layers)
     mapped, note = lock_tables(below, [layer for pool in pools for layer in pool.layers], plan, link)
-    bound, slots = _bind_pools(below, pools, mapped, device)
+    cached: dict[int, ExpertSlots] = {}
+    if plan.has_layer_slots:
+        bound, cached, pools = bind_layer_slots(decoder, pools, {one: below.tables(one) for one in mapped}, device)
+        slots = {layer: expert_layers(decoder)[layer].experts for layer in bound}
+    else:
+        bound, slots = _bind_pools(below, pools, mapped, device)
 
     def outs(layer: int, slot: int) -> list[Tensor]:
         return [bound[layer][part][slot] for part in PARTS]
@@ -129,7 +148,8 @@ def open_experts(
 
     filler = _device_filler(below, bound.values(), timeline, link)
     cache = ExpertCache(pools, transfer, groups, filler, timeline)
-    return ExpertStream(cache, FetchedExperts(cache, slots, mapped), note)
+    device_cache = DeviceCache(cached, cache) if cached else None
+    return ExpertStream(cache, FetchedExperts(device_cache or cache, slots, mapped), note, device_cache)
 
 
 def _bind_pools(

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.tasks.task import Record
-from graphcore.weights.planning.plan import Plan, bytes_per_token, expected_bytes_per_token
+from graphcore.weights.planning.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 from graphcore.weights.planning.prediction import Prediction
 
 Row = tuple[str, int, str]
@@ -19,7 +19,7 @@ class PlannedGroup:
     Attributes:
         nbytes: bytes of its weights; 0 for a tied head.
         place: "resident", "streamed" (through slots), "gathered" (row by row), "cached" (experts) or "mapped"
-            (experts that kernels read in RAM).
+            (experts that kernels read in RAM, each time).
     """
 
     name: str
@@ -60,7 +60,7 @@ def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:
         yield PlannedGroup("experts", stay, "resident")
     if plan.experts is not None:
         name = f"experts of the last {plan.experts.num_layers}" if stay else "experts"
-        yield PlannedGroup(name, nbytes - stay, "mapped" if plan.experts.are_mapped else "cached")
+        yield PlannedGroup(name, nbytes - stay, "mapped" if plan.experts.reads_in_place else "cached")
 
 
 def group_rows(groups: Sequence[PlannedGroup]) -> Iterator[Row]:
@@ -83,8 +83,7 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
         )
     if plan.experts is not None:
         some = f"{plan.experts.num_slots} of {plan.experts.num_experts} experts"
-        read = f"; a token's are read in RAM, in {plan.experts.num_layers} layers" if plan.experts.are_mapped else ""
-        yield "expert cache", plan.experts.nbytes, some + read
+        yield "expert cache", plan.experts.nbytes, some + _reading(plan.experts)
     if plan.resident_expert_nbytes:
         yield "experts", plan.resident_expert_nbytes, "all" if plan.experts is None else "of the other layers"
     yield "vectors", plan.always_nbytes, ""
@@ -102,6 +101,14 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     if plan.budget is not None:
         yield "budget", plan.budget, f"{in_words(plan.budget - plan.peak_nbytes)} unused" if plan_fits(plan) else ""
     yield "free", free, ""
+
+
+def _reading(experts: ExpertPlan) -> str:
+    """Return how a decode step's kernels read experts in RAM; empty if they do not."""
+    if experts.has_layer_slots:
+        waiting = in_words(experts.num_experts * experts.slot_nbytes)
+        return f"; a decode step fetches the others by itself, so all of them wait in locked RAM, {waiting}"
+    return f"; a token's are read in RAM, in {experts.num_layers} layers" if experts.are_mapped else ""
 
 
 def ram_rows(nbytes: int, free: int) -> Iterator[Row]:

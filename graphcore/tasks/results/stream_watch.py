@@ -29,6 +29,7 @@ MOVED = (
     "host_peak_bytes",
     "host_budget_bytes",
     "expert_hit_rate",
+    "expert_link_bytes",
 )
 
 
@@ -114,9 +115,10 @@ def streaming_of(
 
 def streaming_results(engine: Engine, reports: Mapping[str, StreamingReport | None]) -> Record:
     """Return `streaming` of result.json: the record of decode steps, with that of prefill chunks under `prefill`."""
-    policy, rate = engine.settings.streaming.policy, engine.loaded.weight_stream.expert_hit_rate
-    prefill = streaming_record(policy, reports["prefill"], rate)
-    return {**streaming_record(policy, reports["decode"], rate), "prefill": prefill}
+    policy, stream = engine.settings.streaming.policy, engine.loaded.weight_stream
+    experts = stream.expert_hit_rate, stream.expert_link_nbytes
+    prefill = streaming_record(policy, reports["prefill"], *experts)
+    return {**streaming_record(policy, reports["decode"], *experts), "prefill": prefill}
 
 
 def show_streaming(
@@ -145,13 +147,19 @@ def write_streaming_trace(context: Context, engine: Engine, begin: float, end: f
     write_trace(context.output_dir, events, title, context.console)
 
 
-def streaming_record(policy: str, report: StreamingReport | None, expert_hit_rate: float | None = None) -> Record:
+def streaming_record(
+    policy: str,
+    report: StreamingReport | None,
+    expert_hit_rate: float | None = None,
+    expert_link_nbytes: int | None = None,
+) -> Record:
     """Return a report as a record of result.json.
 
     Args:
         policy: policy "off", "on" or "auto".
         report: report of the measured steps; None where nothing is streamed, and then all but the policy is null.
         expert_hit_rate: share of the routed experts that were on the device already; None without an expert cache.
+        expert_link_nbytes: bytes of experts that kernels have read over the link; None without slots that they fill.
     """
     if report is None:
         return {"policy": policy, **dict.fromkeys(MOVED)}
@@ -171,6 +179,7 @@ def streaming_record(policy: str, report: StreamingReport | None, expert_hit_rat
         "host_peak_bytes": report.host.peak_nbytes,
         "host_budget_bytes": report.host.budget_nbytes,
         "expert_hit_rate": expert_hit_rate,
+        "expert_link_bytes": expert_link_nbytes,
     }
 
 

@@ -3,16 +3,19 @@
 # stays    . streams         12 layer groups, 4 of them stream
 # . # # . # # . # # . #      spread evenly, so that each copy overlaps with the same amount of compute
 
-Experts are placed in one of three ways:
+Experts are placed in one of four ways:
 
     all         every expert is on the device
     cached      experts of all layers are fetched into slots on the device when the router has chosen them
+    in slots    the same where kernels can read RAM: each layer has slots of its own, which a decode step fills by
+                itself; all experts wait in RAM
     mapped      the first layers' experts are on the device, the others in RAM: in a decode step kernels read the
                 chosen ones over the link; for a chunk of tokens they are fetched into slots
 
-With mapped experts, a token moves the chosen experts of all layers that lie in RAM. With cached ones, it moves the
-chosen experts that are not in a slot. Both keep the same share of all experts on the device; a cache keeps the ones
-that are used.
+With mapped experts, a token moves the chosen experts of all layers that lie in RAM. With slots, it moves the chosen
+experts that are not in one. Both keep the same share of all experts on the device; slots keep the ones that are used.
+So experts are mapped only where a layer would have fewer slots than a token has experts, or where RAM does not hold
+the experts of all layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +37,13 @@ class ExpertWishes:
         cap: upper limit of the experts' bytes on the device; None for what the budget leaves.
         keeps: share of all matrices that stays on the device: "all", "nothing" or "most".
         are_mapped: True if experts wait in memory that the device's kernels can read.
+        have_layer_slots: True if such experts may have slots that the kernels fill.
     """
 
     cap: int | None
     keeps: Keeps
     are_mapped: bool = False
+    have_layer_slots: bool = True
 
 
 def with_experts(plan: Plan, experts: ExpertSizes | None, wishes: ExpertWishes, buffer_nbytes: int) -> Iterator[Plan]:
@@ -67,6 +72,10 @@ def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, bu
         return replace(plan, experts=_cached(experts, plan.experts.num_slots + room // experts.slot_nbytes))
     if wishes.cap is not None:
         room = min(room, wishes.cap - plan.experts.nbytes)
+    num_slots = plan.experts.num_slots + room // experts.slot_nbytes
+    if wishes.have_layer_slots and num_slots >= experts.routed * len(experts.nbytes):
+        in_slots = replace(_cached(experts, num_slots), are_mapped=True, has_layer_slots=True)
+        return replace(plan, experts=in_slots)
     layers = 0
     while layers + 1 < len(experts.nbytes) and experts.count * sum(experts.nbytes[: layers + 1]) <= room:
         layers += 1

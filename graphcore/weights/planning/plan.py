@@ -34,7 +34,9 @@ class ExpertPlan:
         num_layers: number of those layers; they are the last ones with experts.
         routed_nbytes: bytes of the experts that one token is routed to, in all those layers together.
         num_routed: number of experts that one token is routed to, in all those layers together.
-        are_mapped: True if a decode step's kernels read experts from RAM; the slots are then for chunks of tokens.
+        are_mapped: True if a decode step's kernels read experts from RAM: each expert of these layers waits there.
+        has_layer_slots: True if they fill slots from there, of which each layer has its own; if they do not, a mapped
+            expert is read in RAM each time, and the slots are for chunks of tokens.
     """
 
     num_slots: int
@@ -44,6 +46,7 @@ class ExpertPlan:
     routed_nbytes: int
     num_routed: int
     are_mapped: bool = False
+    has_layer_slots: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -53,12 +56,17 @@ class ExpertPlan:
     @property
     def is_all(self) -> bool:
         """Whether every expert has a slot, so that each is fetched only once."""
-        return self.num_slots == self.num_experts and not self.are_mapped
+        return self.num_slots == self.num_experts and not self.reads_in_place
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether a decode step reads each of its experts in RAM, each time."""
+        return self.are_mapped and not self.has_layer_slots
 
     @property
     def expected_hit_rate(self) -> float:
         """Expected share of the routed experts that are in a slot when a decode step needs them."""
-        if self.are_mapped:
+        if self.reads_in_place:
             return 0.0
         share = self.num_slots / self.num_experts
         above = bisect_right(EXPERT_HITS, share, hi=len(EXPERT_HITS) - 1, key=itemgetter(0))

@@ -37,6 +37,7 @@ class Wishes:
         context: tokens of KV cache for each sequence.
         may_halve_context: True if the context is a default, so that a shorter one is acceptable.
         maps_experts: True if experts wait in memory that the device's kernels can read.
+        has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
     """
 
     policy: str
@@ -48,11 +49,12 @@ class Wishes:
     context: int
     may_halve_context: bool
     maps_experts: bool = False
+    has_layer_slots: bool = True
 
     @property
     def experts(self) -> ExpertWishes:
         """Wishes that concern experts."""
-        return ExpertWishes(self.expert_cache, self.keeps, self.maps_experts)
+        return ExpertWishes(self.expert_cache, self.keeps, self.maps_experts, self.has_layer_slots)
 
     @property
     def prefetches(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class Prediction:
 
 def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
     """Predict the times of a decode step of some sequences under a plan, at the given rates."""
-    mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.are_mapped else 0
+    mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.reads_in_place else 0
     fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
     programs, share = (-(-sequences // MOST_ROWS), CPU_ROW_SHARE) if plan.device == "cpu" else (1, 0.0)
     rows = programs + (sequences - programs) * share

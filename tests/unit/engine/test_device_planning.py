@@ -13,7 +13,7 @@ from graphcore.engine.open_model import open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import PlanError
-from graphcore.streaming.tier import Tier, host_nbytes
+from graphcore.streaming.tier import Tier, host_nbytes, ram_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.planning import machine
 from graphcore.weights.planning.costs import LIBRARIES
@@ -122,6 +122,26 @@ def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwi
     in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=GPT_OSS)
     assert in_ram.experts is not None
     assert not in_ram.experts.are_mapped
+
+
+def test_slots_that_kernels_fill_need_all_experts_in_ram_and_whole_layers_need_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planning, "read_nbytes", lambda parts, tier: 0)
+    asked = "streaming=on", "streaming.source=host"
+    plan, tier = plan_on(GPU, monkeypatch, tmp_path, *asked, model_folder=GPT_OSS)
+    assert plan.experts is not None
+    assert (plan.experts.has_layer_slots, tier.note) == (True, "")
+    enough = ram_nbytes(plan, tier, 0)
+    monkeypatch.setitem(FREE, "cpu", enough + machine.RESERVE_NBYTES)
+    assert plan_on(GPU, monkeypatch, tmp_path, *asked, model_folder=GPT_OSS)[0] == plan
+    monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
+    less, tier = plan_on(GPU, monkeypatch, tmp_path, *asked, model_folder=GPT_OSS)
+    assert less.experts is not None
+    assert (less.experts.are_mapped, less.experts.has_layer_slots) == (True, False)
+    assert less.resident_expert_nbytes > 0
+    assert "RAM does not hold those of all layers" in tier.note
+    assert f"{enough} bytes would do" in tier.note
 
 
 def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

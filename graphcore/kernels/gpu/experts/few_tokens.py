@@ -22,31 +22,40 @@ from graphcore.kernels.device_layout import DeviceLayout
 from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
-from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of, row_sums
+from graphcore.kernels.gpu.experts.operands import (
+    MixtureOperands,
+    biased,
+    gated_sums,
+    has_matrix,
+    matrix_at,
+    place_of,
+    row_sums,
+)
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
 
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
 REGISTERS = 80  # of a thread, at most: with them that many warps fit
 MORE_REGISTERS = 88  # where scales have scales of their own: with fewer, Triton 3.6 would move some to memory
+MOST_REGISTERS = 96  # where, besides, a matrix may lie in a slot or elsewhere
 ROWS = 4  # packed rows that a program multiplies at once, in all its matrices
 DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread reads 16 bytes then
 
 
 @triton.jit
 def _gate_up(
-    x, chosen, places, gate, up, gate_bias, up_bias, hidden, choices, columns: tl.constexpr, features, gate_stride,
-    up_stride, limit, alpha, steps, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, chosen, places, gate, up, gate_waits, up_waits, gate_bias, up_bias, hidden, choices, columns: tl.constexpr,
+    features, gate_stride, up_stride, limit, alpha, steps, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
     place = place_of(expert, places)
-    if place < 0:
+    if not has_matrix(expert, place, gate_waits):
         return
-    gate += place * gate_stride
-    up += place * up_stride
+    gate = matrix_at(expert, place, gate, gate_waits, gate_stride)
+    up = matrix_at(expert, place, up, up_waits, up_stride)
     fed = x + pair // choices * columns
     begin = tl.program_id(1) * steps * ROWS
     for step in range(tl.minimum(steps, tl.cdiv(features - begin, ROWS))):
@@ -67,9 +76,9 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    hidden, chosen, shares, places, down, bias, answers, stream, arrivals, columns: tl.constexpr, features, stride,
-    steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, columns: tl.constexpr, features,
+    stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum."""
     wait_for_earlier(DEPENDENT)
@@ -79,10 +88,10 @@ def _down(
     begin = tl.program_id(1) * steps * ROWS
     end = tl.minimum(begin + steps * ROWS, features)
     block = begin + tl.arange(0, BLOCK)
-    if place >= 0:
+    if has_matrix(expert, place, waits):
+        matrix = (matrix_at(expert, place, down, waits, stride),)
         for step in range(tl.cdiv(end - begin, ROWS)):
             first = begin + step * ROWS
-            matrix = (down + place * stride,)
             sums = row_sums(hidden + pair * columns, matrix, first, features, columns, FORM, ROWS, UNITS)[0]
             rows = first + tl.arange(0, ROWS)
             is_row = rows < features
@@ -158,13 +167,19 @@ def rows_of(form: DeviceLayout | None, matrices: int) -> int:
     return DENSE_ROWS if form is None else ROWS // matrices
 
 
-def _how(form: DeviceLayout | None, columns: int, rows: int) -> dict[str, int]:
-    """Return the options of a launch: the number of warps that leaves the fewest threads without a unit of a row."""
+def _how(form: DeviceLayout | None, columns: int, rows: int, has_slots: bool) -> dict[str, int]:
+    """Return the options of a launch: the number of warps that leaves the fewest threads without a unit of a row.
+
+    Args:
+        has_slots: True if a matrix may lie in a slot or where it waits.
+    """
     warps = MOST_WARPS
     if form is not None:
         units = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
-    registers = MORE_REGISTERS if form is not None and form.super_nbytes else REGISTERS
+    registers = REGISTERS
+    if form is not None and form.super_nbytes:
+        registers = MOST_REGISTERS if has_slots else MORE_REGISTERS
     shape = {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
     return {**shape, **dependence()}
 
@@ -182,11 +197,12 @@ def launch_gate_up(x: Tensor, chosen: Tensor, mixture: MixtureOperands, hidden: 
     dim, choices, features = x.shape[1], chosen.shape[1], mixture.features
     gate, up, _ = mixture.weights
     gate_form, up_form, _ = mixture.forms
-    how = _how(gate_form, dim, rows_of(gate_form, 2))
+    how = _how(gate_form, dim, rows_of(gate_form, 2), mixture.waiting[0] is not None)
     steps, blocks = program_blocks(features, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
     _gate_up[(chosen.numel(), blocks)](
-        x, chosen, mixture.places, gate, up, *mixture.biases[:2], hidden, choices, dim, features, gate.stride(0),
-        up.stride(0), *mixture.gating[1:], steps, GATING=mixture.gating.kernel_name, GATE=gate_form, UP=up_form, **how,
+        x, chosen, mixture.places, gate, up, *mixture.waiting[:2], *mixture.biases[:2], hidden, choices, dim, features,
+        gate.stride(0), up.stride(0), *mixture.gating[1:], steps, GATING=mixture.gating.kernel_name, GATE=gate_form,
+        UP=up_form, **how,
     )  # fmt: skip
 
 
@@ -205,14 +221,14 @@ def _launch(
     hidden = torch.empty(tokens * choices, features, dtype=x.dtype, device=x.device)
     launch_gate_up(x, chosen, mixture, hidden)
     down, form = mixture.weights[2], mixture.forms[2]
-    how = _how(form, features, rows_of(form, 1))
+    how = _how(form, features, rows_of(form, 1), mixture.waiting[2] is not None)
     steps, blocks = program_blocks(dim, how["ROWS"], chosen.numel(), how["num_warps"], x.device)
     if stream is not None and arrivals is None:
         arrivals = torch.zeros(tokens * blocks, dtype=torch.int32, device=x.device)
     assert arrivals is None or arrivals.numel() >= tokens * blocks, f"{arrivals.numel()} arrivals, {tokens} x {blocks}"
     block = triton.next_power_of_2(steps * how["ROWS"])
     _down[(chosen.numel(), blocks)](
-        hidden, chosen, shares, mixture.places, down, mixture.biases[2], answers, stream, arrivals, features, dim,
-        down.stride(0), steps, FORM=form, CHOICES=choices, BLOCK=block, **how,
+        hidden, chosen, shares, mixture.places, down, mixture.waiting[2], mixture.biases[2], answers, stream, arrivals,
+        features, dim, down.stride(0), steps, FORM=form, CHOICES=choices, BLOCK=block, **how,
     )  # fmt: skip
     return answers

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, place_of
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, matrix_at, place_of
 from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_minimum, tensor_scale, weights_at
 
 TWO_TO_127 = tl.constexpr(float(2**127))
@@ -151,8 +151,8 @@ def _rows_times(
 
 @triton.jit
 def _grouped_gate_up(
-    x, order, counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, columns, features,
-    gate_stride, up_stride, limit, alpha, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
+    x, order, counts, places, gate, up, gate_waits, up_waits, gate_bias, up_bias, hidden, num_experts, choices,
+    columns, features, gate_stride, up_stride, limit, alpha, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
     EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
@@ -164,8 +164,8 @@ def _grouped_gate_up(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = rows < features
     place, fed = place_of(expert, places), x + token * columns
-    gate += place * gate_stride
-    up += place * up_stride
+    gate = matrix_at(expert, place, gate, gate_waits, gate_stride)
+    up = matrix_at(expert, place, up, up_waits, up_stride)
     of_expert = (expert * features + rows)[:, None]
     gates = _rows_times(gate, rows, is_row, fed, is_pair, features, columns, GATE, BLOCK, ROWS, TOKENS)
     gates = biased(gates, gate_bias, of_expert, is_row[:, None])
@@ -178,7 +178,7 @@ def _grouped_gate_up(
 
 @triton.jit
 def _grouped_down(
-    hidden, order, counts, places, down, bias, out, num_experts, columns, features, stride,
+    hidden, order, counts, places, down, waits, bias, out, num_experts, columns, features, stride,
     FORM: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     expert, begin, end = _find_tile(counts, num_experts, EXPERTS, TOKENS)
@@ -188,7 +188,7 @@ def _grouped_down(
     is_pair = at < end
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = rows < features
-    matrix = down + place_of(expert, places) * stride
+    matrix = matrix_at(expert, place_of(expert, places), down, waits, stride)
     fed = hidden + at.to(tl.int64) * columns
     answers = _rows_times(matrix, rows, is_row, fed, is_pair, features, columns, FORM, BLOCK, ROWS, TOKENS)
     answers = biased(answers, bias, (expert * features + rows)[:, None], is_row[:, None])
@@ -208,7 +208,7 @@ def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     """Return the answers [N, C, D] compute dtype; the arguments are those of `few_tokens.launch_few`."""
     (tokens, dim), choices = x.shape, chosen.shape[1]
     num_experts, features, places = mixture.num_experts, mixture.features, mixture.places
-    groups = grouped(chosen, num_experts, places)
+    groups = grouped(chosen, num_experts, places if mixture.waiting[0] is None else None)
     hidden = x.new_empty(tokens * choices, features)
     out = x.new_zeros(tokens, choices, dim)
     gate, up, down = mixture.weights
@@ -217,12 +217,12 @@ def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     sizes = {"EXPERTS": triton.next_power_of_2(num_experts), "TOKENS": groups.tile, "ROWS": ROWS}
     how = {**sizes, **_shape(x, mixture), "num_stages": 3, "enable_fp_fusion": True}
     _grouped_gate_up[(groups.num_tiles, triton.cdiv(features, ROWS))](
-        x, groups.order, groups.counts, places, gate, up, gate_bias, up_bias, hidden, num_experts, choices, dim,
-        features, gate.stride(0), up.stride(0), *mixture.gating[1:], GATING=mixture.gating.kernel_name, GATE=gate_form,
-        UP=up_form, **how,
+        x, groups.order, groups.counts, places, gate, up, *mixture.waiting[:2], gate_bias, up_bias, hidden, num_experts,
+        choices, dim, features, gate.stride(0), up.stride(0), *mixture.gating[1:], GATING=mixture.gating.kernel_name,
+        GATE=gate_form, UP=up_form, **how,
     )  # fmt: skip
     _grouped_down[(groups.num_tiles, triton.cdiv(dim, ROWS))](
-        hidden, groups.order, groups.counts, places, down, down_bias, out, num_experts, features, dim,
-        down.stride(0), FORM=down_form, **how,
+        hidden, groups.order, groups.counts, places, down, mixture.waiting[2], down_bias, out, num_experts, features,
+        dim, down.stride(0), FORM=down_form, **how,
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
+from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.operands import mixture_of
@@ -23,7 +24,7 @@ torch.library.define(
     "graphcore::gpu_add_experts",
     "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
     " int hidden, str activation, float limit, float alpha, str[] formats,"
-    " Tensor(b!)? arrivals=None) -> ()",
+    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None) -> ()",
 )
 
 
@@ -39,6 +40,7 @@ def add_expert_answers(
     gating: Gating,
     formats: Sequence[str],
     arrivals: Tensor | None = None,
+    waiting: Sequence[Tensor] | None = None,
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
 
@@ -55,9 +57,10 @@ def add_expert_answers(
         gating: function that joins gate and up.
         formats: formats of gate, up and down: "dense", or the stored format's name.
         arrivals: counters, as in `few_tokens.launch_few_summed`.
+        waiting: gate, up and down of all experts, as in `MixtureOperands`; None if every expert has a place.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
-    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals)
+    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals, waiting)
 
 
 @torch.library.register_fake("graphcore::gpu_add_experts")
@@ -79,9 +82,11 @@ def launch_add_experts(
     alpha: float,
     formats: Sequence[str],
     arrivals: Tensor | None = None,
+    waiting: Sequence[Tensor] | None = None,
 ) -> None:
     """Implement `add_expert_answers`."""
-    mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats)
+    gating = Gating(activation, limit, alpha)
+    mixture = mixture_of(weights, biases, places, hidden, gating, formats, waiting=waiting)
     launch_few_summed(stream, x, chosen, shares, mixture, arrivals)
 
 
@@ -118,7 +123,33 @@ def launch_packed_experts(
     return launch(x.contiguous(), chosen.contiguous(), mixture)
 
 
+def launch_cached_experts(
+    x: Tensor,
+    chosen: Tensor,
+    waiting: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    places: Tensor,
+    holders: Tensor,
+    last_use: Tensor,
+    tallies: Tensor,
+    biases: Sequence[Tensor],
+    hidden: int,
+    activation: str,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> Tensor:
+    """Implement `cached_experts` (kernels/expert_slots.py)."""
+    chosen = chosen.contiguous()
+    launch_take(chosen, waiting, slots, places, holders, last_use, tallies)
+    gating = Gating(activation, limit, alpha)
+    mixture = mixture_of(slots, biases, places, hidden, gating, formats, waiting=waiting)
+    launch = launch_few if len(x) <= FEW else launch_many
+    return launch(x.contiguous(), chosen, mixture)
+
+
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
 torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)
 torch.library.impl("graphcore::device_experts", "CompositeExplicitAutograd", launch_packed_experts)
 torch.library.impl("graphcore::experts", "CUDA", launch_experts)
+torch.library.impl("graphcore::cached_experts", "CUDA", launch_cached_experts)

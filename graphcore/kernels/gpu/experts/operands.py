@@ -33,6 +33,8 @@ class MixtureOperands(NamedTuple):
         gating: function that joins gate and up.
         forms: layouts of the three matrices; None for a dense one.
         features: number of hidden features of an expert, F.
+        waiting: gate, up and down of all experts, [X, ...], page-locked: those of experts without a place are read
+            there; None each if such experts are missing.
     """
 
     weights: Sequence[Tensor]
@@ -41,6 +43,7 @@ class MixtureOperands(NamedTuple):
     gating: Gating
     forms: Sequence[DeviceLayout | None]
     features: int
+    waiting: Sequence[Tensor | None] = (None,) * 3
 
     @property
     def num_experts(self) -> int:
@@ -56,6 +59,7 @@ def mixture_of(
     gating: Gating,
     formats: Sequence[str] = (DENSE,) * 3,
     device: torch.device | None = None,
+    waiting: Sequence[Tensor] | None = None,
 ) -> MixtureOperands:
     """Return the operands; places given as a list are copied to `device`, which a captured graph must not do."""
     if places is not None and not isinstance(places, Tensor):
@@ -63,7 +67,7 @@ def mixture_of(
     # A view of a larger tensor would be read wrongly; weights bound to slots are never such views.
     weights = [weight if weight[:1].is_contiguous() else weight.contiguous() for weight in weights]
     forms = [None if name == DENSE else DEVICE_LAYOUTS[name] for name in formats]
-    return MixtureOperands(weights, list(biases) or [None] * 3, places, gating, forms, features)
+    return MixtureOperands(weights, list(biases) or [None] * 3, places, gating, forms, features, waiting or [None] * 3)
 
 
 @triton.jit
@@ -73,6 +77,21 @@ def place_of(expert, places):
     if places is not None:
         place = tl.load(places + place, mask=place >= 0, other=-1).to(tl.int64)
     return place
+
+
+@triton.jit
+def has_matrix(expert, place, waiting):
+    """Return whether there is an expert, and a matrix of it: at a place, or where all experts wait."""
+    return place >= 0 if waiting is None else expert >= 0
+
+
+@triton.jit
+def matrix_at(expert, place, matrices, waiting, stride):
+    """Return the pointer to an expert's matrix: at its place, or where it waits if it has none."""
+    matrix = matrices + place * stride
+    if waiting is not None:
+        matrix = tl.where(place >= 0, matrix, waiting + expert.to(tl.int64) * stride)
+    return matrix
 
 
 @triton.jit

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
 from graphcore.kernels.device_layout import DeviceForm
+from graphcore.kernels.expert_slots import ExpertSlots
+from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
-from graphcore.kernels.gpu.experts.launch import launch_add_experts
+from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.experts.router import launch_choose_experts, launch_route
 
@@ -60,6 +62,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "router in one launch x 4", lambda: route(4)
     yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K, False)
     yield from cases_of_qwen()
+    yield from cases_of_slots()
 
 
 def cases_of_qwen() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -79,3 +82,34 @@ def cases_of_qwen() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"silu summed {form}", lambda form=form: summed(form)
         yield f"silu many {form}", lambda form=form: many(form)
     yield "router over all", lambda: launch_choose_experts(empty(1, experts), None, top_k, True)
+
+
+def cases_of_slots() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield launches over experts in slots, a quarter of all: of gpt-oss-120b and of Qwen3-30B-A3B."""
+
+    def slots_of(form: str, experts: int, dim: int, hidden: int) -> ExpertSlots:
+        integers = {"places": torch.int32, "holders": torch.int32, "last_use": torch.int64, "tallies": torch.int64}
+        sizes = dict(zip(integers, (experts, experts // 4, experts, 4), strict=True))
+        state = (empty(sizes[name], dtype=dtype) for name, dtype in integers.items())
+        waiting, slots = (weights_of(form, count, dim, hidden) for count in (experts, experts // 4))
+        return ExpertSlots(waiting, slots, *state)
+
+    def summed(form: str, experts: int, top_k: int, dim: int, hidden: int, gating: Gating, tokens: int) -> None:
+        layer, chosen = slots_of(form, experts, dim, hidden), empty(tokens, top_k, dtype=torch.int64)
+        biases = [empty(experts, dim)] * 3 if gating is SWIGLU else []
+        launch_take(chosen, *layer)
+        how = layer.slots, biases, layer.places, hidden, *gating, [form] * 3, None, layer.waiting
+        stream = empty(tokens, dim, dtype=torch.float32)
+        launch_add_experts(stream, empty(tokens, dim), chosen, empty(tokens, top_k), *how)
+
+    def many(form: str, experts: int, top_k: int, dim: int, hidden: int, gating: Gating) -> None:
+        layer, chosen = slots_of(form, experts, dim, hidden), empty(16, top_k, dtype=torch.int64)
+        biases = [empty(experts, dim)] * 3 if gating is SWIGLU else []
+        launch_cached_experts(empty(16, dim), chosen, *layer, biases, hidden, *gating, [form] * 3)
+
+    models = {"gpt-oss": ("mxfp4", 128, 4, 2880, 2880, SWIGLU), "Qwen3": ("q4_k", 128, 8, 2048, 768, SILU)}
+    for name, shape in models.items():
+        yield f"slots of {name}, {shape[0]}", lambda shape=shape: summed(*shape, 1)
+        yield f"slots of {name}, {shape[0]} x 8", lambda shape=shape: summed(*shape, 8)
+        yield f"slots of {name}, {shape[0]} x 16", lambda shape=shape: many(*shape)
+    yield "slots of Qwen3, dense", lambda: summed("dense", *models["Qwen3"][1:], 1)

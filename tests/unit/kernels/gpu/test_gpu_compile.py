@@ -21,11 +21,12 @@ TESTS = Path(__file__).parents[3]
 DEPENDENT = {
     *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
     *("_packed_product", "_residual_norm", "_route", "attend_splits", "_convolve", "_one_token"),
+    *("_resolve", "_fill"),
 }
-# scores of a router; a head
-READ_LITTLE = ("_choose", "_keep_heads", "_mix_heads")
+# scores of a router; the state of slots; a head
+READ_LITTLE = ("_choose", "_resolve", "_keep_heads", "_mix_heads")
 # H100 and H200 with all cases; an A100 with some of each kernel: compiling is what these tests take their time for
-CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "BitNet", "delta")}
+CASES = {90: (), 80: ("Llama-3.1-8B", "Gemma 2 9B, whole", "q4_k", "mxfp4", "router", "slots", "BitNet", "delta")}
 
 
 @cache

@@ -7,13 +7,25 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from oldest_first import OldestFirst
 
 from graphcore.weights.planning.plan import EXPERT_HITS
 
 ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from expert_routes import POLICIES, SHAPES, Request, Trace, hit_rate, lowest, main, read_trace, table  # noqa: E402
+from expert_routes import (  # noqa: E402
+    POLICIES,
+    SHAPES,
+    Request,
+    Trace,
+    hit_rate,
+    layer_slots_hit_rate,
+    lowest,
+    main,
+    read_trace,
+    table,
+)
 
 QWEN = SHAPES[1]
 
@@ -89,6 +101,19 @@ def test_the_optimum_is_the_best_of_all_evictions_and_no_policy_beats_it() -> No
         best = best_rate(trace, num_slots)
         assert hit_rate(trace, num_slots, "optimum") == pytest.approx(best)
         assert max(hit_rate(trace, num_slots, policy) for policy in POLICIES) <= best + 1e-9
+
+
+@pytest.mark.parametrize("num_slots", [2, 5, 8, 11])
+def test_slots_of_each_layer_hit_what_slots_by_age_hit(num_slots: int) -> None:
+    rng = random.Random(num_slots)
+    drawn = [(number % 2, rng.sample(range(8), rng.randint(1, 4))) for number in range(80)]
+    models = [OldestFirst(-(-num_slots // 2)), OldestFirst(num_slots // 2)]
+    for layer, experts in drawn:
+        models[layer].ask(experts)
+    asked = sum(len(experts) for _, experts in drawn)
+    assert layer_slots_hit_rate(trace_of(*drawn), num_slots) == sum(model.hits for model in models) / asked
+    filled = trace_of((0, [1, 2, 3, 4, 5, 6]), (0, [6, 1]), prompt=1)
+    assert layer_slots_hit_rate(filled, 3) == 0.5  # of two waves the second stays
 
 
 def written(folder: Path, model: str = "/x/qwen3-30b-a3b-Q4_K_M.gguf") -> Path:

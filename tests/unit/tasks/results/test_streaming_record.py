@@ -22,7 +22,7 @@ def report_of(device: TierMemory = UNKNOWN, host: TierMemory = UNKNOWN) -> Strea
 
 def test_a_record_has_rates_in_gb_per_second_and_the_rest_as_it_is() -> None:
     report = report_of(TierMemory(290_000_000, 300_000_000), TierMemory(10, 20))
-    assert streaming_record("auto", report, expert_hit_rate=0.625) == {
+    assert streaming_record("auto", report, expert_hit_rate=0.625, expert_link_nbytes=77) == {
         "policy": "auto",
         "link_gb_per_second": 1.5,
         "wall_gb_per_second": 0.75,
@@ -38,6 +38,7 @@ def test_a_record_has_rates_in_gb_per_second_and_the_rest_as_it_is() -> None:
         "host_peak_bytes": 10,
         "host_budget_bytes": 20,
         "expert_hit_rate": 0.625,
+        "expert_link_bytes": 77,
     }
 
 

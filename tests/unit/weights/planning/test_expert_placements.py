@@ -1,10 +1,11 @@
-"""What of a mixture of experts is kept on the device where the others are read in RAM."""
+"""What of a mixture of experts is kept on the device where kernels read the others in RAM."""
 
 from dataclasses import replace
 
 import pytest
 from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
 
+from graphcore.streaming.tier import host_nbytes
 from graphcore.tasks.results.plan_report import planned_groups, tier_rows
 from graphcore.weights.planning.plan import Plan, bytes_per_token, expected_bytes_per_token
 from graphcore.weights.planning.planner import plan_streaming
@@ -17,10 +18,45 @@ FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
 
-def mapped(room: int, cap: int | None = None, policy: str = "auto") -> Plan:
+def mapped(room: int, cap: int | None = None, policy: str = "auto", may_have_slots: bool = False) -> Plan:
     """Return the plan whose budget leaves so many bytes for experts."""
     asked = replace(wishes(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
-    return plan_streaming(MIXTURE, asked, COSTS, PLENTY)
+    return plan_streaming(MIXTURE, replace(asked, has_layer_slots=may_have_slots), COSTS, PLENTY)
+
+
+@pytest.mark.parametrize(("room", "slots"), [(600, 6), (699, 6), (700, 7), (4000, 40)])
+def test_all_room_is_for_slots_once_each_layer_has_as_many_as_a_token_has_experts(room: int, slots: int) -> None:
+    plan = mapped(room, may_have_slots=True)
+    assert plan.experts is not None
+    assert (plan.experts.are_mapped, plan.experts.has_layer_slots, plan.experts.num_slots) == (True, True, slots)
+    assert (plan.experts.num_layers, plan.experts.num_experts, plan.resident_expert_nbytes) == (3, 48, 0)
+    assert plan.total_nbytes == ALL_BUT_EXPERTS + 100 * slots
+    less = mapped(599, may_have_slots=True)
+    assert less == mapped(599)
+    assert less.experts is not None
+    assert not less.experts.has_layer_slots
+
+
+def test_slots_take_no_more_than_was_asked_for_and_no_more_than_there_are_experts() -> None:
+    capped, whole = mapped(4000, cap=1234, may_have_slots=True), mapped(100_000, policy="on", may_have_slots=True)
+    assert capped.experts is not None
+    assert whole.experts is not None
+    assert (capped.experts.num_slots, whole.experts.num_slots) == (12, 48)
+    assert whole.experts.is_all
+    assert expected_bytes_per_token(whole) == whole.groups.streamed_nbytes
+
+
+def test_slots_are_predicted_by_the_replayed_rates_and_all_experts_wait_in_ram() -> None:
+    plan = mapped(1200, may_have_slots=True)  # a quarter of 48
+    assert plan.experts is not None
+    assert plan.experts.expected_hit_rate == pytest.approx(0.77)
+    assert expected_bytes_per_token(plan) == pytest.approx(2 * 280 * 0.23)
+    assert predict(plan, Rates(10.0, 100.0)).compute_seconds == pytest.approx(MIXTURE.read_nbytes / 100)
+    assert host_nbytes(plan) == 48 * 100 + 3000  # and the table
+    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, 6, 1, EXPERTS.total_nbytes)}
+    assert places["experts"] == (EXPERTS.total_nbytes, "cached")
+    notes = {name: note for name, _, note in tier_rows(plan, free=0)}
+    assert notes["expert cache"].startswith("12 of 48 experts; a decode step fetches the others by itself, so all of")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""The reference of a layer's slots for experts, against slots that give way by age, written once more."""
+
+import pytest
+import torch
+from expert_slot_cases import check, layer_of, walk
+from oldest_first import OldestFirst
+
+from graphcore.activations import SILU
+from graphcore.kernels.expert_slots import IN_PLACE, ExpertSlots, cached_experts, take_experts
+from graphcore.kernels.experts import looped_experts
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize(("num_experts", "num_slots", "choices"), [(12, 5, 3), (8, 2, 4), (7, 7, 2), (128, 32, 8)])
+def test_a_walk_leaves_what_slots_by_age_leave(num_experts: int, num_slots: int, choices: int, rows: int) -> None:
+    experts, model = layer_of(num_experts, num_slots, torch.bfloat16), OldestFirst(num_slots)
+    for chosen in walk(rows, num_experts, rows, choices, 40):
+        take_experts(chosen, experts)
+        model.ask(chosen.flatten().tolist())
+        check(experts, chosen, model)
+    assert min(model.loads, model.hits) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 3, 16])
+def test_answers_have_the_bits_of_resident_experts(tokens: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    weights = [torch.randn(6, *shape, generator=generator).to(dtype) / 4 for shape in ((12, 16), (12, 16), (16, 12))]
+    biases = [torch.randn(6, rows, generator=generator).to(dtype) for rows in (12, 12, 16)]
+    experts = ExpertSlots.empty(weights, [torch.full_like(one[:2], torch.nan) for one in weights])
+    for _ in range(4):
+        x = torch.randn(tokens, 16, generator=generator).to(dtype)
+        chosen = torch.rand(tokens, 6, generator=generator).topk(3).indices
+        chosen[-1, 1] = -1
+        found = cached_experts(x, chosen, experts, biases, 12, SILU, ["dense"] * 3)
+        assert torch.equal(found, looped_experts(x, chosen, weights, biases, *SILU))
+    assert experts.tallies[IN_PLACE] > 0 or tokens == 1
