@@ -55,7 +55,8 @@ STEP_NODES = 64  # embedding, head, sampling, feed
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
 DELTA_CHUNK = 64  # tokens of a chunk of the delta rule
 PACKED_TOKENS = 8  # the most tokens that are multiplied with a packed matrix
-PROCESSORS = 160  # multiprocessors of the largest devices; each runs two programs of split attention
+PROCESSORS = 160  # multiprocessors of the largest devices
+RESIDENT, ROUNDS = 2, 4  # programs of split attention that each runs at once, and how often at most
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
 LARGE, LARGE_SEGMENT, GRAIN = 10 << 20, 20 << 20, 2 << 20  # kMinLargeAlloc, kLargeBuffer, kRoundLarge
 LOOSE_SEGMENTS = 2 * LARGE_SEGMENT + 4 * SMALL_SEGMENT  # for activations, inputs and tables
@@ -89,18 +90,24 @@ def graphs_nbytes(num_layers: int, delta_layers: int, num_widths: int) -> int:
 def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:
     """Return the bytes of one layer's split attention: sums [E] and two numbers per row and split, in float32.
 
-    A decode step has H / K rows for each program. The number of programs, splits x B x K, is at most the number that a
-    device runs at once, or B x K if that is more. A chunk's keys are split only if all programs run at once.
+    A decode step has H / K rows for each of its `decode_programs`. A chunk's keys are split only if all programs of one
+    sequence run at once; several sequences' chunks may be one call.
     """
-    rows = (
-        (one.head_dim, max(2 * PROCESSORS, batch * one.kv_heads) * (one.heads // one.kv_heads))
+    sums = (
+        max(
+            decode_programs(batch, one.kv_heads) * (one.heads // one.kv_heads),
+            batch * PROCESSORS * rows_at_once(one.head_dim),
+        )
+        * (one.head_dim + 2)
+        * FLOAT32_NBYTES
         for one in spec.attentions
     )
-    sums = (
-        max(num_rows, PROCESSORS * rows_at_once(head_dim)) * (head_dim + 2) * FLOAT32_NBYTES
-        for head_dim, num_rows in rows
-    )
     return max(sums, default=0)
+
+
+def decode_programs(batch: int, kv_heads: int) -> int:
+    """Return the most programs of a decode step's attention (kernels/gpu/attention/splits.py)."""
+    return max(min(batch, ROUNDS) * RESIDENT * PROCESSORS, batch * kv_heads)
 
 
 def rows_at_once(head_dim: int) -> int:

@@ -16,8 +16,10 @@ from graphcore.weights.planning.costs import (
     LAYER_NODES,
     LIBRARIES,
     NODE_NBYTES,
+    PROCESSORS,
     STEP_NODES,
     allocated_cache_nbytes,
+    decode_programs,
     graphs_nbytes,
     overhead_nbytes,
     segments_nbytes,
@@ -97,8 +99,21 @@ def test_an_eight_billion_llama_takes_some_hundred_megabytes(tmp_path: Path) -> 
     attention = model.spec.blocks[0].attention
     group = attention.heads // attention.kv_heads
     assert split_sums_nbytes(model.spec, 1) == 160 * 128 * (attention.head_dim + 2) * 4
-    rows = 1000 * attention.kv_heads * group
-    assert split_sums_nbytes(model.spec, 1000) == rows * (attention.head_dim + 2) * 4
+    assert split_sums_nbytes(model.spec, 3) == 3 * 160 * 128 * (attention.head_dim + 2) * 4
+    assert group * decode_programs(3, attention.kv_heads) == 4 * 3 * 320  # fewer rows than those of the chunks
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 8, 64])
+def test_no_batch_has_more_programs_of_attention_than_are_counted(kv_heads: int) -> None:
+    from graphcore.kernels.gpu.attention.splits import most_splits  # brings Triton
+
+    most = 0
+    for batch in (1, 2, 3, 4, 5, 8, 16, 64, 1000):
+        for visible in (1, 100, 4096, 1 << 20):
+            programs = most_splits(batch, kv_heads, visible, 64, PROCESSORS) * batch * kv_heads
+            assert programs <= decode_programs(batch, kv_heads)
+            most = max(most, programs)
+    assert most > 4 * PROCESSORS  # more than run at once, so the bound is one
 
 
 def test_of_packed_matrices_the_largest_is_unpacked_at_once(tmp_path: Path) -> None:
