@@ -84,7 +84,7 @@ def bind_layer_slots(
     others: list[ExpertPool] = []
     for pool in pools:
         memory = allocate_pool(decoder, pool, device)
-        for own, begin in shares_of(pool):
+        for own, begin in layer_shares(pool):
             (layer,) = own.layers
             bound[layer] = {part: tensor[begin : begin + own.num_slots] for part, tensor in memory.items()}
             bind_experts(layers[layer].experts, bound[layer])
@@ -97,7 +97,7 @@ def bind_layer_slots(
     return bound, cached, others
 
 
-def shares_of(pool: ExpertPool) -> list[tuple[ExpertPool, int]]:
+def layer_shares(pool: ExpertPool) -> list[tuple[ExpertPool, int]]:
     """Split a pool's slots evenly; return each layer's pool, and its first slot in the pool that is split."""
     shares, begin = [], 0
     for index, layer in enumerate(pool.layers):

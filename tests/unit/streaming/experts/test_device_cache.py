@@ -17,7 +17,7 @@ from graphcore.graph.step import FetchedBlock, RoutedBlock
 from graphcore.kernels.expert_slots import HITS, LOADED
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
-from graphcore.streaming.experts.device_cache import shares_of
+from graphcore.streaming.experts.device_cache import layer_shares
 from graphcore.streaming.experts.slots import ExpertPool
 from graphcore.streaming.experts.stream import ExpertStream
 from graphcore.streaming.pinned_memory import Pins
@@ -144,6 +144,6 @@ def test_a_layer_with_slots_whose_experts_could_not_be_locked_takes_the_host_s_w
 
 
 def test_slots_are_split_evenly_and_none_is_lost() -> None:
-    shares = shares_of(ExpertPool((3, 5, 9), 11, 16))
+    shares = layer_shares(ExpertPool((3, 5, 9), 11, 16))
     assert [(own.layers, own.num_slots, begin) for own, begin in shares] == [((3,), 4, 0), ((5,), 4, 4), ((9,), 3, 8)]
     assert {own.num_experts for own, _ in shares} == {16}
