@@ -27,7 +27,7 @@ import torch
 from graphcore.kernels.expert_slots import HITS, ExpertSlots, take_experts
 from graphcore.quant import FORMATS
 from graphcore.streaming.experts.cache import ExpertCache, ExpertHeat, Key
-from graphcore.streaming.experts.device_cache import DeviceCache, shares_of
+from graphcore.streaming.experts.device_cache import DeviceCache, layer_shares
 from graphcore.streaming.experts.slots import ExpertPool
 from graphcore.streaming.timeline import Timeline
 
@@ -243,7 +243,7 @@ def layer_slots_hit_rate(trace: Trace, num_slots: int) -> float:
     waiting = [torch.zeros(trace.experts, 1, dtype=torch.uint8)]
     layers = {
         layer: ExpertSlots.empty(waiting, [torch.zeros(own.num_slots, 1, dtype=torch.uint8)])
-        for own, _ in shares_of(pool)
+        for own, _ in layer_shares(pool)
         for layer in own.layers
     }
     no_others = ExpertCache([], lambda layer, expert, slot: None, {}, NothingMoves(), Timeline())
