@@ -7,7 +7,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from graphcore.graph.step import (
     FetchedBlock,
     FetchedExperts,
     HeadFunction,
+    Neighbours,
     RoutedBlock,
 )
 from graphcore.nn.block import Block
@@ -33,6 +34,7 @@ class BlockFunctions:
     Attributes:
         compiles: True where functions that no decode kernels run are compiled; otherwise they run eager.
         fetched: layers whose experts are fetched; None where all experts are resident.
+        moving: layers whose weights move while a program runs.
         decode_kernels: a GPU's decode kernels, used instead of compiled functions; None where there are none.
         compiled: compiled functions, one for each kind of block or head, batch and phase.
     """
@@ -41,6 +43,7 @@ class BlockFunctions:
     compiles: bool = True
     fetched: FetchedExperts | None = None
     decode_kernels: DecodeKernels | None = None
+    moving: Collection[int] = ()
     compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
 
     def block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
@@ -76,10 +79,20 @@ class BlockFunctions:
         """Return the function that runs the head on decode kernels, for [B, D]; None where they cannot run it."""
         return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
 
+    def _neighbours(self, index: int) -> Neighbours:
+        """Return the layers beside one whose decode steps run in one piece with its own, weights and all."""
+
+        def joined(first: int) -> bool:
+            fetches = self.fetched is not None and any(self.fetched.fetches(at, "decode") for at in (first, first + 1))
+            return first >= 0 and first + 1 < self.kinds.layers and first + 1 not in self.moving and not fetches
+
+        before = self.kinds.block(index - 1) if joined(index - 1) else None
+        return Neighbours(index, before, self.kinds.block(index + 1) if joined(index) else None)
+
     def _kind_function(self, index: int, batch: int, phase: str, fetches: bool) -> BlockFunction:
         block = self.kinds.block(index)
         if self.decode_kernels is not None and phase == "decode":
-            run = self.decode_kernels.block_function(block, batch, fetches)
+            run = self.decode_kernels.block_function(block, batch, fetches, self._neighbours(index))
             if run is not None:
                 return run
         if not self.compiles:

@@ -88,7 +88,13 @@ class GraphBuilder:
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
         kinds = KindCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
-        self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels)
+        moving = {
+            index
+            for group, layers in enumerate(self.layer_groups, start=1)
+            if group in self.streamed
+            for index in layers
+        }
+        self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels, moving)
 
     @property
     def captures_graphs(self) -> bool:

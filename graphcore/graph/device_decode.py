@@ -9,20 +9,24 @@ cannot run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from graphcore.graph.kernel_entries import DeviceRun
 from graphcore.graph.kernel_obstacles import block_obstacle, head_obstacle
+from graphcore.graph.links import Link, chain_memory, first_norm, leaves_answer
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.graph.step import BlockFunction, HeadFunction, RoutedBlock
+from graphcore.graph.step import BlockFunction, HeadFunction, Neighbours, RoutedBlock
 from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
+from graphcore.kernels.gpu.matrix import MOST_TOKENS
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.layer_cache import KVCache, LayerCache
+from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
@@ -34,22 +38,50 @@ class DeviceBlocks:
     Attributes:
         arrivals: counters, int32 zeros, by which programs that share a sum count each other: the splits of one
             attention [B * K or more], a router, the choices of experts.
+        squares: squares of the sums that are left for norms, as in `links.Link`.
     """
 
     arrivals: Tensor
+    squares: Tensor
+    _rows: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _operations: dict[BlockSpec, Traced] = field(default_factory=dict)
 
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
         """Return decode kernels for layers with these caches."""
         splits = max((one.table.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
-        return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
+        arrivals = torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device)
+        return cls(arrivals, chain_memory(len(caches), device))
 
-    def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
+    def block_function(
+        self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
+    ) -> BlockFunction | None:
         """Return the function that runs the block, or None where it has an obstacle."""
         if block_obstacle(block, batch) is not None:
             return None
-        return RoutedBlock(self.route, Block.add_experts) if fetches else self.forward
+        if fetches:
+            return RoutedBlock(self.route, Block.add_experts)
+        return self.forward if beside is None else partial(self.forward, link=self._link(block, batch, beside))
+
+    def _link(self, block: Block, batch: int, beside: Neighbours) -> Link:
+        """Return a layer's place in a chain; its memory is made here, before any graph is captured."""
+        key = block.spec.dim, block.dtype
+        if key not in self._rows:
+            self._rows[key] = torch.zeros(MOST_TOKENS, block.spec.dim, dtype=block.dtype, device=self.squares.device)
+        begins = beside.before is None or block_obstacle(beside.before, batch) is not None
+        takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
+        following = None if beside.after is None else self._handed(block, beside.after, batch)
+        return Link(self._rows[key], self.squares, beside.layer, begins, takes, following)
+
+    def _handed(self, first: Block, second: Block, batch: int) -> RMSNorm | None:
+        """Return the norm for which one layer's kernels leave their answer to the next one's; None if they do not."""
+        if block_obstacle(first, batch) is not None or block_obstacle(second, batch) is not None:
+            return None
+        return (
+            first_norm(self._lowered(second), dict(second.named_modules()))
+            if leaves_answer(self._lowered(first), first)
+            else None
+        )
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
         """Return the function that runs the head, or None where it has an obstacle."""
@@ -64,11 +96,16 @@ class DeviceBlocks:
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor | None,
+        link: Link | None = None,
     ) -> Tensor:
-        """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place."""
+        """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place.
+
+        Args:
+            link: the layer's place in a chain; None for a block that runs alone.
+        """
         stream = x.view(len(x), -1)
         inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
-        answer = DeviceRun(dict(block.named_modules()), self.arrivals).run(self._lowered(block), inputs)
+        answer = DeviceRun(dict(block.named_modules()), self.arrivals, link).run(self._lowered(block), inputs)
         assert answer is stream, "the stream is changed where it lies"
         return x
 

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.graph.kernel_obstacles import OPERATIONS
+from graphcore.graph.links import Chain, Link, applied_norm
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
@@ -35,7 +36,8 @@ from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.norm import add_rms_normed, residual_norm
+from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm, residual_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
@@ -46,7 +48,21 @@ from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
 
 NO_NORM = (None, None, 0.0, True, True)
-Fed = tuple[Tensor, Tensor | None]  # rows, and the scales they were multiplied with where they are int8 codes
+
+
+class Fed(NamedTuple):
+    """What a product reads.
+
+    Attributes:
+        rows: [B, I].
+        scale: [B] float32, what int8 codes were multiplied with; or [B, 2] int64, the squares of rows whose norm the
+            product applies (kernels/gpu/mean_squares.py); or None.
+        eps: that norm's epsilon.
+    """
+
+    rows: Tensor
+    scale: Tensor | None = None
+    eps: float = 0.0
 
 
 class Joined(NamedTuple):
@@ -62,10 +78,13 @@ class DeviceRun:
     Attributes:
         modules: modules by their names in the operations.
         arrivals: counters, as in `DeviceBlocks`; None where there is neither attention nor a choice of experts.
+        link: a layer's place in a chain, whose sums are left for the norms behind them; None to launch every norm.
     """
 
     modules: Mapping[str, nn.Module]
     arrivals: Tensor | None = None
+    link: Link | None = None
+    _chain: Chain | None = None
     _values: dict[Call, Any] = field(default_factory=dict)
     _counts: Tensor | None = None  # [B] int64, 0 for a row without a token
 
@@ -77,6 +96,9 @@ class DeviceRun:
         """
         span = inputs.get("span")
         self._counts = span.counts if isinstance(span, Span) else None
+        x = inputs["x"]
+        if self.link is not None and isinstance(x, Tensor):
+            self._chain = Chain(self.link, traced, self.modules, len(x))
         for node in traced.nodes():
             arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
             match node.op:
@@ -90,6 +112,8 @@ class DeviceRun:
                 case "call_function" if node.target is until:
                     return arguments
                 case "call_function" | "call_method":
+                    if self._chain is not None:
+                        self._chain.begin(node)
                     self._values[node] = ENTRIES[node.target](self, *arguments)
         return arguments[0]
 
@@ -99,28 +123,33 @@ class DeviceRun:
         """Return a product, or several products of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
-        rows, scale = self._fed(x, norm, linears[0])
+        fed = self._fed(x, norm, linears[0])
         matrices = [device_matrix(linear) for linear in linears]
-        y = product(rows, scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind)
+        y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
         return y if len(linears) == 1 else Joined(y)
 
     def gated(self, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
         """Return activation(gate) * up."""
         first, second = (self._module(name, Linear) for name in (gate, up))
         kind = self._module(activation, ActivationModule).kind.kernel_name
+        rows, scale, eps = self._fed(x, norm, second)
         matrices = device_matrix(first), device_matrix(second)
-        return gated_product(*self._fed(x, norm, second), *matrices, _dtype(second, wide), _divides(second), kind)
+        return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
     def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
-        add_product(stream, *self._fed(x, norm, linear), device_matrix(linear), _divides(linear))
+        fed = self._fed(x, norm, linear)
+        add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed())
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Add a normalised answer to the stream."""
-        after = self._module(norm.name, RMSNorm)
-        add_rms_normed(stream, x, after.weight, after.eps)
+        after, feed = self._module(norm.name, RMSNorm), self._feed()
+        if feed is None:
+            add_rms_normed(stream, x, after.weight, after.eps)
+        else:
+            feed_norm(stream, feed, x, after.weight, after.eps)
         return stream
 
     def add_scaled(self, stream: Tensor, x: Tensor, factor: float) -> Tensor:
@@ -196,7 +225,8 @@ class DeviceRun:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
-            scores = product(*self._fed(x, None, router), [device_matrix(router)], router.dtype)
+            fed = self._fed(x, None, router)
+            scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
             return self.choose(scores, top_k, over, None)
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
 
@@ -209,17 +239,31 @@ class DeviceRun:
         if experts.cached is not None:
             take_slots(chosen, experts.cached)
             places, waiting = experts.cached.places, experts.cached.waiting
-        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting
+        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting, self._feed()
         add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
     def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:
         """Return `x` [B, I], normalised where there is a norm, as the projection reads it: codes if int8."""
-        if linear.int8_order is None:
-            return (x if norm is None else self._norm(x, linear.dtype, norm)), None
+        if linear.int8_order is not None:
+            if norm is None:
+                return Fed(*norm_to_codes(x, *NO_NORM, linear.dtype))
+            return Fed(*norm_to_codes(x, *_weights(self.modules[norm.name]), norm.dtype or linear.dtype))
         if norm is None:
-            return norm_to_codes(x, *NO_NORM, linear.dtype)
-        return norm_to_codes(x, *_weights(self.modules[norm.name]), norm.dtype or linear.dtype)
+            return Fed(x)
+        applied = applied_norm(self.modules, norm, linear)
+        if applied is None or x.dtype is not torch.float32:
+            return Fed(self._norm(x, linear.dtype, norm))
+        feed = None if self._chain is None else self._chain.left_for(applied)
+        if feed is None:
+            rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
+            feed = Feed(applied.weight, rows, squares)
+            feed_norm(x, feed)
+        return Fed(feed.rows, feed.squares, applied.eps)
+
+    def _feed(self) -> Feed | None:
+        """Return where the sum that is made now is left for a norm that products apply; None if none does."""
+        return None if self._chain is None else self._chain.feed()
 
     def _norm(
         self,

@@ -62,6 +62,11 @@ class KindCompiler:
     on_compile: Callable[[str], None]
     cache_dir: Path | None
 
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.decoder.layers)
+
     def block(self, index: int) -> Block:
         """Return the layer at this index."""
         block = self.decoder.layers[index]

@@ -26,14 +26,30 @@ AddFunction = Callable[..., Tensor]  # Block.add_experts, features of the layer 
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """The layers before and after one in a program, if they run on the device, and all weights are there together.
+
+    Attributes:
+        layer: index of the layer itself.
+    """
+
+    layer: int
+    before: Block | None = None
+    after: Block | None = None
+
+
 class DecodeKernels(Protocol):
     """A device's decode kernels, which run a decode step one after another, without compilation."""
 
-    def block_function(self, block: Block, batch: int, fetches: bool) -> BlockFunction | None:
+    def block_function(
+        self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
+    ) -> BlockFunction | None:
         """Return the function that runs the block for one token of each of `batch` sequences; None if it cannot run.
 
         Args:
             fetches: True if experts are fetched between the block's halves; the function is then a RoutedBlock.
+            beside: the layers whose functions run just before and just after it; None for a block that runs alone.
         """
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:

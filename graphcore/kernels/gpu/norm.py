@@ -4,6 +4,8 @@ Legend: N tokens, D model dim.
 
     x += added    or, sandwiched,    x += added / rms(added) * weight_after;        fed = norm(x)
 
+or fed = x * weight and the squares of x, for products that apply the norm themselves (mean_squares.py).
+
 One program holds a whole row, so that nothing is read twice.
 """
 
@@ -15,11 +17,17 @@ from torch import Tensor
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
+from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, Feed, fixed_squares
 
 torch.library.define(
     "graphcore::residual_norm",
     "(Tensor(a!) x, Tensor? added, Tensor? weight_after, Tensor weight, Tensor? bias, float eps, bool is_rms,"
     " bool scale_in_float32, ScalarType dtype) -> Tensor",
+)
+torch.library.define(
+    "graphcore::feed_norm",
+    "(Tensor(a!) x, Tensor? added, Tensor? weight_after, float eps, Tensor weight, Tensor(b!) rows, Tensor(c!) squares)"
+    " -> ()",
 )
 torch.library.define("graphcore::add_normed", "(Tensor(a!) x, Tensor added, Tensor weight_after, float eps) -> ()")
 
@@ -54,6 +62,19 @@ def residual_norm(
     return op(x, added, weight_after, weight, bias, eps, is_rms, scale_in_float32, dtype)  # type: ignore[no-any-return]
 
 
+def feed_norm(
+    x: Tensor, feed: Feed, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
+) -> None:
+    """Add to the residual stream, as `residual_norm` does, and leave it for products that apply its norm.
+
+    Args:
+        x: [N, D] float32, contiguous.  added, weight_after: as in `residual_norm`.
+        feed: where the stream is left; all of it is written.
+        eps: the epsilon of the norm of `added`.
+    """
+    torch.ops.graphcore.feed_norm.default(x, added, weight_after, eps, *feed)
+
+
 def add_rms_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
     """Add the RMSNorm of an answer [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
     torch.ops.graphcore.add_normed.default(x, added, weight_after, eps)
@@ -74,6 +95,7 @@ def _fake(
     return x.new_empty(x.shape, dtype=dtype)
 
 
+@torch.library.register_fake("graphcore::feed_norm")
 @torch.library.register_fake("graphcore::add_normed")
 def _fake_add(_x: Tensor, *_: object) -> None:
     return None
@@ -111,6 +133,7 @@ def _residual_norm(
     weight,
     bias,
     out,
+    squares,
     columns,
     eps,
     IS_RMS: tl.constexpr,
@@ -130,7 +153,13 @@ def _residual_norm(
             answer = normed(answer, weight_after, None, at, columns, eps, True, True, tl.float32)
         values += answer
         tl.store(x + row + at, values, mask=is_there)
-    if out is not None:
+    if squares is not None:
+        scaled = values * tl.load(weight + at, mask=is_there, other=0.0)
+        tl.store(out + row + at, scaled.to(out.dtype.element_ty), mask=is_there)
+        upper, lower = fixed_squares(values)
+        tl.store(squares + 2 * tl.program_id(0), tl.sum(upper))
+        tl.store(squares + 2 * tl.program_id(0) + 1, tl.sum(lower))
+    elif out is not None:
         fed = normed(values, weight, bias, at, columns, eps, IS_RMS, WIDE, out.dtype.element_ty)
         tl.store(out + row + at, fed, mask=is_there)
 
@@ -150,16 +179,34 @@ def launch_residual_norm(
     assert added is None or x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     _residual_norm[(len(x),)](
-        x, added, weight_after, weight, bias, out, x.shape[1], eps, IS_RMS=is_rms, WIDE=scale_in_float32, **block_of(x)
-    )
+        x, added, weight_after, weight, bias, out, None, x.shape[1], eps, IS_RMS=is_rms, WIDE=scale_in_float32,
+        **block_of(x),
+    )  # fmt: skip
     return out
+
+
+def launch_feed_norm(
+    x: Tensor,
+    added: Tensor | None,
+    weight_after: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    rows: Tensor,
+    squares: Tensor,
+) -> None:
+    """Implement `feed_norm`."""
+    assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
+    assert x.shape[1] <= MOST_SUMMED, f"rows of {x.shape[1]}, squares of {MOST_SUMMED} can be summed"
+    _residual_norm[(len(x),)](
+        x, added, weight_after, weight, None, rows, squares, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
+    )
 
 
 def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
     """Implement `add_rms_normed`."""
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     _residual_norm[(len(x),)](
-        x, added, weight_after, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
+        x, added, weight_after, None, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
     )
 
 
@@ -178,4 +225,5 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
 
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
 torch.library.impl("graphcore::residual_norm", "CompositeExplicitAutograd", launch_residual_norm)
+torch.library.impl("graphcore::feed_norm", "CompositeExplicitAutograd", launch_feed_norm)
 torch.library.impl("graphcore::add_normed", "CompositeExplicitAutograd", launch_add_normed)

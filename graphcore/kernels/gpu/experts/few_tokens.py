@@ -32,6 +32,7 @@ from graphcore.kernels.gpu.experts.operands import (
     row_sums,
 )
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
+from graphcore.kernels.gpu.mean_squares import Feed, feed_next
 
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
@@ -76,11 +77,14 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, columns: tl.constexpr, features,
-    stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, CHOICES: tl.constexpr,
-    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, feed_weight, fed, squares,
+    columns: tl.constexpr, features, stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    CHOICES: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum."""
+    """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum.
+
+    A sum that a norm follows is left for it (mean_squares.py).
+    """
     wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + pair)
@@ -107,11 +111,15 @@ def _down(
         arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
         if arrived == CHOICES - 1:
             tl.store(arrival, 0)
-            _add_answers(answers, shares, stream, token, block, block < end, features, CHOICES)
+            _add_answers(
+                answers, shares, stream, feed_weight, fed, squares, token, block, block < end, features, CHOICES
+            )
 
 
 @triton.jit
-def _add_answers(answers, shares, stream, token, rows, is_row, features, CHOICES: tl.constexpr):
+def _add_answers(
+    answers, shares, stream, feed_weight, fed, squares, token, rows, is_row, features, CHOICES: tl.constexpr
+):
     """Add the sum of one token's answers times their shares to the stream; `.cg` reads what other processors wrote."""
     total = tl.zeros(rows.shape, tl.float32)
     for rank in tl.static_range(CHOICES):
@@ -120,7 +128,11 @@ def _add_answers(answers, shares, stream, token, rows, is_row, features, CHOICES
         total += answer.to(tl.float32) * tl.load(shares + pair).to(tl.float32)
     to = stream + token * features + rows
     rounded = total.to(answers.dtype.element_ty).to(tl.float32)
-    tl.store(to, tl.load(to, mask=is_row, other=0.0) + rounded, mask=is_row)
+    values = tl.load(to, mask=is_row, other=0.0) + rounded
+    tl.store(to, values, mask=is_row)
+    if fed is not None:
+        of_token = tl.full([1, 1], 0, tl.int64) + token
+        feed_next(values[None, :], feed_weight, fed, squares, of_token, rows[None, :], is_row[None, :], features)
 
 
 def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
@@ -133,11 +145,17 @@ def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     Returns:
         [N, C, D] compute dtype, zeros for no expert.
     """
-    return _launch(x, chosen, None, mixture, None, None)
+    return _launch(x, chosen, None, mixture, None, None, None)
 
 
 def launch_few_summed(
-    stream: Tensor, x: Tensor, chosen: Tensor, shares: Tensor, mixture: MixtureOperands, arrivals: Tensor | None = None
+    stream: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    mixture: MixtureOperands,
+    arrivals: Tensor | None = None,
+    feed: Feed | None = None,
 ) -> None:
     """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
@@ -146,10 +164,12 @@ def launch_few_summed(
 
     Args:
         arrivals: [most_arrivals or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
+        feed: where the sum is left for the norm that follows, with squares that are zeros; not of float32 numbers.
     """
     if x.dtype is not torch.float32:
-        _launch(x, chosen, shares, mixture, stream, arrivals)
+        _launch(x, chosen, shares, mixture, stream, arrivals, feed)
         return
+    assert feed is None, "sums of float32 numbers are made outside the kernels"
     answers = launch_few(x, chosen, mixture)
     total = answers[:, 0] * shares[:, :1]
     for rank in range(1, chosen.shape[1]):
@@ -213,6 +233,7 @@ def _launch(
     mixture: MixtureOperands,
     stream: Tensor | None,
     arrivals: Tensor | None,
+    feed: Feed | None,
 ) -> Tensor:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
     answers = x.new_empty(tokens, choices, dim)
@@ -229,6 +250,7 @@ def _launch(
     block = triton.next_power_of_2(steps * how["ROWS"])
     _down[(chosen.numel(), blocks)](
         hidden, chosen, shares, mixture.places, down, mixture.waiting[2], mixture.biases[2], answers, stream, arrivals,
-        features, dim, down.stride(0), steps, FORM=form, CHOICES=choices, BLOCK=block, **how,
+        *(feed or (None, None, None)), features, dim, down.stride(0), steps, FORM=form, CHOICES=choices,
+        BLOCK=block, **how,
     )  # fmt: skip
     return answers

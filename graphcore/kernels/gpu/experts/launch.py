@@ -17,6 +17,7 @@ from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summ
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.matrix import DENSE
+from graphcore.kernels.gpu.mean_squares import Feed, feed_of
 
 FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
 
@@ -24,7 +25,8 @@ torch.library.define(
     "graphcore::gpu_add_experts",
     "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
     " int hidden, str activation, float limit, float alpha, str[] formats,"
-    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None) -> ()",
+    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None, Tensor? feed_weight=None, Tensor(c!)? rows_fed=None,"
+    " Tensor(d!)? squares=None) -> ()",
 )
 
 
@@ -41,6 +43,7 @@ def add_expert_answers(
     formats: Sequence[str],
     arrivals: Tensor | None = None,
     waiting: Sequence[Tensor] | None = None,
+    feed: Feed | None = None,
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
 
@@ -58,9 +61,24 @@ def add_expert_answers(
         formats: formats of gate, up and down: "dense", or the stored format's name.
         arrivals: counters, as in `few_tokens.launch_few_summed`.
         waiting: gate, up and down of all experts, as in `MixtureOperands`; None if every expert has a place.
+        feed: as in `few_tokens.launch_few_summed`.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
-    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals, waiting)
+    op(
+        stream,
+        x,
+        chosen,
+        shares,
+        weights,
+        biases,
+        places,
+        hidden,
+        *gating,
+        formats,
+        arrivals,
+        waiting,
+        *(feed or (None, None, None)),
+    )
 
 
 @torch.library.register_fake("graphcore::gpu_add_experts")
@@ -83,11 +101,14 @@ def launch_add_experts(
     formats: Sequence[str],
     arrivals: Tensor | None = None,
     waiting: Sequence[Tensor] | None = None,
+    feed_weight: Tensor | None = None,
+    rows_fed: Tensor | None = None,
+    squares: Tensor | None = None,
 ) -> None:
     """Implement `add_expert_answers`."""
     gating = Gating(activation, limit, alpha)
     mixture = mixture_of(weights, biases, places, hidden, gating, formats, waiting=waiting)
-    launch_few_summed(stream, x, chosen, shares, mixture, arrivals)
+    launch_few_summed(stream, x, chosen, shares, mixture, arrivals, feed_of(feed_weight, rows_fed, squares))
 
 
 def launch_experts(

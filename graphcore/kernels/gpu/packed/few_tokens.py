@@ -16,6 +16,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
+from graphcore.kernels.gpu.mean_squares import Feed
 from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
 from graphcore.kernels.gpu.packed.planes import tensor_scale
 from graphcore.kernels.gpu.packed.program_tiles import constants_of, tile_for
@@ -24,7 +25,7 @@ from graphcore.kernels.gpu.packed.tensor_cores import dotted_rows
 
 @triton.jit
 def _products(
-    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns: tl.constexpr, x_stride,
+    x, x_scale, first, weight, bias, scale, start, rows, tokens, columns: tl.constexpr, x_stride, eps,
     DIVIDES: tl.constexpr, L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -34,25 +35,25 @@ def _products(
     else:
         fed = x + first * x_stride
         sums = dot_rows(fed, x_stride, tokens - first, weight, start, rows, columns, L, N, R, G, IS_EVEN)
-    return _scaled(sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns, DIVIDES, L, N, R)
+    return _scaled(sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns, eps, DIVIDES, L, N, R)
 
 
 @triton.jit
 def _scaled(
-    sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns,
+    sums, x_scale, first, weight, bias, scale, start, rows, tokens, columns, eps,
     DIVIDES: tl.constexpr, L: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     if L.scale == "whole":
         sums *= tensor_scale(weight, rows, columns, L)
     token = tl.minimum(first + tl.arange(0, N), tokens - 1)[:, None]
     row = start + tl.arange(0, R)[None, :]
-    return scaled_and_biased(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
+    return scaled_and_biased(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES, columns, eps)
 
 
 @triton.jit
 def _packed_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
-    tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride,
+    feed_weight, fed, squares, tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride, eps,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -82,17 +83,18 @@ def _packed_product(
     start = program * R
     wait_for_earlier(DEPENDENT)
     values = _products(
-        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride,
+        x, x_scale, first, weight, bias, scale, start, rows, tokens, columns, x_stride, eps,
         DIVIDES, L, DOTS, N, R, G, IS_EVEN,
     )  # fmt: skip
     let_next_begin(DEPENDENT)
-    store_products(out, activated(values, ACTIVATION), first, start, tokens, rows, out_stride, ADDS, N, R)
+    values = activated(values, ACTIVATION)
+    store_products(out, values, first, start, tokens, rows, out_stride, ADDS, N, R, feed_weight, fed, squares)
 
 
 @triton.jit
 def _packed_gated(
     x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out,
-    tokens, columns: tl.constexpr, rows, x_stride, out_stride, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
+    tokens, columns: tl.constexpr, rows, x_stride, out_stride, eps, DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -101,20 +103,20 @@ def _packed_gated(
     wait_for_earlier(DEPENDENT)
     if DOTS:
         gates = _products(
-            x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride,
+            x, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, x_stride, eps,
             DIVIDES, L, DOTS, N, R, G, IS_EVEN,
         )  # fmt: skip
         ups = _products(
-            x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride,
+            x, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, x_stride, eps,
             DIVIDES, L, DOTS, N, R, G, IS_EVEN,
         )  # fmt: skip
     else:
         fed = x + first * x_stride
         gates, ups = dot_each(fed, x_stride, tokens - first, (gate, up), start, rows, columns, L, N, R, G, IS_EVEN)
         gates = _scaled(
-            gates, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, L, N, R
+            gates, x_scale, first, gate, gate_bias, gate_scale, start, rows, tokens, columns, eps, DIVIDES, L, N, R
         )
-        ups = _scaled(ups, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, L, N, R)
+        ups = _scaled(ups, x_scale, first, up, up_bias, up_scale, start, rows, tokens, columns, eps, DIVIDES, L, N, R)
     let_next_begin(DEPENDENT)
     store_products(out, activated(gates, ACTIVATION) * ups, first, start, tokens, rows, out_stride, False, N, R)
 
@@ -127,14 +129,19 @@ def launch_packed_product(
     activation: str,
     out: Tensor,
     adds: bool,
+    eps: float = 0.0,
+    feed: Feed | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices of one format; other arguments as in `product`.
 
     Args:
         x: [N, I] float32, fp16 or bf16, rows contiguous, at multiples of 16 bytes.
-        x_scale: [N] float32, if x holds int8 codes as integers: sums are then exact for ternary weights.
+        x_scale: [N] float32, if x holds int8 codes as integers: sums are then exact for ternary weights; or [N, 2]
+            int64, the squares of rows whose norm is not applied yet.
         matrices: packed as in kernels/device_layout.py, all of one format, with biases for all or none, and scales too.
         out: [N, sum of rows], the last dimension contiguous; all of it is written.
+        eps: the norm's epsilon, if x_scale has squares (mean_squares.py).
+        feed: where a sum leaves its rows for the next norm.
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
@@ -147,10 +154,12 @@ def launch_packed_product(
         *biases,
         *scales,
         out,
+        *(feed or (None, None, None)),
         *x.shape,
         *(count or 0 for count in rows),
         x.stride(0),
         out.stride(0),
+        eps,
         DIVIDES=divides,
         ACTIVATION=activation,
         ADDS=adds,
@@ -159,7 +168,14 @@ def launch_packed_product(
 
 
 def launch_packed_gated(
-    x: Tensor, x_scale: Tensor | None, gate: DeviceMatrix, up: DeviceMatrix, divides: bool, activation: str, out: Tensor
+    x: Tensor,
+    x_scale: Tensor | None,
+    gate: DeviceMatrix,
+    up: DeviceMatrix,
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    eps: float = 0.0,
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T): [N, F]; both matrices of one format."""
     tile = tile_for(gate.format, 2 * gate.rows, x)
@@ -179,6 +195,7 @@ def launch_packed_gated(
         gate.rows,
         x.stride(0),
         out.stride(0),
+        eps,
         DIVIDES=divides,
         ACTIVATION=activation,
         **constants_of(gate.format, tile, x.shape[1]),

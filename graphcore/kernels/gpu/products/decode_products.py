@@ -7,7 +7,8 @@ Legend: N tokens (1 to 8), I input features, O output features, F hidden feature
 
 Sums are float32. Dense matrices run dense.py, packed ones packed/few_tokens.py. Matrices of one input may have several
 formats; then there is one launch for each run of equal formats. If x holds int8 codes (integers in the compute dtype),
-`x_scale` has the scales that x was multiplied with.
+`x_scale` has the scales that x was multiplied with. If x has rows whose norm is not applied yet (mean_squares.py),
+`x_scale` has their squares.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,21 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.mean_squares import Feed, feed_of
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
 BLOCK = 256  # hidden features of a program that applies the gate
 _OPERANDS = (
     "Tensor x, Tensor? x_scale, Tensor[] weights, Tensor?[] biases, Tensor?[] scales, str[] formats, int[] rows,"
-    " bool divides, str activation"
+    " bool divides, str activation, float eps"
 )
 
 torch.library.define("graphcore::gpu_product", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
-torch.library.define("graphcore::gpu_add_product", f"(Tensor(a!) stream, {_OPERANDS}) -> ()")
+torch.library.define(
+    "graphcore::gpu_add_product",
+    f"(Tensor(a!) stream, {_OPERANDS}, Tensor? weight, Tensor(b!)? rows_fed, Tensor(c!)? squares) -> ()",
+)
 torch.library.define("graphcore::gpu_gated", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
 
 
@@ -41,28 +46,42 @@ def product(
     dtype: torch.dtype,
     divides: bool = False,
     activation: str = "",
+    eps: float = 0.0,
 ) -> Tensor:
     """Return the products with all matrices, side by side.
 
     Args:
         x: [N, I] compute dtype, N from 1 to 8.
-        x_scale: [N] float32, if x holds codes.
+        x_scale: [N] float32, if x holds codes; [N, 2] int64 squares, if a norm is not applied yet.
         matrices: matrices of I input features each.
         dtype: dtype of the result.
         divides: True if the matrices' scales divide.
         activation: kernel_name of the result's activation (graphcore/activations.py); empty for none.
+        eps: that norm's epsilon.
 
     Returns:
         [N, sum of the matrices' rows] dtype.
     """
     op = torch.ops.graphcore.gpu_product.default
-    return op(x, x_scale, *_operands(matrices), divides, activation, dtype)  # type: ignore[no-any-return]
+    return op(x, x_scale, *_operands(matrices), divides, activation, eps, dtype)  # type: ignore[no-any-return]
 
 
-def add_product(stream: Tensor, x: Tensor, x_scale: Tensor | None, matrix: DeviceMatrix, divides: bool = False) -> None:
-    """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`."""
+def add_product(
+    stream: Tensor,
+    x: Tensor,
+    x_scale: Tensor | None,
+    matrix: DeviceMatrix,
+    divides: bool = False,
+    eps: float = 0.0,
+    feed: Feed | None = None,
+) -> None:
+    """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`.
+
+    Args:
+        feed: where the sum is left for the norm that follows; its squares are zeros before.
+    """
     op = torch.ops.graphcore.gpu_add_product.default
-    op(stream, x, x_scale, *_operands([matrix]), divides, "")
+    op(stream, x, x_scale, *_operands([matrix]), divides, "", eps, *(feed or (None, None, None)))
 
 
 def gated_product(
@@ -73,10 +92,11 @@ def gated_product(
     dtype: torch.dtype,
     divides: bool,
     activation: str,
+    eps: float = 0.0,
 ) -> Tensor:
     """Return act(x @ gate.T) * (x @ up.T): [N, F] dtype; other arguments as in `product`."""
     op = torch.ops.graphcore.gpu_gated.default
-    return op(x, x_scale, *_operands([gate, up]), divides, activation, dtype)  # type: ignore[no-any-return]
+    return op(x, x_scale, *_operands([gate, up]), divides, activation, eps, dtype)  # type: ignore[no-any-return]
 
 
 def _operands(matrices: Sequence[DeviceMatrix]) -> tuple[list[object], ...]:
@@ -94,6 +114,7 @@ def _fake_product(
     rows: list[int],
     _divides: bool,
     _activation: str,
+    _eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     return x.new_empty((len(x), sum(rows)), dtype=dtype)
@@ -115,6 +136,7 @@ def _fake_gated(
     rows: list[int],
     _divides: bool,
     _activation: str,
+    _eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     return x.new_empty((len(x), rows[0]), dtype=dtype)
@@ -130,12 +152,13 @@ def launch_product(
     rows: list[int],
     divides: bool,
     activation: str,
+    eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     """Implement `product`."""
     out = torch.empty(len(x), sum(rows), dtype=dtype, device=x.device)
     matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
-    _launch(x, x_scale, matrices, divides, activation, out, adds=False)
+    _launch(x, x_scale, matrices, divides, activation, out, False, eps)
     return out
 
 
@@ -150,12 +173,15 @@ def launch_add_product(
     rows: list[int],
     divides: bool,
     activation: str,
+    eps: float,
+    weight: Tensor | None,
+    rows_fed: Tensor | None,
+    squares: Tensor | None,
 ) -> None:
     """Implement `add_product`."""
     assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
-    _launch(
-        x, x_scale, list(map(DeviceMatrix, weights, biases, scales, formats, rows)), divides, activation, stream, True
-    )
+    matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
+    _launch(x, x_scale, matrices, divides, activation, stream, True, eps, feed_of(weight, rows_fed, squares))
 
 
 def launch_gated(
@@ -168,6 +194,7 @@ def launch_gated(
     rows: list[int],
     divides: bool,
     activation: str,
+    eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     """Implement `gated_product`; matrices that do not fit into one launch first store their products in float32."""
@@ -175,10 +202,10 @@ def launch_gated(
     out = torch.empty(len(x), gate.rows, dtype=dtype, device=x.device)
     if len(launches([gate, up])) == 1:
         launch = launch_dense_gated if gate.format == DENSE else launch_packed_gated
-        launch(x, x_scale, gate, up, divides, activation, out)
+        launch(x, x_scale, gate, up, divides, activation, out, eps)
         return out
     both = torch.empty(len(x), 2 * gate.rows, dtype=torch.float32, device=x.device)
-    _launch(x, x_scale, [gate, up], divides, "", both, adds=False)
+    _launch(x, x_scale, [gate, up], divides, "", both, False, eps)
     launch_gate(both, activation, out)
     return out
 
@@ -191,6 +218,8 @@ def _launch(
     activation: str,
     out: Tensor,
     adds: bool,
+    eps: float,
+    feed: Feed | None = None,
 ) -> None:
     assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {MOST_TOKENS}"
     assert x.is_contiguous(), "kernels take x row by row"
@@ -198,7 +227,7 @@ def _launch(
     for run in launches(matrices):
         end = begin + sum(matrix.rows for matrix in run)
         launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
-        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds)
+        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds, eps, feed)
         begin = end
 
 

@@ -24,6 +24,7 @@ from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.mean_squares import Feed
 
 LOAD_NBYTES = 16
 WARPS = 4
@@ -120,7 +121,7 @@ def dotted_sums(
 
 @triton.jit
 def _values(
-    x, x_scale, weight, bias, scale, start, rows, tokens, columns, DIVIDES: tl.constexpr,
+    x, x_scale, weight, bias, scale, start, rows, tokens, columns, eps, DIVIDES: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return the products with rows from `start` of one matrix, scaled and with bias: [N, R] float32."""
@@ -130,13 +131,14 @@ def _values(
         sums = multiplied_sums(x, weight, start, rows, tokens, columns, N, R, G, V, IS_EVEN)
     token = tl.minimum(tl.arange(0, N), tokens - 1)[:, None]
     row = start + tl.arange(0, R)[None, :]
-    return scaled_and_biased(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES)
+    numbers = columns * 2 if x.dtype.element_ty == tl.int32 else columns
+    return scaled_and_biased(sums, token, row, row < rows, x_scale, scale, bias, DIVIDES, numbers, eps)
 
 
 @triton.jit
 def _dense_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
-    tokens, columns, rows, rows1, rows2, out_stride,
+    feed_weight, fed, squares, tokens, columns, rows, rows1, rows2, out_stride, eps,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -164,14 +166,17 @@ def _dense_product(
         rows = tl.where(is_before, rows, rows2)
     start = program * R
     wait_for_earlier(DEPENDENT)
-    values = _values(x, x_scale, weight, bias, scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
+    values = _values(
+        x, x_scale, weight, bias, scale, start, rows, tokens, columns, eps, DIVIDES, DOTS, N, R, G, V, IS_EVEN
+    )
     let_next_begin(DEPENDENT)
-    store_products(out, activated(values, ACTIVATION), 0, start, tokens, rows, out_stride, ADDS, N, R)
+    values = activated(values, ACTIVATION)
+    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, feed_weight, fed, squares)
 
 
 @triton.jit
 def _dense_gated(
-    x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out, tokens, columns, rows, out_stride,
+    x, x_scale, gate, up, gate_bias, up_bias, gate_scale, up_scale, out, tokens, columns, rows, out_stride, eps,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -179,9 +184,11 @@ def _dense_gated(
     start = tl.program_id(0) * R
     wait_for_earlier(DEPENDENT)
     gates = _values(
-        x, x_scale, gate, gate_bias, gate_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN
+        x, x_scale, gate, gate_bias, gate_scale, start, rows, tokens, columns, eps, DIVIDES, DOTS, N, R, G, V, IS_EVEN
     )
-    ups = _values(x, x_scale, up, up_bias, up_scale, start, rows, tokens, columns, DIVIDES, DOTS, N, R, G, V, IS_EVEN)
+    ups = _values(
+        x, x_scale, up, up_bias, up_scale, start, rows, tokens, columns, eps, DIVIDES, DOTS, N, R, G, V, IS_EVEN
+    )
     let_next_begin(DEPENDENT)
     store_products(out, activated(gates, ACTIVATION) * ups, 0, start, tokens, rows, out_stride, False, N, R)
 
@@ -194,6 +201,8 @@ def launch_dense_product(
     activation: str,
     out: Tensor,
     adds: bool,
+    eps: float = 0.0,
+    feed: Feed | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices; all or none have biases, all or none have scales."""
     x, matrices = in_pairs(x, matrices)
@@ -207,9 +216,11 @@ def launch_dense_product(
         *biases,
         *scales,
         out,
+        *(feed or (None, None, None)),
         *x.shape,
         *(count or 0 for count in rows),
         out.stride(0),
+        eps,
         DIVIDES=divides,
         ACTIVATION=activation,
         ADDS=adds,
@@ -218,7 +229,14 @@ def launch_dense_product(
 
 
 def launch_dense_gated(
-    x: Tensor, x_scale: Tensor | None, gate: DeviceMatrix, up: DeviceMatrix, divides: bool, activation: str, out: Tensor
+    x: Tensor,
+    x_scale: Tensor | None,
+    gate: DeviceMatrix,
+    up: DeviceMatrix,
+    divides: bool,
+    activation: str,
+    out: Tensor,
+    eps: float = 0.0,
 ) -> None:
     """Store act(x @ gate.T) * (x @ up.T)."""
     x, (gate, up) = in_pairs(x, (gate, up))
@@ -236,6 +254,7 @@ def launch_dense_gated(
         *x.shape,
         gate.rows,
         out.stride(0),
+        eps,
         DIVIDES=divides,
         ACTIVATION=activation,
         **tile,

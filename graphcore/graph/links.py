@@ -1,0 +1,145 @@
+"""Which norms of a decode step on a GPU take no launch: the sum before them leaves them what their products need.
+
+Legend: N tokens, D model dim, L layers.
+
+    norm | q k v | attend | o, add | norm | gate up | down, add       alone
+           q k v | attend | o, add        | gate up | down, add       in a chain: each sum leaves its row for a norm
+
+A chain is consecutive layers whose weights are there together, because a sum reads the next layer's norm. It begins
+with the counters' zeros, one more launch for a step, or for a group that moves. A norm that no sum was left for is a
+launch, with the same bits (kernels/gpu/mean_squares.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from graphcore.graph.lowering import operations
+from graphcore.graph.lowering.operations import Call, NormCall
+from graphcore.graph.lowering.sums import SUMS
+from graphcore.graph.lowering.tracing import Traced
+from graphcore.kernels.gpu.matrix import MOST_TOKENS
+from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, Feed
+from graphcore.nn.block import Block
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import RMSNorm
+
+SUMS_OF_LAYER = 4  # sums of one layer that may be left for norms; the last place is that of the layer's answer
+FOLDED = (torch.float32, torch.bfloat16)  # fp16 might not hold a row that is not scaled
+
+
+@dataclass(frozen=True)
+class Link:
+    """One layer's place in a chain.
+
+    Attributes:
+        rows: [8, D], where each sum of the chain leaves its row.
+        squares: [4 L, 8, 2] int64, the squares of each sum of the chain.
+        layer: index of the layer.
+        begins: True for the first layer of a chain, which makes the squares of all its sums zeros.
+        takes: True if the layer before leaves a row for the first norm.
+        following: the norm that reads the layer's answer, in the next layer; None if the chain ends.
+    """
+
+    rows: Tensor
+    squares: Tensor
+    layer: int
+    begins: bool
+    takes: bool
+    following: RMSNorm | None
+
+    def feed(self, norm: RMSNorm, tokens: int, place: int) -> Feed:
+        """Return where a sum of this layer is left for a norm; place -1 is that of the layer before's answer."""
+        return Feed(norm.weight, self.rows[:tokens], self.squares[SUMS_OF_LAYER * self.layer + place, :tokens])
+
+
+class Chain:
+    """The sums of one layer, as they are made one after another and left for norms."""
+
+    def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], tokens: int) -> None:
+        self._link, self._tokens = link, tokens
+        sums = [node for node in traced.nodes() if node.target in SUMS]
+        self._answer = traced.nodes()[-1].args[0]
+        self._following = {node: norm_after(traced, modules, node) for node in sums}
+        self._following[self._answer] = link.following
+        if link.begins:
+            link.squares.zero_()
+        self._made = 0
+        self._sum: Call = None
+        self._left: tuple[RMSNorm, Feed] | None = None
+        first = first_norm(traced, modules) if link.takes else None
+        if first is not None:
+            self._left = first, link.feed(first, tokens, -1)
+
+    def begin(self, node: Call) -> None:
+        """Take note of the operation that runs next: a sum changes the stream, whose row is then of no use."""
+        if node.target in SUMS:
+            self._sum, self._left = node, None
+
+    def feed(self) -> Feed | None:
+        """Return where the sum that is made now is left; None if no norm follows that products apply."""
+        norm = self._following.get(self._sum)
+        place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
+        if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
+            return None
+        self._made += self._sum is not self._answer
+        self._left = norm, self._link.feed(norm, self._tokens, place)
+        return self._left[1]
+
+    def left_for(self, norm: RMSNorm) -> Feed | None:
+        """Return what the last sum has left for a norm."""
+        return self._left[1] if self._left is not None and self._left[0] is norm else None
+
+
+def chain_memory(layers: int, device: torch.device) -> Tensor:
+    """Return the squares of a chain of that many layers, as in `Link`."""
+    return torch.zeros(SUMS_OF_LAYER * layers, MOST_TOKENS, 2, dtype=torch.int64, device=device)
+
+
+def folded_norm(modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:
+    """Return the norm that an operation's products apply themselves, or None."""
+    if node.target not in (operations.project, operations.gated) or node.args[1] is None:
+        return None
+    linear = node.args[2][0] if node.target is operations.project else node.args[3]
+    return applied_norm(modules, node.args[1], modules[linear])
+
+
+def applied_norm(modules: Mapping[str, nn.Module], call: NormCall, linear: nn.Module) -> RMSNorm | None:
+    """Return the norm of a linear's input, if the linear's product can apply it; None if the norm needs a launch."""
+    norm = modules[call.name]
+    if not isinstance(norm, RMSNorm) or not isinstance(linear, Linear):
+        return None
+    fits = norm.weight.numel() <= MOST_SUMMED and norm.eps >= LEAST_EPS and call.dtype in (None, linear.dtype)
+    return norm if fits and linear.int8_order is None and linear.dtype in FOLDED else None
+
+
+def norm_after(traced: Traced, modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:
+    """Return the norm that the first products of a stream apply themselves; None if none do.
+
+    Args:
+        node: operation that makes the stream, or a block's input.
+    """
+    order = traced.order()
+    readers = [user for user in sorted(node.users, key=order.__getitem__) if user.args and user.args[0] is node]
+    return next((norm for user in readers if (norm := folded_norm(modules, user)) is not None), None)
+
+
+def first_norm(traced: Traced, modules: Mapping[str, nn.Module]) -> RMSNorm | None:
+    """Return the norm of a block's input, if products apply it."""
+    inputs = (node for node in traced.nodes() if node.op == "placeholder" and node.target == "x")
+    return next((norm for node in inputs if (norm := norm_after(traced, modules, node)) is not None), None)
+
+
+def leaves_answer(traced: Traced, block: Block) -> bool:
+    """Return whether the sum that is a block's answer can be left for a norm."""
+    answer = traced.nodes()[-1].args[0]
+    return isinstance(answer, fx.Node) and leaves_sum(answer, block.dtype)
+
+
+def leaves_sum(node: Call, dtype: torch.dtype) -> bool:
+    """Return whether the operation's kernel can leave its sum for a norm; float32 experts are summed without one."""
+    if node.target is operations.add_experts:
+        return dtype is not torch.float32
+    return node.target in (operations.add_project, operations.add_normed)

@@ -1,0 +1,77 @@
+"""Norms without a launch: a sum leaves its row times the norm's weight, and its squares; products scale at their end.
+
+Legend: N tokens, D model dim.
+
+    norm(x) @ w.T  =  ((x * weight) @ w.T) / sqrt(sum(x^2) / D + eps)
+
+Many programs make a row, so each adds its own squares to those of the others. Squares are added as whole numbers, in
+units of 2^-44 and 16: these sums are exact, so no bit depends on the order in which programs come, on how many rows of
+a matrix one has, or on which kernel left the row. Squares under 2^-44 count as zero, an epsilon is 2^-30 or more; those
+over 2^52 count as 2^52. fp16 has norms of their own launch, because a row that is not scaled yet may exceed its range.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+UPPER = tl.constexpr(16.0)
+UNIT = tl.constexpr(2.0**-44)
+UNITS = tl.constexpr(2.0**44)
+LARGEST = tl.constexpr(2.0**52)
+MOST_SUMMED = 1 << 14  # columns of a row: more squares might not fit in 63 bits
+LEAST_EPS = 2.0**-30
+
+
+class Feed(NamedTuple):
+    """Where a sum leaves its row for the norm that follows, and whose products.
+
+    Attributes:
+        weight: [D] float32, the norm's.
+        rows: [N, D] float32 or bf16, contiguous: the sum times the weight, not scaled.
+        squares: [N, 2] int64, contiguous: the sum of squares in units of 16 and of 2^-44; a product adds to it.
+    """
+
+    weight: Tensor
+    rows: Tensor
+    squares: Tensor
+
+
+def feed_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> Feed | None:
+    """Return the tensors as an op takes them together; None if they are."""
+    if weight is None or rows is None or squares is None:
+        return None
+    return Feed(weight, rows, squares)
+
+
+@triton.jit
+def fixed_squares(values):
+    """Return the squares of float32 numbers as int64 in units of 16, and what is left in units of 2^-44."""
+    squares = tl.minimum(values * values, LARGEST)
+    upper = tl.floor(squares * (1 / UPPER))
+    return upper.to(tl.int64), ((squares - upper * UPPER) * UNITS).to(tl.int64)
+
+
+@triton.jit
+def inverse_rms(squares, token, columns, eps):
+    """Return 1 / sqrt(mean square + eps) of rows of D = `columns`, as `token` is shaped."""
+    upper, lower = tl.load(squares + 2 * token).to(tl.float32), tl.load(squares + 2 * token + 1).to(tl.float32)
+    return tl.rsqrt((upper * UPPER + lower * UNIT) / columns + eps)
+
+
+@triton.jit
+def feed_next(values, weight, fed, squares, token, rows, is_there, columns):
+    """Leave new numbers [N, R] of the stream for the norm that follows, and add their squares to those of the rows.
+
+    Args:
+        values: [N, R] float32; token: [N, 1], rows of the stream; rows: [1, R], its columns.
+        weight, fed, squares: pointers, as in `Feed`.
+        is_there: [N, R]; a token that is not there has no number that is.
+    """
+    scaled = values * tl.load(weight + rows, mask=rows < columns, other=0.0)
+    tl.store(fed + token * columns + rows, scaled.to(fed.dtype.element_ty), mask=is_there)
+    upper, lower = fixed_squares(tl.where(is_there, values, 0.0))
+    upper, lower = tl.sum(upper, axis=1, keep_dims=True), tl.sum(lower, axis=1, keep_dims=True)
+    tl.atomic_add(squares + 2 * token, upper, mask=upper > 0, sem="relaxed")
+    tl.atomic_add(squares + 2 * token + 1, lower, mask=lower > 0, sem="relaxed")

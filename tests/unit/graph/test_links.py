@@ -1,0 +1,118 @@
+"""Chains of layers whose sums are left for norms have the bits of layers that run alone, and read no weight early."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from block_specs import ARCHITECTURES
+from device_runners import kernels_of, let_programs_be_few
+from tiny_graph import CPU, FULL, builder_of, filled_decoder, model_of
+from torch import Tensor
+
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.program import Program
+from graphcore.graph.step import BlocksStep
+from graphcore.nn.block import Block
+from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.nn.layer_cache import allocate_cache
+from graphcore.nn.norm import RMSNorm
+from graphcore.nn.spec import BlockSpec
+
+SPECS = {**{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")}, "full": FULL}
+LAYERS, CONTEXT = 3, 64
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_programs_be_few(monkeypatch)
+
+
+def program_of(spec: BlockSpec, dtype: torch.dtype, batch: int = 2, moving: tuple[int, ...] = ()) -> Program:
+    """Return a decode program through decode kernels; `moving` are groups of one layer each, counted from 1."""
+    model = model_of(*[spec] * LAYERS)
+    caches = allocate_cache(model, CacheSizes(batch, CONTEXT, dtype), CPU)
+    groups = [range(index, index + 1) for index in range(LAYERS)]
+    kernels = DeviceBlocks.allocate(caches, CPU)
+    given = filled_decoder(model, dtype), "eager", groups, caches, CONTEXT, CPU
+    builder = GraphBuilder(*given, streamed=moving, decode_kernels=kernels)
+    program = builder.token(batch)
+    program.state.token_ids = torch.arange(batch)[:, None]
+    program.state.span.counts.fill_(1)
+    return program
+
+
+def run(program: Program, is_alone: bool = False) -> Tensor:
+    """Return the stream behind the last layer; alone, no layer has a link to its neighbours."""
+    for step in program.without_head().steps:
+        if isinstance(step, BlocksStep) and is_alone:
+            blocks = [replace(bound, run=unlinked(bound.run)) for bound in step.blocks]
+            step = replace(step, blocks=blocks)
+        step.replay()
+    return program.state.hidden.clone()
+
+
+def unlinked(function: object) -> object:
+    assert isinstance(function, partial), "a layer between others has a link"
+    return function.func
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_chain_has_the_bits_of_layers_alone(name: str, dtype: torch.dtype) -> None:
+    alone = run(program_of(SPECS[name], dtype), is_alone=True)
+    chained = program_of(SPECS[name], dtype)
+    assert torch.equal(run(chained), alone)
+
+
+@pytest.mark.parametrize("moving", [(2,), (1, 2, 3)])
+def test_a_chain_ends_where_weights_move(moving: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of a layer that moves are NaN until its own step."""
+    spec = SPECS["llama"]
+    expected = run(program_of(spec, torch.bfloat16))
+    program = program_of(spec, torch.bfloat16, moving=moving)
+    steps = [step for step in program.steps if isinstance(step, BlocksStep)]
+    kept = {}
+    for step in steps:
+        if step.group in moving:
+            norms = [one for one in step.blocks[0].block.modules() if isinstance(one, RMSNorm)]
+            kept[step.group] = [(norm, norm.weight.clone()) for norm in norms]
+            for norm in norms:
+                norm.weight.fill_(float("nan"))
+    program.steps[0].replay()
+    launched = []
+    for step in steps:
+        for norm, weight in kept.get(step.group, []):
+            norm.weight.copy_(weight)
+        launched.append(kernels_of(step.replay, monkeypatch))
+        for norm, _ in kept.get(step.group, []):
+            norm.weight.fill_(float("nan"))
+    assert torch.equal(program.state.hidden, expected)
+    begins = [step.group == 1 or step.group in moving for step in steps]
+    assert [launches[:2] == ["aten zero_", "residual_norm"] for launches in launched] == begins
+    assert [len(launches) for launches in launched] == [7 if one else 5 for one in begins]
+
+
+def test_a_step_that_was_broken_off_leaves_nothing_to_the_next() -> None:
+    program = program_of(SPECS["llama"], torch.bfloat16)
+    expected = run(program)
+    for step in program.steps[:3]:
+        step.replay()
+    assert torch.equal(run(program), expected)
+
+
+def test_layers_that_run_otherwise_have_no_part_in_a_chain() -> None:
+    """The first layer has heads that no kernel takes: the second begins a chain."""
+    odd = replace(SPECS["llama"], attention=replace(SPECS["llama"].attention, qk_norm=None, head_dim=7, rope=None))
+    builder = builder_of(model_of(odd, SPECS["llama"], SPECS["llama"]), "eager")
+    kernels = DeviceBlocks.allocate(builder.caches, CPU)
+    given = builder.decoder, "eager", builder.layer_groups, builder.caches, builder.context, CPU
+    program = GraphBuilder(*given, decode_kernels=kernels).token(1)
+    functions = [step.blocks[0].run for step in program.steps if isinstance(step, BlocksStep)]
+    assert functions[0] == Block.forward
+    links = [function.keywords["link"] for function in functions[1:] if isinstance(function, partial)]
+    assert [(link.begins, link.takes, link.following is not None) for link in links] == [
+        (True, False, True),
+        (False, True, False),
+    ]
