@@ -2,10 +2,13 @@
 
 Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head dim, S cache slots, F hidden features.
 
-    norm | q k v | rotate, write, attend | o, add | norm | gate up | down, add                        7 kernels
-    sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 8
-    experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      8
-    cached:    ... | router, choose | find slots | fill them | gate up | down                             10
+    q k v | rotate, write, attend | o, add | gate up | down, add                                      5 kernels
+    sandwich:  ... | o | norm, add, norm | gate up | down | norm, add                                 7
+    experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      7
+    cached:    ... | router, choose | find slots | fill them | gate up | down                             9
+
+These are the layers of a chain (links.py): products apply the norms of rows that the sum before has left them. The
+first layer has one norm more, and zeros for counters.
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
@@ -23,7 +26,8 @@ from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.graph.kernel_obstacles import OPERATIONS
-from graphcore.graph.links import Chain, Link, applied_norm
+from graphcore.graph.kernel_operands import device_matrix, fed_rows, normalised
+from graphcore.graph.links import Chain, Link
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
@@ -34,10 +38,8 @@ from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_e
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
-from graphcore.kernels.gpu.int8_rows import norm_to_codes
-from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import Feed
-from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm, residual_norm
+from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.scoring import Scoring
 from graphcore.nn.linear import Linear
@@ -46,23 +48,6 @@ from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_pa
 from graphcore.nn.norm import LayerNorm, RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
-
-NO_NORM = (None, None, 0.0, True, True)
-
-
-class Fed(NamedTuple):
-    """What a product reads.
-
-    Attributes:
-        rows: [B, I].
-        scale: [B] float32, what int8 codes were multiplied with; or [B, 2] int64, the squares of rows whose norm the
-            product applies (kernels/gpu/mean_squares.py); or None.
-        eps: that norm's epsilon.
-    """
-
-    rows: Tensor
-    scale: Tensor | None = None
-    eps: float = 0.0
 
 
 class Joined(NamedTuple):
@@ -108,7 +93,7 @@ class DeviceRun:
                     owner, _, attribute = node.target.rpartition(".")
                     self._values[node] = getattr(self.modules[owner], attribute)
                 case "call_module":
-                    self._values[node] = self._norm(arguments[0], None, operations.norm_call(node))
+                    self._values[node] = self._normalised(operations.norm_call(node), arguments[0])
                 case "call_function" if node.target is until:
                     return arguments
                 case "call_function" | "call_method":
@@ -123,7 +108,7 @@ class DeviceRun:
         """Return a product, or several products of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
-        fed = self._fed(x, norm, linears[0])
+        fed = fed_rows(self.modules, x, norm, linears[0], self._chain)
         matrices = [device_matrix(linear) for linear in linears]
         y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
         return y if len(linears) == 1 else Joined(y)
@@ -132,14 +117,14 @@ class DeviceRun:
         """Return activation(gate) * up."""
         first, second = (self._module(name, Linear) for name in (gate, up))
         kind = self._module(activation, ActivationModule).kind.kernel_name
-        rows, scale, eps = self._fed(x, norm, second)
+        rows, scale, eps = fed_rows(self.modules, x, norm, second, self._chain)
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
     def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
-        fed = self._fed(x, norm, linear)
+        fed = fed_rows(self.modules, x, norm, linear, self._chain)
         add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed())
         return stream
 
@@ -177,7 +162,7 @@ class DeviceRun:
         self, stream: Tensor, x: Tensor, norm: NormCall, norm_of_sum: NormCall
     ) -> tuple[Tensor, Tensor]:
         """Add a normalised answer to the stream; return the stream, and its norm."""
-        return stream, self._norm(stream, None, norm_of_sum, x, self._module(norm.name, RMSNorm).weight)
+        return stream, self._normalised(norm_of_sum, stream, x, self._module(norm.name, RMSNorm).weight)
 
     def attend_heads(
         self,
@@ -225,7 +210,7 @@ class DeviceRun:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
-            fed = self._fed(x, None, router)
+            fed = fed_rows(self.modules, x, None, router, None)
             scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
             return self.choose(scores, top_k, over, None)
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
@@ -243,40 +228,12 @@ class DeviceRun:
         add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
-    def _fed(self, x: Tensor, norm: NormCall | None, linear: Linear) -> Fed:
-        """Return `x` [B, I], normalised where there is a norm, as the projection reads it: codes if int8."""
-        if linear.int8_order is not None:
-            if norm is None:
-                return Fed(*norm_to_codes(x, *NO_NORM, linear.dtype))
-            return Fed(*norm_to_codes(x, *_weights(self.modules[norm.name]), norm.dtype or linear.dtype))
-        if norm is None:
-            return Fed(x)
-        applied = applied_norm(self.modules, norm, linear)
-        if applied is None or x.dtype is not torch.float32:
-            return Fed(self._norm(x, linear.dtype, norm))
-        feed = None if self._chain is None else self._chain.left_for(applied)
-        if feed is None:
-            rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
-            feed = Feed(applied.weight, rows, squares)
-            feed_norm(x, feed)
-        return Fed(feed.rows, feed.squares, applied.eps)
+    def _normalised(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
+        return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
 
     def _feed(self) -> Feed | None:
         """Return where the sum that is made now is left for a norm that products apply; None if none does."""
         return None if self._chain is None else self._chain.feed()
-
-    def _norm(
-        self,
-        x: Tensor,
-        dtype: torch.dtype | None,
-        norm: NormCall,
-        added: Tensor | None = None,
-        weight_after: Tensor | None = None,
-    ) -> Tensor:
-        """Return `x` normalised, in `dtype` or else the norm's; `added` is added first, as in kernels/gpu/norm.py."""
-        weight, bias, eps, is_rms, wide = _weights(self.modules[norm.name])
-        kept = norm.dtype or dtype or x.dtype
-        return residual_norm(x, added, weight, bias, eps, is_rms, kept, wide, weight_after)
 
     def _module(self, name: str, kind: type[M]) -> M:
         module = self.modules[name]
@@ -308,20 +265,6 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operator.getitem: lambda _run, values, index: values if isinstance(values, Joined) else values[index],
 }
 assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/kernel_obstacles.py says what has an entry here"
-
-
-def device_matrix(linear: Linear) -> DeviceMatrix:
-    """Return a projection as the product kernels take it."""
-    name = DENSE if linear.packing is None else linear.packing.format
-    return DeviceMatrix(linear.weight, linear.bias, linear.weight_scale, name, linear.outputs)
-
-
-def _weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, bool, bool]:
-    """Return weight, bias, eps, whether it is an RMSNorm, and whether it multiplies before it rounds."""
-    if isinstance(norm, RMSNorm):
-        return norm.weight, None, norm.eps, True, norm.scale_in_float32
-    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
-    return norm.weight, norm.bias, norm.eps, False, True
 
 
 def _dtype(linear: Linear, wide: bool) -> torch.dtype:

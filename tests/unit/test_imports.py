@@ -14,7 +14,9 @@ import graphcore
 ROOT = Path(graphcore.__file__).parent
 GPU = "graphcore.kernels.gpu"
 # imported where decode steps are built for a GPU, and nowhere else
-BRINGS_GPU = ("graphcore.graph.kernel_entries", "graphcore.graph.device_decode")
+BRINGS_GPU = tuple(
+    f"graphcore.graph.{name}" for name in ("device_decode", "kernel_entries", "kernel_operands", "links")
+)
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "graphcore."))
 WITHOUT_TRITON = """
 import importlib, sys

@@ -57,7 +57,7 @@ def product(
         dtype: dtype of the result.
         divides: True if the matrices' scales divide.
         activation: kernel_name of the result's activation (graphcore/activations.py); empty for none.
-        eps: that norm's epsilon.
+        eps: epsilon of that norm.
 
     Returns:
         [N, sum of the matrices' rows] dtype.

@@ -38,10 +38,13 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
         launch_few(empty(1, DIM), empty(1, TOP_K, dtype=torch.int64), mixture)
 
-    def summed(form: str, tokens: int = 1) -> None:
+    def summed(form: str, tokens: int = 1, feeds: bool = False) -> None:
         stream, chosen = empty(tokens, DIM, dtype=torch.float32), empty(tokens, TOP_K, dtype=torch.int64)
         how = weights_of(form), biases, places, DIM, *SWIGLU, [form] * 3
-        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how)
+        feed = (
+            (empty(DIM, dtype=torch.float32), empty(tokens, DIM), empty(tokens, 2, dtype=torch.int64)) if feeds else ()
+        )
+        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how, None, None, *feed)
 
     def many(form: str) -> None:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
@@ -54,6 +57,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for form in ("dense", "mxfp4"):
         for call in (few, summed, many):
             yield f"{call.__name__} {form}", lambda call=call, form=form: call(form)
+    yield "linked summed dense", lambda: summed("dense", feeds=True)
+    yield "linked summed mxfp4", lambda: summed("mxfp4", feeds=True)
+    yield "linked summed mxfp4 x 8", lambda: summed("mxfp4", 8, feeds=True)
     yield "summed mxfp4 x 8", lambda: summed("mxfp4", 8)
     yield "few q8_0", lambda: few("q8_0")
     yield "few q4_0", lambda: few("q4_0")

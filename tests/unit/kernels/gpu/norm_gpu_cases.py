@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
-from graphcore.kernels.gpu.norm import launch_add_normed, launch_residual_norm
+from graphcore.kernels.gpu.norm import launch_add_normed, launch_feed_norm, launch_residual_norm
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -23,9 +23,16 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         launch_residual_norm(x, x, weight, weight, None, 1e-6, True, True, torch.bfloat16)
         launch_add_normed(x, x, weight, 1e-6)
 
+    def left() -> None:
+        x, weight = torch.empty(1, 2560, device="meta"), torch.empty(2560, device="meta")
+        squares = torch.empty(1, 2, dtype=torch.int64, device="meta")
+        launch_feed_norm(x, x, weight, 1e-6, weight, x.bfloat16(), squares)
+        launch_feed_norm(x, None, None, 0.0, weight, x.bfloat16(), squares)
+
     def codes() -> None:
         x, weight = torch.empty(1, 6912, device="meta"), torch.empty(6912, device="meta")
         launch_norm_to_codes(x, weight, None, 1e-5, True, False, torch.bfloat16)
 
     yield "Gemma 3 4B", sandwich
+    yield "Gemma 3 4B, linked", left
     yield "BitNet 2B", codes

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
+from product_gpu_cases import feed_of_sum, squares_of
 from torch import Tensor
 
 from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceForm
@@ -34,13 +35,16 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             matrices = [matrix(name, count, dim) for count in rows]
             launch_packed_product(few(dim, tokens), None, matrices, False, "", few(sum(rows), tokens), False)
 
-        def down(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1) -> None:
+        def down(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1, feeds: bool = False) -> None:
             stream = few(dim, tokens, torch.float32)
-            launch_packed_product(few(hidden, tokens), None, [matrix(name, dim, hidden)], False, "", stream, True)
+            feed = feed_of_sum(tokens, dim, torch.bfloat16) if feeds else None
+            matrices = [matrix(name, dim, hidden)]
+            launch_packed_product(few(hidden, tokens), None, matrices, False, "", stream, True, 0.0, feed)
 
-        def gated(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1) -> None:
+        def gated(name: str = name, dim: int = dim, hidden: int = hidden, is_linked: bool = False) -> None:
             gate = up = matrix(name, hidden, dim)
-            launch_packed_gated(few(dim, tokens), None, gate, up, False, "silu", few(hidden, tokens))
+            squares = squares_of(1) if is_linked else None
+            launch_packed_gated(few(dim, 1), squares, gate, up, False, "silu", few(hidden, 1), 1e-5)
 
         def square(name: str = name, dim: int = dim) -> None:
             stream = few(dim, 1, torch.float32)
@@ -59,3 +63,6 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{name} gate and up", gated
         if name in ("q4_k", "q8_0", "i2_s", "mxfp4", "q6_k"):
             yield f"{name} down of 8", lambda down=down: down(tokens=8)
+            yield f"{name} linked down", lambda down=down: down(feeds=True)
+            yield f"{name} linked down of 8", lambda down=down: down(tokens=8, feeds=True)
+            yield f"{name} linked gate and up", lambda gated=gated: gated(is_linked=True)

@@ -1,0 +1,83 @@
+"""What a product's kernel reads: a matrix, and rows that are normalised, codes, or left for the product to normalise.
+
+Legend: B batch, I input features, D model dim.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from graphcore.graph.links import Chain, applied_norm
+from graphcore.graph.lowering.operations import NormCall
+from graphcore.kernels.gpu.int8_rows import norm_to_codes
+from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
+from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.norm import feed_norm, residual_norm
+from graphcore.nn.linear import Linear
+from graphcore.nn.norm import LayerNorm, RMSNorm
+
+NO_NORM = (None, None, 0.0, True, True)
+Modules = Mapping[str, nn.Module]
+
+
+class Fed(NamedTuple):
+    """What a product reads.
+
+    Attributes:
+        rows: [B, I].
+        scale: [B] float32, what int8 codes were multiplied with; or [B, 2] int64, the squares of rows whose norm the
+            product applies (kernels/gpu/mean_squares.py); or None.
+        eps: epsilon of that norm.
+    """
+
+    rows: Tensor
+    scale: Tensor | None = None
+    eps: float = 0.0
+
+
+def fed_rows(modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, chain: Chain | None) -> Fed:
+    """Return `x` [B, I], normalised where there is a norm, as a projection reads it: codes if int8.
+
+    Args:
+        modules: modules by their names in the operations.
+        chain: the sums that were left for norms; None where there is none.
+    """
+    if linear.int8_order is not None:
+        if norm is None:
+            return Fed(*norm_to_codes(x, *NO_NORM, linear.dtype))
+        return Fed(*norm_to_codes(x, *norm_weights(modules[norm.name]), norm.dtype or linear.dtype))
+    if norm is None:
+        return Fed(x)
+    applied = applied_norm(modules, norm, linear)
+    if applied is None or x.dtype is not torch.float32:
+        return Fed(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
+    feed = None if chain is None else chain.left_for(applied)
+    if feed is None:
+        rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
+        feed = Feed(applied.weight, rows, squares)
+        feed_norm(x, feed)
+    return Fed(feed.rows, feed.squares, applied.eps)
+
+
+def normalised(
+    norm: nn.Module, x: Tensor, dtype: torch.dtype, added: Tensor | None = None, weight_after: Tensor | None = None
+) -> Tensor:
+    """Return `x` normalised, in `dtype`; `added` is added first, as in kernels/gpu/norm.py."""
+    weight, bias, eps, is_rms, wide = norm_weights(norm)
+    return residual_norm(x, added, weight, bias, eps, is_rms, dtype, wide, weight_after)
+
+
+def device_matrix(linear: Linear) -> DeviceMatrix:
+    """Return a projection as the product kernels take it."""
+    name = DENSE if linear.packing is None else linear.packing.format
+    return DeviceMatrix(linear.weight, linear.bias, linear.weight_scale, name, linear.outputs)
+
+
+def norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, bool, bool]:
+    """Return weight, bias, eps, whether it is an RMSNorm, and whether it multiplies before it rounds."""
+    if isinstance(norm, RMSNorm):
+        return norm.weight, None, norm.eps, True, norm.scale_in_float32
+    assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"
+    return norm.weight, norm.bias, norm.eps, False, True
