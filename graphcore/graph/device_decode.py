@@ -43,6 +43,7 @@ class DeviceBlocks:
 
     arrivals: Tensor
     squares: Tensor
+    _obstacles: dict[tuple[Block, int], str | None] = field(default_factory=dict)
     _rows: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _operations: dict[BlockSpec, Traced] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class DeviceBlocks:
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
     ) -> BlockFunction | None:
         """Return the function that runs the block, or None where it has an obstacle."""
-        if block_obstacle(block, batch) is not None:
+        if self._obstacle(block, batch) is not None:
             return None
         if fetches:
             return RoutedBlock(self.route, Block.add_experts)
@@ -68,14 +69,21 @@ class DeviceBlocks:
         key = block.spec.dim, block.dtype
         if key not in self._rows:
             self._rows[key] = torch.zeros(MOST_TOKENS, block.spec.dim, dtype=block.dtype, device=self.squares.device)
-        begins = beside.before is None or block_obstacle(beside.before, batch) is not None
+        begins = beside.before is None or self._obstacle(beside.before, batch) is not None
         takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
         following = None if beside.after is None else self._handed(block, beside.after, batch)
         return Link(self._rows[key], self.squares, beside.layer, begins, takes, following)
 
+    def _obstacle(self, block: Block, batch: int) -> str | None:
+        """Return why a block cannot run, found once: each layer is asked about for its neighbours, too."""
+        key = block, batch
+        if key not in self._obstacles:
+            self._obstacles[key] = block_obstacle(block, batch)
+        return self._obstacles[key]
+
     def _handed(self, first: Block, second: Block, batch: int) -> RMSNorm | None:
         """Return the norm for which one layer's kernels leave their answer to the next one's; None if they do not."""
-        if block_obstacle(first, batch) is not None or block_obstacle(second, batch) is not None:
+        if self._obstacle(first, batch) is not None or self._obstacle(second, batch) is not None:
             return None
         return (
             first_norm(self._lowered(second), dict(second.named_modules()))

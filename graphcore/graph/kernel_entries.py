@@ -83,7 +83,7 @@ class DeviceRun:
         self._counts = span.counts if isinstance(span, Span) else None
         x = inputs["x"]
         if self.link is not None and isinstance(x, Tensor):
-            self._chain = Chain(self.link, traced, self.modules, len(x))
+            self._chain = Chain(self.link, traced, self.modules, x)
         for node in traced.nodes():
             arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
             match node.op:
@@ -125,12 +125,12 @@ class DeviceRun:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
         fed = fed_rows(self.modules, x, norm, linear, self._chain)
-        add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed())
+        add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed(stream))
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Add a normalised answer to the stream."""
-        after, feed = self._module(norm.name, RMSNorm), self._feed()
+        after, feed = self._module(norm.name, RMSNorm), self._feed(stream)
         if feed is None:
             add_rms_normed(stream, x, after.weight, after.eps)
         else:
@@ -224,16 +224,16 @@ class DeviceRun:
         if experts.cached is not None:
             take_slots(chosen, experts.cached)
             places, waiting = experts.cached.places, experts.cached.waiting
-        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting, self._feed()
+        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting, self._feed(stream)
         add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
     def _normalised(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
         return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
 
-    def _feed(self) -> Feed | None:
+    def _feed(self, stream: Tensor) -> Feed | None:
         """Return where the sum that is made now is left for a norm that products apply; None if none does."""
-        return None if self._chain is None else self._chain.feed()
+        return None if self._chain is None else self._chain.feed(stream)
 
     def _module(self, name: str, kind: type[M]) -> M:
         module = self.modules[name]

@@ -53,7 +53,7 @@ def fed_rows(modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear,
     applied = applied_norm(modules, norm, linear)
     if applied is None or x.dtype is not torch.float32:
         return Fed(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
-    feed = None if chain is None else chain.left_for(applied)
+    feed = None if chain is None else chain.left_for(applied, x)
     if feed is None:
         rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
         feed = Feed(applied.weight, rows, squares)

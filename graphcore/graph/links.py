@@ -58,8 +58,8 @@ class Link:
 class Chain:
     """The sums of one layer, as they are made one after another and left for norms."""
 
-    def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], tokens: int) -> None:
-        self._link, self._tokens = link, tokens
+    def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
+        self._link, self._tokens = link, len(stream)
         sums = [node for node in traced.nodes() if node.target in SUMS]
         self._answer = traced.nodes()[-1].args[0]
         self._following = {node: norm_after(traced, modules, node) for node in sums}
@@ -68,29 +68,32 @@ class Chain:
             link.squares.zero_()
         self._made = 0
         self._sum: Call = None
-        self._left: tuple[RMSNorm, Feed] | None = None
+        self._left: tuple[Tensor, RMSNorm, Feed] | None = None
         first = first_norm(traced, modules) if link.takes else None
         if first is not None:
-            self._left = first, link.feed(first, tokens, -1)
+            self._left = stream, first, link.feed(first, self._tokens, -1)
 
     def begin(self, node: Call) -> None:
         """Take note of the operation that runs next: a sum changes the stream, whose row is then of no use."""
         if node.target in SUMS:
             self._sum, self._left = node, None
 
-    def feed(self) -> Feed | None:
-        """Return where the sum that is made now is left; None if no norm follows that products apply."""
+    def feed(self, stream: Tensor) -> Feed | None:
+        """Return where the sum that is made now in a stream is left; None if no norm follows that products apply."""
         norm = self._following.get(self._sum)
         place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
         if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
             return None
         self._made += self._sum is not self._answer
-        self._left = norm, self._link.feed(norm, self._tokens, place)
-        return self._left[1]
+        feed = self._link.feed(norm, self._tokens, place)
+        self._left = stream, norm, feed
+        return feed
 
-    def left_for(self, norm: RMSNorm) -> Feed | None:
-        """Return what the last sum has left for a norm."""
-        return self._left[1] if self._left is not None and self._left[0] is norm else None
+    def left_for(self, norm: RMSNorm, x: Tensor) -> Feed | None:
+        """Return what the last sum has left for a norm of the stream `x`."""
+        if self._left is None or self._left[0] is not x or self._left[1] is not norm:
+            return None
+        return self._left[2]
 
 
 def chain_memory(layers: int, device: torch.device) -> Tensor:

@@ -2,12 +2,13 @@
 
 Legend: N tokens, D model dim.
 
-    norm(x) @ w.T  =  ((x * weight) @ w.T) / sqrt(sum(x^2) / D + eps)
+    norm(x) @ w.T  =  ((2^-10 x * weight) @ w.T) * 2^10 / sqrt(sum(x^2) / D + eps)
 
 Many programs make a row, so each adds its own squares to those of the others. Squares are added as whole numbers, in
 units of 2^-44 and 16: these sums are exact, so no bit depends on the order in which programs come, on how many rows of
 a matrix one has, or on which kernel left the row. Squares under 2^-44 count as zero, an epsilon is 2^-30 or more; those
-over 2^52 count as 2^52. fp16 has norms of their own launch, because a row that is not scaled yet may exceed its range.
+over 2^52 count as 2^52. Rows are 2^10 times smaller than they are, because a stream may have numbers of a million, and
+packed products take numbers under 2^31. fp16 has norms of their own launch: such rows may exceed its range.
 """
 
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from torch import Tensor
 UPPER = tl.constexpr(16.0)
 UNIT = tl.constexpr(2.0**-44)
 UNITS = tl.constexpr(2.0**44)
+SHRINK = tl.constexpr(2.0**-10)
+GROW = tl.constexpr(2.0**10)
 LARGEST = tl.constexpr(2.0**52)
 MOST_SUMMED = 1 << 14  # columns of a row: more squares might not fit in 63 bits
 LEAST_EPS = 2.0**-30
@@ -29,7 +32,7 @@ class Feed(NamedTuple):
 
     Attributes:
         weight: [D] float32, the norm's.
-        rows: [N, D] float32 or bf16, contiguous: the sum times the weight, not scaled.
+        rows: [N, D] float32 or bf16, contiguous: 2^-10 times the sum times the weight.
         squares: [N, 2] int64, contiguous: the sum of squares in units of 16 and of 2^-44; a product adds to it.
     """
 
@@ -55,9 +58,9 @@ def fixed_squares(values):
 
 @triton.jit
 def inverse_rms(squares, token, columns, eps):
-    """Return 1 / sqrt(mean square + eps) of rows of D = `columns`, as `token` is shaped."""
+    """Return 2^10 / sqrt(mean square + eps) of rows of D = `columns`, as `token` is shaped."""
     upper, lower = tl.load(squares + 2 * token).to(tl.float32), tl.load(squares + 2 * token + 1).to(tl.float32)
-    return tl.rsqrt((upper * UPPER + lower * UNIT) / columns + eps)
+    return GROW * tl.rsqrt((upper * UPPER + lower * UNIT) / columns + eps)
 
 
 @triton.jit
@@ -69,7 +72,7 @@ def feed_next(values, weight, fed, squares, token, rows, is_there, columns):
         weight, fed, squares: pointers, as in `Feed`.
         is_there: [N, R]; a token that is not there has no number that is.
     """
-    scaled = values * tl.load(weight + rows, mask=rows < columns, other=0.0)
+    scaled = SHRINK * values * tl.load(weight + rows, mask=rows < columns, other=0.0)
     tl.store(fed + token * columns + rows, scaled.to(fed.dtype.element_ty), mask=is_there)
     upper, lower = fixed_squares(tl.where(is_there, values, 0.0))
     upper, lower = tl.sum(upper, axis=1, keep_dims=True), tl.sum(lower, axis=1, keep_dims=True)

@@ -4,7 +4,7 @@ Legend: N tokens, D model dim.
 
     x += added    or, sandwiched,    x += added / rms(added) * weight_after;        fed = norm(x)
 
-or fed = x * weight and the squares of x, for products that apply the norm themselves (mean_squares.py).
+or fed = 2^-10 x * weight and the squares of x, for products that apply the norm themselves (mean_squares.py).
 
 One program holds a whole row, so that nothing is read twice.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
-from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, Feed, fixed_squares
+from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, Feed, fixed_squares
 
 torch.library.define(
     "graphcore::residual_norm",
@@ -154,7 +154,7 @@ def _residual_norm(
         values += answer
         tl.store(x + row + at, values, mask=is_there)
     if squares is not None:
-        scaled = values * tl.load(weight + at, mask=is_there, other=0.0)
+        scaled = SHRINK * values * tl.load(weight + at, mask=is_there, other=0.0)
         tl.store(out + row + at, scaled.to(out.dtype.element_ty), mask=is_there)
         upper, lower = fixed_squares(values)
         tl.store(squares + 2 * tl.program_id(0), tl.sum(upper))

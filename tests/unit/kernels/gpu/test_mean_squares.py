@@ -60,7 +60,7 @@ def test_squares_are_added_exactly_whatever_their_size() -> None:
     for row, (upper, lower) in zip(stream, feed.squares.tolist(), strict=True):
         squares = [Fraction(float(value * value)) for value in row]
         assert upper * 16 + lower * unit == sum(square // unit * unit for square in squares)
-    assert torch.equal(feed.rows, stream * feed.weight)
+    assert torch.equal(feed.rows, stream * 2**-10 * feed.weight)
 
 
 def test_numbers_beyond_the_largest_square_do_not_overflow() -> None:
@@ -116,7 +116,7 @@ def test_experts_leave_what_a_norm_alone_would(form: str, tokens: int) -> None:
     assert torch.equal(feed.squares, expected.squares)
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 3e5])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 3e5, 1e7])
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", [DENSE, "q4_0", "q4_k"])
