@@ -85,11 +85,9 @@ class DeviceBlocks:
         """Return the norm for which one layer's kernels leave their answer to the next one's; None if they do not."""
         if self._obstacle(first, batch) is not None or self._obstacle(second, batch) is not None:
             return None
-        return (
-            first_norm(self._lowered(second), dict(second.named_modules()))
-            if leaves_answer(self._lowered(first), first)
-            else None
-        )
+        if not leaves_answer(self._lowered(first), first):
+            return None
+        return first_norm(self._lowered(second), dict(second.named_modules()))
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
         """Return the function that runs the head, or None where it has an obstacle."""

@@ -60,7 +60,7 @@ class Chain:
 
     def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
         self._link, self._tokens = link, len(stream)
-        sums = [node for node in traced.nodes() if node.target in SUMS]
+        sums = [node for node in traced.nodes() if leaves_sum(node, link.rows.dtype)]
         self._answer = traced.nodes()[-1].args[0]
         self._following = {node: norm_after(traced, modules, node) for node in sums}
         self._following[self._answer] = link.following

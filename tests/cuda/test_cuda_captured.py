@@ -40,3 +40,15 @@ def test_bf16_logits_differ_by_no_more_than_bf16_costs(name: str, tiny_model, lo
     allowed = HALF_FACTOR * largest_error(eager, expected)
     assert largest_error(captured, expected) < allowed
     assert largest_error(captured, eager) < allowed
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt_oss"])
+def test_dependent_launches_change_no_bit(name: str, tiny_model, load_on) -> None:
+    tiny: TinyModel = tiny_model(name)
+    rows = tiny.ids.tolist()
+    found = [
+        step_logits(load_on(tiny.folder, f"dependent_launches={word}", dtype="bf16"), rows, PROMPT)
+        for word in ("off", "auto", "auto")
+    ]
+    assert largest_error(found[1], found[0]) == 0
+    assert largest_error(found[2], found[1]) == 0
