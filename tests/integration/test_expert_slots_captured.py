@@ -36,13 +36,20 @@ PROMPT = [3, 14, 15, 9, 26]
 
 @contextmanager
 def engine_of(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, dtype: str, rows: int, slots: int | None, quota: int = 1 << 40
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    dtype: str,
+    rows: int,
+    slots: int | None,
+    quota: int = 1 << 40,
+    kv: str = "auto",
 ) -> Iterator[Engine]:
     """Load a mixture as for a GPU.
 
     Args:
         slots: slots of each layer; None if all experts are resident.
         quota: bytes that may be locked.
+        kv: dtype of keys and values.
     """
     queues = SimulatedQueues(random.Random(0), computes_at_once=True)
     with monkeypatch.context() as patch:
@@ -53,7 +60,7 @@ def engine_of(
             building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
         patch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host")
-        sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32"]
+        sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}"]
         if slots is not None:
             sizes += ["streaming.source=host", f"streaming.expert_cache={slots_nbytes(folder, dtype, slots)}"]
         streaming = "off" if slots is None else "auto"
@@ -92,18 +99,20 @@ def logits_of(engine: Engine, rows: int) -> Tensor:
     return torch.cat(steps)
 
 
-EACH = [(name, rows, dtype) for name in MIXTURES for rows, dtype in ((1, "fp32"), (2, "fp16"), (3, "bf16"))]
+EACH = [(name, rows, dtype, "auto") for name in MIXTURES for rows, dtype in ((1, "fp32"), (2, "fp16"), (3, "bf16"))]
+WIDE = [("gpt_oss", 8, "bf16", "auto"), ("gemma4_moe", 16, "bf16", "auto")]
+CODED = [("qwen3_moe", 2, "bf16", "q8_0"), ("qwen3_moe", 1, "bf16", "q4_0")]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "rows", "dtype"), [*EACH, ("gpt_oss", 8, "bf16"), ("gemma4_moe", 16, "bf16")])
+@pytest.mark.parametrize(("name", "rows", "dtype", "kv"), [*EACH, *WIDE, *CODED])
 def test_every_mixture_has_resident_bits(
-    monkeypatch: pytest.MonkeyPatch, tiny_model: Tiny, name: str, rows: int, dtype: str
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Tiny, name: str, rows: int, dtype: str, kv: str
 ) -> None:
     folder = tiny_model(name).folder
-    with engine_of(monkeypatch, folder, dtype, rows, None) as engine:
+    with engine_of(monkeypatch, folder, dtype, rows, None, kv=kv) as engine:
         resident = logits_of(engine, rows)
-    with engine_of(monkeypatch, folder, dtype, rows, SLOTS) as engine:
+    with engine_of(monkeypatch, folder, dtype, rows, SLOTS, kv=kv) as engine:
         assert torch.equal(logits_of(engine, rows), resident)
         for slots in cache_of(engine).layers.values():
             tallies = slots.tallies.tolist()
