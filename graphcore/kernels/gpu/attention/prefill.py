@@ -170,15 +170,20 @@ def _add_splits(
     _store_rows(out, sequence, kv_head, row, divided(sums, total), tokens, GROUP, KV_HEADS, HEAD_DIM, WIDTH)
 
 
-def tiles_of(rows: int, width: int, dtype: torch.dtype, is_coded: bool = False) -> tuple[int, int, int]:
-    """Return a tile's rows and keys, and a program's warps: as large as registers allow, on sm_80 and on sm_90.
+def tiles_of(
+    rows: int, width: int, dtype: torch.dtype, is_coded: bool = False, is_hopper: bool = True
+) -> tuple[int, int, int]:
+    """Return a tile's rows and keys, and a program's warps: as large as registers allow.
 
     Args:
         rows: number of rows in all.  width: padded elements of a vector.  dtype: dtype of the products; float32 has no
             tensor cores.  is_coded: True for keys or values in codes; products of fewer than 64 rows would spill.
+        is_hopper: False for GPUs before a Hopper, on which larger tiles of codes would spill.
     """
     if dtype == torch.float32:
         return 16, 16, 4
+    if is_coded and not is_hopper and width <= 256:
+        return (32, 32, 8) if width > 128 else (64, 64, 4)
     tile = 16 if is_coded and width > MOST_CODED_WIDTH else 32
     few = max(16, triton.next_power_of_2(rows), 64 if is_coded else 0)
     if width > 256:  # heads of 512: a tile of 64 rows would not fit in registers
@@ -195,7 +200,12 @@ def stages_of(warps: int, query: Tensor) -> int:
     """
     if warps == 8 or query.dtype == torch.float32:
         return 2
-    return 3 if query.is_cpu or torch.cuda.get_device_capability() >= (9, 0) else 2
+    return 3 if is_like_hopper(query) else 2
+
+
+def is_like_hopper(query: Tensor) -> bool:
+    """Return whether kernels for a tensor are compiled as for a Hopper or a later GPU, as the interpreter's are."""
+    return query.is_cpu or torch.cuda.get_device_capability() >= (9, 0)
 
 
 def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
@@ -241,7 +251,7 @@ def launch_attend_chunk(
         key, value = launch_mix_heads(key, k_cache, is_entry=True), launch_mix_heads(value, v_cache, is_entry=True)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     kinds = pool_kind(k_cache), pool_kind(v_cache)
-    rows, tile, warps = tiles_of(tokens * group, width, query.dtype, max(kinds) > 1)
+    rows, tile, warps = tiles_of(tokens * group, width, query.dtype, max(kinds) > 1, is_like_hopper(query))
     rows_tiles, slots = -(-tokens * group // rows), table.shape[1] * page
     keys_tiles = -(-min(slots, window or slots) // tile) + -(-tokens // tile)
     splits = splits_of_rows(kv_heads, rows_tiles, keys_tiles, warps, processors_of(query.device))
