@@ -7,7 +7,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from graphcore.graph.kinds import BlockKind, KindCompiler
 from graphcore.graph.step import (
     BlockFunction,
+    ChainMemory,
     DecodeKernels,
     FetchedBlock,
     FetchedExperts,
@@ -34,7 +35,6 @@ class BlockFunctions:
     Attributes:
         compiles: True where functions that no decode kernels run are compiled; otherwise they run eager.
         fetched: layers whose experts are fetched; None where all experts are resident.
-        moving: layers whose weights move while a program runs.
         decode_kernels: a GPU's decode kernels, used instead of compiled functions; None where there are none.
         compiled: compiled functions, one for each kind of block or head, batch and phase.
     """
@@ -43,17 +43,23 @@ class BlockFunctions:
     compiles: bool = True
     fetched: FetchedExperts | None = None
     decode_kernels: DecodeKernels | None = None
-    moving: Collection[int] = ()
     compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
 
-    def block_function(self, index: int, batch: int, phase: str) -> BlockFunction:
+    def chain_memory(self, batch: int, phase: str) -> ChainMemory | None:
+        """Return memory for a new program, if decode kernels may run it."""
+        if self.decode_kernels is None or phase != "decode":
+            return None
+        return self.decode_kernels.chain_memory(self.kinds.decoder.spec, self.kinds.block(0).dtype, batch)
+
+    def block_function(self, index: int, batch: int, phase: str, memory: ChainMemory | None = None) -> BlockFunction:
         """Return the function of a layer, compiled now if its kind is new; it fetches experts that are not resident.
 
         Args:
             phase: "decode" or "prefill".
+            memory: memory of the program that the function is for; None for a function that runs alone.
         """
         fetches = self.fetched is not None and self.fetched.fetches(index, phase)
-        run = self._kind_function(index, batch, phase, fetches)
+        run = self._kind_function(index, batch, phase, fetches, memory)
         if self.fetched is None or not fetches or not isinstance(run, RoutedBlock):
             return run
         return FetchedBlock(run, index, self.fetched.fetcher, self.fetched.slots[index])
@@ -79,20 +85,24 @@ class BlockFunctions:
         """Return the function that runs the head on decode kernels, for [B, D]; None where they cannot run it."""
         return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
 
-    def _neighbours(self, index: int) -> Neighbours:
-        """Return the layers beside one whose decode steps run in one piece with its own, weights and all."""
+    def _neighbours(self, index: int, memory: ChainMemory | None) -> Neighbours | None:
+        """Return the layers beside one in a program whose decode steps run without the host."""
+        if memory is None:
+            return None
 
         def joined(first: int) -> bool:
             fetches = self.fetched is not None and any(self.fetched.fetches(at, "decode") for at in (first, first + 1))
-            return first >= 0 and first + 1 < self.kinds.layers and first + 1 not in self.moving and not fetches
+            return first >= 0 and first + 1 < self.kinds.layers and not fetches
 
         before = self.kinds.block(index - 1) if joined(index - 1) else None
-        return Neighbours(index, before, self.kinds.block(index + 1) if joined(index) else None)
+        return Neighbours(index, memory, before, self.kinds.block(index + 1) if joined(index) else None)
 
-    def _kind_function(self, index: int, batch: int, phase: str, fetches: bool) -> BlockFunction:
+    def _kind_function(
+        self, index: int, batch: int, phase: str, fetches: bool, memory: ChainMemory | None
+    ) -> BlockFunction:
         block = self.kinds.block(index)
         if self.decode_kernels is not None and phase == "decode":
-            run = self.decode_kernels.block_function(block, batch, fetches, self._neighbours(index))
+            run = self.decode_kernels.block_function(block, batch, fetches, self._neighbours(index, memory))
             if run is not None:
                 return run
         if not self.compiles:

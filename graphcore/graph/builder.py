@@ -88,13 +88,7 @@ class GraphBuilder:
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
         kinds = KindCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
-        moving = {
-            index
-            for group, layers in enumerate(self.layer_groups, start=1)
-            if group in self.streamed
-            for index in layers
-        }
-        self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels, moving)
+        self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels)
 
     @property
     def captures_graphs(self) -> bool:
@@ -185,13 +179,14 @@ class GraphBuilder:
     def _program(self, batch: int, phase: str, first: int = 0, state: StepState | None = None) -> Program:
         state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
+        memory = self.functions.chain_memory(batch, phase)
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
         for group, layers in enumerate(self.layer_groups, start=1):
             bound = [
                 BoundBlock(
                     index,
                     self.functions.kinds.block(index),
-                    self.functions.block_function(index, batch, phase),
+                    self.functions.block_function(index, batch, phase, memory),
                     ropes[index],
                     self.caches[index].rows(batch, first),
                 )

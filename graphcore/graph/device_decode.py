@@ -16,19 +16,18 @@ from torch import Tensor
 
 from graphcore.graph.kernel_entries import DeviceRun
 from graphcore.graph.kernel_obstacles import block_obstacle, head_obstacle
-from graphcore.graph.links import Link, chain_memory, first_norm, leaves_answer
+from graphcore.graph.links import SUMS_OF_LAYER, Link, first_norm, leaves_answer
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.graph.step import BlockFunction, HeadFunction, Neighbours, RoutedBlock
+from graphcore.graph.step import BlockFunction, ChainMemory, HeadFunction, Neighbours, RoutedBlock
 from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
-from graphcore.kernels.gpu.matrix import MOST_TOKENS
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
 from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span
-from graphcore.nn.spec import BlockSpec
+from graphcore.nn.spec import BlockSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,24 @@ class DeviceBlocks:
     Attributes:
         arrivals: counters, int32 zeros, by which programs that share a sum count each other: the splits of one
             attention [B * K or more], a router, the choices of experts.
-        squares: squares of the sums that are left for norms, as in `links.Link`.
     """
 
     arrivals: Tensor
-    squares: Tensor
     _obstacles: dict[tuple[Block, int], str | None] = field(default_factory=dict)
-    _rows: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _operations: dict[BlockSpec, Traced] = field(default_factory=dict)
 
     @classmethod
     def allocate(cls, caches: Sequence[LayerCache], device: torch.device) -> "DeviceBlocks":
         """Return decode kernels for layers with these caches."""
         splits = max((one.table.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
-        arrivals = torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device)
-        return cls(arrivals, chain_memory(len(caches), device))
+        return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
+
+    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> ChainMemory:
+        """Return memory for a new program; it is made here, before any graph is captured."""
+        device = self.arrivals.device
+        rows = torch.zeros(batch, spec.dim, dtype=dtype, device=device)
+        squares = torch.zeros(SUMS_OF_LAYER * len(spec.blocks), batch, 2, dtype=torch.int64, device=device)
+        return ChainMemory(rows, squares)
 
     def block_function(
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
@@ -65,14 +67,11 @@ class DeviceBlocks:
         return self.forward if beside is None else partial(self.forward, link=self._link(block, batch, beside))
 
     def _link(self, block: Block, batch: int, beside: Neighbours) -> Link:
-        """Return a layer's place in a chain; its memory is made here, before any graph is captured."""
-        key = block.spec.dim, block.dtype
-        if key not in self._rows:
-            self._rows[key] = torch.zeros(MOST_TOKENS, block.spec.dim, dtype=block.dtype, device=self.squares.device)
+        """Return a layer's place in a chain."""
         begins = beside.before is None or self._obstacle(beside.before, batch) is not None
         takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
         following = None if beside.after is None else self._handed(block, beside.after, batch)
-        return Link(self._rows[key], self.squares, beside.layer, begins, takes, following)
+        return Link(beside.memory, beside.layer, begins, takes, following)
 
     def _obstacle(self, block: Block, batch: int) -> str | None:
         """Return why a block cannot run, found once: each layer is asked about for its neighbours, too."""

@@ -5,9 +5,10 @@ Legend: N tokens, D model dim, L layers.
     norm | q k v | attend | o, add | norm | gate up | down, add       alone
            q k v | attend | o, add        | gate up | down, add       in a chain: each sum leaves its row for a norm
 
-A chain is consecutive layers whose weights are there together, because a sum reads the next layer's norm. It begins
-with the counters' zeros, one more launch for a step, or for a group that moves. A norm that no sum was left for is a
-launch, with the same bits (kernels/gpu/mean_squares.py).
+A chain is consecutive layers of a program that run without the host. A sum reads the next layer's norm, which it may,
+because norms never move; its row waits in memory that only this program has. A chain begins with the counters' zeros,
+one more launch for a step. A norm that no sum was left for is a launch, with the same bits
+(kernels/gpu/mean_squares.py).
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.sums import SUMS
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.kernels.gpu.matrix import MOST_TOKENS
+from graphcore.graph.step import ChainMemory
 from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, Feed
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
@@ -35,43 +36,42 @@ class Link:
     """One layer's place in a chain.
 
     Attributes:
-        rows: [8, D], where each sum of the chain leaves its row.
-        squares: [4 L, 8, 2] int64, the squares of each sum of the chain.
+        memory: memory of the program that the layer belongs to.
         layer: index of the layer.
         begins: True for the first layer of a chain, which makes the squares of all its sums zeros.
         takes: True if the layer before leaves a row for the first norm.
         following: the norm that reads the layer's answer, in the next layer; None if the chain ends.
     """
 
-    rows: Tensor
-    squares: Tensor
+    memory: ChainMemory
     layer: int
     begins: bool
     takes: bool
     following: RMSNorm | None
 
-    def feed(self, norm: RMSNorm, tokens: int, place: int) -> Feed:
+    def feed(self, norm: RMSNorm, place: int) -> Feed:
         """Return where a sum of this layer is left for a norm; place -1 is that of the layer before's answer."""
-        return Feed(norm.weight, self.rows[:tokens], self.squares[SUMS_OF_LAYER * self.layer + place, :tokens])
+        return Feed(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
 
 
 class Chain:
     """The sums of one layer, as they are made one after another and left for norms."""
 
     def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
-        self._link, self._tokens = link, len(stream)
-        sums = [node for node in traced.nodes() if leaves_sum(node, link.rows.dtype)]
+        assert len(stream) == len(link.memory.rows), "a program has memory for its own sequences"
+        self._link = link
+        sums = [node for node in traced.nodes() if leaves_sum(node, link.memory.rows.dtype)]
         self._answer = traced.nodes()[-1].args[0]
         self._following = {node: norm_after(traced, modules, node) for node in sums}
         self._following[self._answer] = link.following
         if link.begins:
-            link.squares.zero_()
+            link.memory.squares.zero_()
         self._made = 0
         self._sum: Call = None
         self._left: tuple[Tensor, RMSNorm, Feed] | None = None
         first = first_norm(traced, modules) if link.takes else None
         if first is not None:
-            self._left = stream, first, link.feed(first, self._tokens, -1)
+            self._left = stream, first, link.feed(first, -1)
 
     def begin(self, node: Call) -> None:
         """Take note of the operation that runs next: a sum changes the stream, whose row is then of no use."""
@@ -85,7 +85,7 @@ class Chain:
         if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
             return None
         self._made += self._sum is not self._answer
-        feed = self._link.feed(norm, self._tokens, place)
+        feed = self._link.feed(norm, place)
         self._left = stream, norm, feed
         return feed
 
@@ -94,11 +94,6 @@ class Chain:
         if self._left is None or self._left[0] is not x or self._left[1] is not norm:
             return None
         return self._left[2]
-
-
-def chain_memory(layers: int, device: torch.device) -> Tensor:
-    """Return the squares of a chain of that many layers, as in `Link`."""
-    return torch.zeros(SUMS_OF_LAYER * layers, MOST_TOKENS, 2, dtype=torch.int64, device=device)
 
 
 def folded_norm(modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:

@@ -18,6 +18,7 @@ from graphcore.nn.decoder import Embedding, Head
 from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
+from graphcore.nn.spec import ModelSpec
 
 # The block, and the arguments of its forward; features of the layer are passed where the block has them.
 BlockFunction = Callable[..., Tensor]
@@ -27,20 +28,38 @@ HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class ChainMemory:
+    """What the layers of one program leave for one another's norms (links.py); programs may take turns at each layer.
+
+    Attributes:
+        rows: [B, D] compute dtype, the last sum's.
+        squares: [4 L, B, 2] int64, of each sum.
+    """
+
+    rows: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True)
 class Neighbours:
-    """The layers before and after one in a program, if they run on the device, and all weights are there together.
+    """The layers before and after one in a program, if no experts are fetched in either.
 
     Attributes:
         layer: index of the layer itself.
+        memory: memory of the program that they belong to.
     """
 
     layer: int
+    memory: ChainMemory
     before: Block | None = None
     after: Block | None = None
 
 
 class DecodeKernels(Protocol):
     """A device's decode kernels, which run a decode step one after another, without compilation."""
+
+    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> ChainMemory:
+        """Return memory for a new program of `batch` sequences in that compute dtype."""
 
     def block_function(
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None

@@ -1,4 +1,4 @@
-"""Chains of layers whose sums are left for norms have the bits of layers that run alone, and read no weight early."""
+"""Chains of layers whose sums are left for norms have the bits of layers that run alone, whoever runs between them."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from graphcore.graph.step import BlocksStep
 from graphcore.nn.block import Block
 from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.layer_cache import allocate_cache
-from graphcore.nn.norm import RMSNorm
+from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
 
 SPECS = {**{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")}, "full": FULL}
@@ -29,15 +29,18 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     let_programs_be_few(monkeypatch)
 
 
-def program_of(spec: BlockSpec, dtype: torch.dtype, batch: int = 2, moving: tuple[int, ...] = ()) -> Program:
-    """Return a decode program through decode kernels; `moving` are groups of one layer each, counted from 1."""
+def builder_through_kernels(spec: BlockSpec, dtype: torch.dtype, batch: int, moving: tuple[int, ...]) -> GraphBuilder:
+    """Return a builder of three layers, each a group; `moving` are groups, counted from 1."""
     model = model_of(*[spec] * LAYERS)
     caches = allocate_cache(model, CacheSizes(batch, CONTEXT, dtype), CPU)
     groups = [range(index, index + 1) for index in range(LAYERS)]
-    kernels = DeviceBlocks.allocate(caches, CPU)
     given = filled_decoder(model, dtype), "eager", groups, caches, CONTEXT, CPU
-    builder = GraphBuilder(*given, streamed=moving, decode_kernels=kernels)
-    program = builder.token(batch)
+    return GraphBuilder(*given, streamed=moving, decode_kernels=DeviceBlocks.allocate(caches, CPU))
+
+
+def program_of(spec: BlockSpec, dtype: torch.dtype, batch: int = 2, moving: tuple[int, ...] = ()) -> Program:
+    """Return a decode program through decode kernels."""
+    program = builder_through_kernels(spec, dtype, batch, moving).token(batch)
     program.state.token_ids = torch.arange(batch)[:, None]
     program.state.span.counts.fill_(1)
     return program
@@ -66,32 +69,46 @@ def test_a_chain_has_the_bits_of_layers_alone(name: str, dtype: torch.dtype) -> 
     assert torch.equal(run(chained), alone)
 
 
-@pytest.mark.parametrize("moving", [(2,), (1, 2, 3)])
-def test_a_chain_ends_where_weights_move(moving: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of a layer that moves are NaN until its own step."""
-    spec = SPECS["llama"]
-    expected = run(program_of(spec, torch.bfloat16))
-    program = program_of(spec, torch.bfloat16, moving=moving)
+@pytest.mark.parametrize("moving", [(), (2,), (1, 2, 3)])
+def test_a_chain_goes_on_where_matrices_move(moving: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms never move; the matrices of a layer that moves are NaN until its own step."""
+    expected = run(program_of(SPECS["llama"], torch.bfloat16))
+    program = program_of(SPECS["llama"], torch.bfloat16, moving=moving)
     steps = [step for step in program.steps if isinstance(step, BlocksStep)]
-    kept = {}
-    for step in steps:
-        if step.group in moving:
-            norms = [one for one in step.blocks[0].block.modules() if isinstance(one, RMSNorm)]
-            kept[step.group] = [(norm, norm.weight.clone()) for norm in norms]
-            for norm in norms:
-                norm.weight.fill_(float("nan"))
+    matrices = {
+        step.group: [(one, one.weight.clone()) for one in step.blocks[0].block.modules() if isinstance(one, Linear)]
+        for step in steps
+        if step.group in moving
+    }
+    for linear, _ in (one for linears in matrices.values() for one in linears):
+        linear.weight.fill_(float("nan"))
     program.steps[0].replay()
     launched = []
     for step in steps:
-        for norm, weight in kept.get(step.group, []):
-            norm.weight.copy_(weight)
+        for linear, weight in matrices.get(step.group, []):
+            linear.weight.copy_(weight)
         launched.append(kernels_of(step.replay, monkeypatch))
-        for norm, _ in kept.get(step.group, []):
-            norm.weight.fill_(float("nan"))
+        for linear, _ in matrices.get(step.group, []):
+            linear.weight.fill_(float("nan"))
     assert torch.equal(program.state.hidden, expected)
-    begins = [step.group == 1 or step.group in moving for step in steps]
-    assert [launches[:2] == ["aten zero_", "residual_norm"] for launches in launched] == begins
-    assert [len(launches) for launches in launched] == [7 if one else 5 for one in begins]
+    assert [launches[:2] == ["aten zero_", "residual_norm"] for launches in launched] == [True, False, False]
+    assert [len(launches) for launches in launched] == [7, 5, 5]
+
+
+def test_programs_that_take_turns_at_each_layer_keep_their_own_rows() -> None:
+    spec = SPECS["llama"]
+    builder = builder_through_kernels(spec, torch.bfloat16, 4, ())
+    programs = [builder.token(2, first=first) for first in (0, 2)]
+    alone = []
+    for at, program in enumerate(programs):
+        program.state.token_ids = torch.tensor([[at], [at + 7]])
+        program.state.span.counts.fill_(1)
+        alone.append(run(program))
+    for steps in zip(*(program.without_head().steps for program in programs), strict=True):
+        for step in steps:
+            step.replay()
+    for program, expected in zip(programs, alone, strict=True):
+        assert torch.equal(program.state.hidden, expected)
 
 
 def test_a_step_that_was_broken_off_leaves_nothing_to_the_next() -> None:
