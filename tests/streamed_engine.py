@@ -1,6 +1,8 @@
 """Engines whose weights stream, and what of them tests look at."""
 
+import gc
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +67,18 @@ def unwrap(engine: Engine) -> None:
 def fill_threads() -> list[str]:
     """Return the names of the threads that read weights, of all engines."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("graphcore-fill")]
+
+
+def collect_until(has_happened: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Collect garbage until something has happened; return whether it has.
+
+    The thread that computed for a forgotten engine holds it until its last pass has ended, a moment after the answer.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        gc.collect()
+        if has_happened():
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
