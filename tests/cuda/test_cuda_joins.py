@@ -4,11 +4,13 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from agreement import assert_same_tokens
+from staggered import submit_staggered
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
@@ -60,10 +62,7 @@ def test_an_answer_does_not_depend_on_who_joins_beside_it(name: str, dtype: str,
     warm(engine)
     requests = requests_of(5, 30)
     alone = [what(submit(engine, request).result(SECONDS)) for request in requests]
-    generator, handles = random.Random(6), []
-    for request in requests:
-        handles.append(submit(engine, request))
-        time.sleep(generator.choice((0.0, 0.001, 0.005)))
+    handles = submit_staggered(engine, [partial(submit, engine, request) for request in requests], random.Random(6))
     assert [what(handle.result(SECONDS)) for handle in handles] == alone
     assert max(handle.result().timings.batch for handle in handles) == 3
 
@@ -73,10 +72,7 @@ def test_answers_stay_where_weights_stream(tiny_model, load_on) -> None:
     warm(engine)
     requests = requests_of(8, 16)
     alone = [what(submit(engine, request).result(SECONDS)) for request in requests]
-    handles = []
-    for request in requests:
-        handles.append(submit(engine, request))
-        time.sleep(0.002)
+    handles = submit_staggered(engine, [partial(submit, engine, request) for request in requests], random.Random(6))
     assert [what(handle.result(SECONDS)) for handle in handles] == alone
 
 

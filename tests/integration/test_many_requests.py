@@ -10,11 +10,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from staggered import submit_staggered
 from streamed_engine import collect_until
 from tiny_models import VOCAB, TinyModel
 
@@ -82,11 +84,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(name: str, kind: str, tiny_
     with load(tiny_model(name), kind) as engine:
         requests = requests_of(5, 14)
         alone = [what(request.submit(engine).result(SECONDS)) for request in requests]
-        generator = random.Random(6)
-        handles = []
-        for request in requests:
-            handles.append(request.submit(engine))
-            time.sleep(generator.choice((0.0, 0.002, 0.02)))  # some join sequences that are in mid-run
+        handles = submit_staggered(engine, [partial(request.submit, engine) for request in requests], random.Random(6))
         assert [what(handle.result(SECONDS)) for handle in handles] == alone
         assert max(handle.result().timings.batch for handle in handles) > 2
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import plain_choice
@@ -14,6 +15,7 @@ import torch
 from captured_engines import captured_engine, engine_of, fake_cuda
 from fake_cuda import FakeCuda
 from paced import Paced
+from staggered import submit_staggered
 
 from graphcore import Engine
 from graphcore.engine.decode_steps import LAG
@@ -85,11 +87,7 @@ def test_an_answer_does_not_depend_on_who_joins_and_leaves_beside_it(name: str, 
             end_at(each, *(tokens[len(tokens) // 2] for tokens in whole[::4]))
         expected = [what(request.submit(eager).result(SECONDS)) for request in requests]
         assert len({reason for _, reason in expected}) == 2
-        generator = random.Random(4)
-        handles = []
-        for request in requests:
-            handles.append(request.submit(engine))
-            time.sleep(generator.choice((0.0, 0.002, 0.02)))
+        handles = submit_staggered(engine, [partial(request.submit, engine) for request in requests], random.Random(4))
         assert [what(handle.result(SECONDS)) for handle in handles] == expected
         assert max(handle.result().timings.batch for handle in handles) == 3
         assert engine.status() == []
