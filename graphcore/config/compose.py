@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from graphcore.config.conf_folder import check_groups, conf_dir
+from graphcore.config.conf_folder import check_groups, conf_dir, group_options
 from graphcore.config.hydra_errors import config_error, unknown_key
 from graphcore.config.settings import Settings
 from graphcore.config.validate import validate_settings
@@ -52,6 +52,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 
 def _compose(overrides: Sequence[str]) -> Settings:
+    refuse_deletions(overrides)
     check_groups(overrides)
     register_schemas()
     was_initialised = GlobalHydra.instance().is_initialized()
@@ -89,6 +90,27 @@ def check_sweep(overrides: Sequence[str]) -> None:
                     raise ConfigError("outputs=false has no effect with a sweep, whose results are files; leave it out")
     except (HydraException, OmegaConfBaseException) as error:
         raise config_error(error) from error
+
+
+def refuse_deletions(overrides: Sequence[str]) -> None:
+    """Check that no override takes a setting away (~key): every run has all of them.
+
+    Keys that a user may add and take away, such as those of model.random_config, are left to Hydra.
+
+    Raises:
+        ConfigError: an override takes a setting away.
+    """
+    for override in overrides:
+        if not override.startswith("~"):
+            continue
+        path = override[1:].partition("=")[0]
+        kind: Any = Settings
+        for part in path.split("."):
+            kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+        if kind is not None or path in group_options():
+            instead = f", or write {path}=null" if type(None) in get_args(kind) else ""
+            advice = f"leave it out{instead}"
+            raise ConfigError(f"{override} would take away what every run needs; {advice}", is_unknown=True)
 
 
 def to_settings(composed: DictConfig) -> Settings:

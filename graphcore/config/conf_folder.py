@@ -42,8 +42,6 @@ def check_groups(overrides: Iterable[str]) -> None:
         group = written.lstrip("+~")
         if group not in groups:
             continue
-        if written.startswith("~"):
-            raise ConfigError(f"{written} would take away what every run needs; leave it out", is_unknown=True)
         if SENTENCE.fullmatch(value):
             known = ", ".join(groups[group])
             advice = f"a prompt with a = in it is written prompt={override!r}"

@@ -26,13 +26,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore import __version__
-from graphcore.config.compose import VERSION_BASE, check_sweep, register_schemas
+from graphcore.config.compose import VERSION_BASE, check_sweep, refuse_deletions, register_schemas
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.arguments.help_text import help_text
 from graphcore.tasks.arguments.quoting import (
     HELP_FLAGS,
+    MODES,
     VERSION_FLAG,
     has_flags,
     is_plain,
@@ -151,6 +152,8 @@ def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
 
 def _check_arguments(arguments: Sequence[str]) -> None:
     """Refuse arguments that are wrong in any composition, and register the types of settings with Hydra."""
+    refuse_deletions(arguments)
+    _refuse_completion_of_nothing(arguments)
     if not any(argument.startswith(OWN_FOLDERS) for argument in arguments):
         check_groups(arguments)
     register_schemas()
@@ -199,6 +202,17 @@ class Jobs:
         """Write the summary if this was a sweep."""
         if self.sweep is not None:
             self.statuses.append(self.sweep.finish())
+
+
+def _refuse_completion_of_nothing(arguments: Sequence[str]) -> None:
+    """Refuse to complete a command line that no shell has given."""
+    asks = any(flag in arguments for flag in MODES["completion"]) and any(one.startswith("query=") for one in arguments)
+    if asks and "COMP_LINE" not in os.environ:
+        raise ConfigError(
+            "-sc query=... is what a shell calls to complete a line, which it gives in COMP_LINE; "
+            'eval "$(graphcore -sc install=bash)" makes the shell do so',
+            is_unknown=True,
+        )
 
 
 def _refuse_folder_without_outputs(arguments: Sequence[str]) -> None:

@@ -1,8 +1,14 @@
 """What Hydra says over many lines becomes one that names the key, the class and what is allowed."""
 
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import get_type_hints
+
 import pytest
 
 from graphcore.config.compose import check_sweep, compose_settings
+from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 
 CASES = [
@@ -40,7 +46,11 @@ CASES = [
     ("kv_dtype=int8", ["kv_dtype=int8 is not one of"]),
     ("chat=maybe", ["chat=maybe is not one of auto, on, off"]),
     ("seed=1,2", ["seed=1,2"]),
-    ("~prompt", ["prompt"]),
+    ("~foo", ["~foo: there is nothing to take away"]),
+    ("~foo.bar", ["~foo"]),
+    ("~prompt.x.y", ["~prompt.x.y"]),
+    ("~model.random_config.x.y", ["~model.random_config.x.y"]),
+    ("~prompt", ["~prompt would take away", "or write prompt=null"]),
     ("model.checkpoint=${nothing}", ["nothing", "model.checkpoint"]),
     ("a b=3", ["a b=3"]),
 ]
@@ -54,6 +64,25 @@ def test_a_wrong_setting_is_one_line(override: str, said: list[str]) -> None:
     assert "\n" not in message
     assert [part for part in said if part not in message] == []
     assert "hydra" not in message.lower()
+
+
+def paths_of(schema: type, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings, groups included."""
+    for name, kind in get_type_hints(schema).items():
+        yield prefix + name
+        if is_dataclass(kind):
+            yield from paths_of(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", paths_of(Settings))
+def test_no_setting_can_be_taken_away(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"^~{re.escape(path)} would take away what every run needs; leave it out"):
+        compose_settings([f"~{path}"])
+
+
+def test_a_key_that_was_added_can_be_taken_away_again() -> None:
+    given = ["model=llama3", "+model.random_config.foo=3", "~model.random_config.foo"]
+    assert "foo" not in compose_settings(given).model.random_config
 
 
 @pytest.mark.parametrize(
