@@ -8,6 +8,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of proces
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # g++ is not tried with each instruction set of the processor
 
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
@@ -42,6 +43,11 @@ if find_spec("triton"):
 examples = 10 if torch.cuda.is_available() else settings().max_examples
 settings.register_profile("graphcore", deadline=None, max_examples=examples)
 settings.load_profile("graphcore")
+
+
+# A shell without job control starts what runs in its background with SIGINT ignored, and so all its child processes:
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

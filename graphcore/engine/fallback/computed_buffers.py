@@ -17,18 +17,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FILLS = (0, 1)
+MOST_NBYTES = 1 << 30  # of one buffer; masks of 8192 positions, the largest that a known class has, take 64 MiB
 
 
 def materialise_buffers(model: "PreTrainedModel", source: str) -> None:
     """Fill every buffer that is no weight with its values, on the CPU.
 
     Raises:
-        UnsupportedError: the model's class does not compute one of them.
+        UnsupportedError: the model's class does not compute one of them, or one is too large to be meant.
     """
     for name, module, owner in _owned_modules(model):
         leaves = [leaf for leaf in module._non_persistent_buffers_set if module._buffers[leaf] is not None]
         if not leaves:
             continue
+        for leaf in leaves:
+            nbytes = module.get_buffer(leaf).nbytes
+            if nbytes > MOST_NBYTES:
+                raise UnsupportedError(
+                    f"{source}: {type(model).__name__} would compute {nbytes / 2**30:.3g} GiB for its buffer "
+                    f"'{joined(name, leaf)}'; a size in config.json is wrong"
+                )
         first, second = (_filled(module, leaves, owner, fill) for fill in FILLS)
         for leaf in leaves:
             if not torch.equal(first[leaf], second[leaf]):

@@ -1,13 +1,15 @@
 """The sizes and token ids that graphcore needs of any model, read from a transformers config of any class."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
 from graphcore.arch.config.typed_fields import Fields
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.errors import UnsupportedError
+from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -16,7 +18,43 @@ GENERATION = "generation_config.json"
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+CONFIG_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 UNBOUNDED_CONTEXT = 1 << 20  # tokens, where there is no table of positions and the config states no length (ALiBi)
+
+
+@contextmanager
+def refusing(source: str) -> Iterator[None]:
+    """Raise whatever transformers' own code raises over a config inside the block as UnsupportedError.
+
+    Its classes check few of their settings: a wrong type, an unknown name or a contradiction surfaces as the error of
+    the statement that meets it.
+
+    Args:
+        source: file or checkpoint that the config is from, for the message.
+    """
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except GraphcoreError:
+        raise
+    except (*CONFIG_ERRORS, StrictDataclassError) as error:
+        raise UnsupportedError(
+            f"{source}: transformers {transformers.__version__} cannot run it ({type(error).__name__}: "
+            f"{one_line(error)}); correct the setting, or choose a checkpoint of an architecture that is part of "
+            "transformers"
+        ) from error
 
 
 def read_transformers_config(folder: Path) -> "PreTrainedConfig":
@@ -26,15 +64,9 @@ def read_transformers_config(folder: Path) -> "PreTrainedConfig":
         UnsupportedError: transformers does not know the model type, or finds the settings contradictory.
     """
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
-    try:
+    with refusing(str(folder / "config.json")):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
-        raise UnsupportedError(
-            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot run it ({one_line(error)}); "
-            "choose a checkpoint of an architecture that is part of transformers"
-        ) from error
     assert isinstance(config, transformers.PreTrainedConfig), f"AutoConfig gave {type(config).__name__}"
     return config
 
@@ -75,6 +107,27 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys(ends)),
         dtype=values.text("dtype"),
     )
+
+
+def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Check sizes of a config that no checkpoint of such tensors can have, before modules are made by their number.
+
+    Raises:
+        CheckpointError: there are more layers than tensors, or no tensor has the width or the vocabulary's size.
+    """
+    shapes = [info.shape for info in checkpoint.tensors.values()]
+    if config.num_hidden_layers > len(shapes):
+        raise CheckpointError(
+            f"{checkpoint.source}: config.json states {config.num_hidden_layers} layers, and the files hold "
+            f"{len(shapes)} tensors; the files are incomplete or the config is of another model"
+        )
+    sizes = {size for shape in shapes for size in shape}
+    for name, size in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
+        if size not in sizes:
+            raise CheckpointError(
+                f"{checkpoint.source}: config.json states {name}={size}, and no tensor has that many rows or columns; "
+                "the files are incomplete or the config is of another model"
+            )
 
 
 def why_whole(config: "PreTrainedConfig") -> str:

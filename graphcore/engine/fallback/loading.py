@@ -19,7 +19,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device, resolve_dtype
 from graphcore.engine.building import Running
 from graphcore.engine.choices import Choices, choose_context
-from graphcore.engine.fallback.config import model_config_of, read_transformers_config, why_whole
+from graphcore.engine.fallback.config import check_sizes, model_config_of, read_transformers_config, why_whole
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.skeleton import build_skeleton
 from graphcore.engine.fallback.stored_names import match_skeleton
@@ -99,6 +99,7 @@ def open_transformers(
     model = TransformersModel(
         checkpoint, model_config_of(config, checkpoint.folder), read_tokenizer(checkpoint, cache_dir)
     )
+    check_sizes(model.config, checkpoint)
     choices = fallback_choices(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
     loader = match_skeleton(skeleton, checkpoint)

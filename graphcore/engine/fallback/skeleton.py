@@ -12,6 +12,7 @@ Code inside a checkpoint is never run.
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.engine.fallback.computed_buffers import materialise_buffers
-from graphcore.engine.fallback.config import one_line
+from graphcore.engine.fallback.config import one_line, refusing
 from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding, replace_module, table_name
 from graphcore.errors import ConfigError, UnsupportedError, quoted
 
@@ -92,7 +93,8 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
 
     Raises:
         ConfigError: the class has no such attention implementation, or its package is not installed.
-        UnsupportedError: transformers has no language model for the config, or its layers cannot be found.
+        UnsupportedError: transformers has no language model for the config or cannot make it, or its layers cannot be
+            found.
     """
     import transformers
 
@@ -101,12 +103,14 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
             f"{source}: transformers {transformers.__version__} has no plain language model of model_type "
             f"{quoted(config.model_type)}; choose a decoder-only model"
         )
-    model, used = _on_meta(config, attention, dtype, source)
+    with refusing(source):
+        model, used = _on_meta(config, attention, dtype, source)
     model.train(mode=False)
     model.requires_grad_(False)
     _keep_in_float32(model, dtype)
     aliases = untie(model)
-    materialise_buffers(model, source)
+    with refusing(source):
+        materialise_buffers(model, source)
     layers = find_layers(model, config.num_hidden_layers, source)
     head = _slice_head(model, layers, source)
     return Skeleton(model, layers, config.num_hidden_layers, table_name(model), head, aliases, used)
@@ -118,20 +122,22 @@ def _on_meta(
     """Return the model on the meta device and its attention implementation; "auto" is sdpa where the class has it."""
     from transformers import AutoModelForCausalLM
 
-    wanted = ("sdpa", "eager") if attention == "auto" else (attention,)
-    for implementation in wanted:
-        try:
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # as transformers leaves it
-                    deepcopy(config), attn_implementation=implementation, dtype=dtype
-                )
-        except (ValueError, ImportError) as error:
-            refusal = error
-        else:
-            return model, implementation
-    raise ConfigError(
-        f"model.attention={attention} is not possible for {source}: {one_line(refusal)}; use model.attention=auto"
-    ) from refusal
+    def made(implementation: str) -> "PreTrainedModel":
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call, no-any-return]
+                deepcopy(config), attn_implementation=implementation, dtype=dtype
+            )
+
+    if attention == "auto":
+        with suppress(ValueError, ImportError):
+            return made("sdpa"), "sdpa"
+        return made("eager"), "eager"
+    try:
+        return made(attention), attention
+    except (ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.attention={attention} is not possible for {source}: {one_line(error)}; use model.attention=auto"
+        ) from error
 
 
 def _keep_in_float32(model: "PreTrainedModel", dtype: torch.dtype) -> None:

@@ -86,6 +86,44 @@ def test_a_damaged_folder_is_one_clear_error(damage: object, says: str, tmp_path
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "says"),
+    [
+        ("phi3", "num_hidden_layers", 10**9, r"states 1000000000 layers, and the files hold \d+ tensors"),
+        ("phi3", "vocab_size", 10**9, "states vocab_size=1000000000, and no tensor has that many rows"),
+        ("phi3", "hidden_size", 10**9, "states hidden_size=1000000000, and no tensor has that many rows"),
+        ("phi3", "num_attention_heads", 0, r"cannot run it \(ZeroDivisionError"),
+        ("phi3", "hidden_act", "x", r"cannot run it \(KeyError: 'x'\)"),
+        ("phi3", "pad_token_id", 10**9, r"cannot run it \(AssertionError"),
+        ("phi3", "dtype", "x", r"cannot run it \(AttributeError"),
+        ("phi3", "dtype", [], r"cannot run it \(IndexError"),
+        ("gpt_neox", "rope_parameters.rope_type", "x", r"cannot run it \(KeyError: 'x'\)"),
+        ("gpt_neox", "rope_parameters.rope_theta", None, r"cannot run it \(TypeError"),
+        ("gpt_neox", "rope_parameters.partial_rotary_factor", -1, r"cannot run it \(RuntimeError"),
+        (
+            "gpt_neox",
+            "rope_parameters.partial_rotary_factor",
+            1e9,
+            r"would compute 29\.8 GiB for its buffer",
+        ),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_before_memory_is_taken(
+    name: str, setting: str, value: object, says: str, tmp_path: Path
+) -> None:
+    folder = save_fallback(name, tmp_path).folder
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    *parents, leaf = setting.split(".")
+    place = config
+    for parent in parents:
+        place = place[parent]
+    place[leaf] = value
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(GraphcoreError, match=says) as error:
+        Engine.load(folder, device="cpu", overrides=[FALLBACK, "context_length=64"])
+    assert "\n" not in str(error.value)
+
+
 def test_token_ids_that_end_a_generation_come_from_both_config_files(tmp_path: Path) -> None:
     folder = save_fallback("olmo2", tmp_path, eos_token_id=7).folder
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}', encoding="utf-8")
