@@ -201,7 +201,7 @@ def _slice_head(model: "PreTrainedModel", layers: str, source: str) -> str:
     names = [str(name) for name, module in model.named_modules() if module is head and head is not None]
     if not names:
         raise UnsupportedError(f"{source}: {type(model).__name__} does not say which module makes its logits")
-    if type(head) is nn.Linear:
+    if type(head) is nn.Linear and head.weight.numel():  # an empty one fits no file, as `match_skeleton` says
         most = max(layer_matrices_nbytes(layer) for layer in model.get_submodule(layers).children())
         replace_module(model, names[0], SlicedHead(head, most))
     return names[0]

@@ -97,6 +97,7 @@ def test_a_damaged_folder_is_one_clear_error(damage: object, says: str, tmp_path
         ("phi3", "pad_token_id", 10**9, r"cannot run it \(AssertionError"),
         ("phi3", "dtype", "x", r"cannot run it \(AttributeError"),
         ("phi3", "dtype", [], r"cannot run it \(IndexError"),
+        ("opt", "word_embed_proj_dim", 0, r"Missing required tensor: 'model\.decoder\.project_in"),
         ("gpt_neox", "rope_parameters.rope_type", "x", r"cannot run it \(KeyError: 'x'\)"),
         ("gpt_neox", "rope_parameters.rope_theta", None, r"cannot run it \(TypeError"),
         ("gpt_neox", "rope_parameters.partial_rotary_factor", -1, r"cannot run it \(RuntimeError"),
