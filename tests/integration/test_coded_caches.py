@@ -89,7 +89,9 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Wide:
 
 def load(model: TinyModel, graph: str, *overrides: str, dtype: str = "fp32") -> Engine:
     sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
-    return Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
+    engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
+    assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)  # native decode steps, and prompts eager
+    return engine
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -105,18 +107,18 @@ def steps_of(engine: Engine) -> list[Tensor]:
 
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("name", EVERY)
-def test_captured_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: str, wide_model: Wide) -> None:
+def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: str, wide_model: Wide) -> None:
     model, row = wide_model(name), rows_of(seed=1)[1]
     with torch.inference_mode():
         expected = model.reference(torch.tensor([row])).logits[0, 16:].float()
     found = {}
-    for graph in ("captured", "eager"):
+    for graph in ("auto", "eager"):
         with load(model, graph, f"kv_dtype={kv}") as engine:
             caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
             assert all(one.k.dtype is torch.uint8 for one in caches)
             found[graph] = steps_of(engine)
     assert relative(found["eager"][0], expected) < NEAR[kv]
-    for one, other in zip(found["captured"], found["eager"], strict=True):
+    for one, other in zip(found["auto"], found["eager"], strict=True):
         assert relative(one, other) < SAME[kv]
 
 
@@ -128,7 +130,7 @@ def test_pages_of_codes_have_the_bits_of_one_page(
     assert_bits_agree(wide_model(name), monkeypatch, PAGE, *SETTINGS[how], "kv_dtype=q8_0,q5_0")
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("name", EVERY)
 def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, wide_model: Wide) -> None:
     found = []
@@ -164,7 +166,7 @@ def test_a_sequence_is_put_aside_in_codes(wide_model: Wide) -> None:
 
 
 def test_the_plan_counts_the_codes(wide_model: Wide) -> None:
-    with load(wide_model("mistral"), "captured", "kv_dtype=q8_0,q4_0") as engine:
+    with load(wide_model("mistral"), "auto", "kv_dtype=q8_0,q4_0") as engine:
         caches = [one for one in engine.runner.builder.caches if isinstance(one, KVCache)]  # type: ignore[attr-defined]
         held = sum(one.k.nbytes + one.v.nbytes for one in caches) + caches[0].table.nbytes
         assert engine.plan.kv_nbytes == held

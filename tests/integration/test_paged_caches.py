@@ -23,15 +23,15 @@ from graphcore.nn.spec import ModelSpec
 
 CONTEXT, CHUNK, BATCH = 64, 16, 3
 PAGE = 4
-SETTINGS = {
+SETTINGS = {  # graph=auto: native decode steps, and prompts eager
     "eager": ("eager", "fp32"),
     "eager, bf16": ("eager", "bf16"),
-    "captured": ("captured", "fp32"),
-    "captured, bf16, streamed": ("captured", "bf16", "streaming=on"),
+    "native": ("auto", "fp32"),
+    "native, bf16, streamed": ("auto", "bf16", "streaming=on"),
 }
-QUICK = ("mistral", "gemma4", "qwen3_5")  # run in every way by default; the others captured
+QUICK = ("mistral", "gemma4", "qwen3_5")  # run in every way by default; the others native
 CASES = [
-    pytest.param(name, how, marks=() if name in QUICK or how == "captured" else pytest.mark.thorough)
+    pytest.param(name, how, marks=() if name in QUICK or how == "native" else pytest.mark.thorough)
     for name in ARCHITECTURES
     for how in SETTINGS
 ]
@@ -52,6 +52,7 @@ def engine_with_pages(
         patch.setattr(building, "allocate_cache", allocate)
         engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
     with engine:
+        assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
         give_in_random_order(engine.runner.pages)  # type: ignore[attr-defined]  # a runner of programs
         yield engine
 
@@ -91,7 +92,7 @@ def test_pages_have_the_bits_of_a_contiguous_cache(
 
 
 @pytest.mark.parametrize("page", [1, 8])
-@pytest.mark.parametrize(("name", "graph"), [("mistral", "eager"), ("mistral", "captured"), ("gemma4", "eager")])
+@pytest.mark.parametrize(("name", "graph"), [("mistral", "eager"), ("mistral", "auto"), ("gemma4", "eager")])
 def test_pages_may_have_any_size(
     name: str, graph: str, page: int, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

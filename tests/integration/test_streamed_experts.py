@@ -173,8 +173,8 @@ def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12), ("qwen_gguf_q4_0", TOP_K)])
 def test_experts_between_instructions_give_resident_bits(files: Callable[[str], Path], form: str, slots: int) -> None:
-    """A captured engine on the CPU: the decode step is native, of one sequence and of several."""
-    check(files(form), "captured", "bf16", "disk", (slots,))
+    """A decode step is native, of one sequence and of several; prompts run eager."""
+    check(files(form), "auto", "bf16", "disk", (slots,))
 
 
 @pytest.mark.thorough
@@ -200,7 +200,7 @@ def test_every_form_and_source_gives_resident_bits_compiled(
 
 
 @pytest.mark.parametrize(
-    ("graph", "group_size"), [("eager", 3), pytest.param("captured", 1, marks=pytest.mark.thorough), ("captured", 3)]
+    ("graph", "group_size"), [("eager", 3), pytest.param("captured", 1, marks=pytest.mark.thorough), ("auto", 3)]
 )
 def test_a_hundred_tokens_are_the_resident_ones(files: Callable[[str], Path], graph: str, group_size: int) -> None:
     prompt = ids_of()[0, :20].tolist()
