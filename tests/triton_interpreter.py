@@ -5,7 +5,7 @@ Triton 3.6 also makes a Python integer of an array with one axis, which NumPy 2.
 
 Much of a small kernel's time is not its own: each call of a device function looks through all of `tl` for builtins
 that nothing has replaced yet, and each sum of integers is checked for overflow by ten more operations. Here builtins
-are found once, and the check is a few operations of NumPy.
+are found once, a function that a kernel calls finds them replaced, and the check is a few operations of NumPy.
 """
 
 import inspect
@@ -18,6 +18,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 own_patch = interpreter._patch_lang_tensor
+own_replacement = interpreter._patch_lang
 OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
@@ -42,7 +43,20 @@ def mend_interpreter() -> None:
     InterpreterBuilder.cast_impl = MendedBuilder.cast_impl
     interpreter._patch_lang_tensor = patch_tensor
     interpreter._patch_builtin = patch_builtins
+    interpreter._patch_lang = replace_language
     interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = check_overflow
+
+
+def replace_language(function: Any) -> Any:
+    """Replace the builtins that a kernel or a function sees, unless the kernel that calls it has done so."""
+    is_replaced = all(language.static_range.__module__ == interpreter.__name__ for language in languages_of(function))
+    return interpreter._LangPatchScope() if is_replaced else own_replacement(function)
+
+
+@cache
+def languages_of(function: Any) -> list[Any]:
+    """Return the modules of Triton's language that a function can name."""
+    return [value for value in function.__globals__.values() if value is tl or value is tl.core]
 
 
 def patch_tensor(tensor: Any, scope: Any) -> None:

@@ -51,19 +51,19 @@ def case_of(form: str, tokens: int, dtype: torch.dtype) -> Case:
     return packed_case(form, tokens, dtype, *((256, 256) if form == "q4_k" else (32, 32)), experts=6, top_k=3)
 
 
-# The kernel of many rows is cheap in the interpreter, that of few rows takes minutes to unpack: mxfp4 has all rows.
+# In the interpreter the kernel of many rows is cheap, and that of few rows takes up to a minute to unpack its weights.
 CASES = [(form, rows, torch.bfloat16) for form in ("dense", "mxfp4") for rows in (1, 2, 3, 8, 16)]
 CASES += [("dense", 2, dtype) for dtype in (torch.float32, torch.float16)]
 CASES += [("q4_0", 2, torch.float32), ("q4_k", 1, torch.float16)]
 CASES += [(form, 16, torch.bfloat16) for form in ("q4_0", "q4_k")]
-
-
-QUICK = [case for case in CASES if case[0] == "dense" or case[:2] in (("mxfp4", 1), ("mxfp4", 16))]
+MARKS = {
+    **dict.fromkeys([("mxfp4", 2), ("q4_0", 2), ("q4_0", 16), ("q4_k", 16)], (pytest.mark.thorough,)),
+    **dict.fromkeys([("mxfp4", 3), ("mxfp4", 8), ("q4_k", 1)], (pytest.mark.slow,)),
+}
 
 
 @pytest.mark.parametrize(
-    ("form", "tokens", "dtype"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.thorough) for case in CASES],
+    ("form", "tokens", "dtype"), [pytest.param(*case, marks=MARKS.get(case[:2], ())) for case in CASES]
 )
 def test_cached_experts_answer_with_the_bits_of_resident_ones(form: str, tokens: int, dtype: torch.dtype) -> None:
     """Two slots for three choices of a token: some experts are read where they wait."""
