@@ -70,7 +70,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
         ("bitnet", "bitnet", "eager"),
         ("bitnet_i2s.gguf", "bitnet_i2s", "eager"),
         # the folder's form is compiled below
-        pytest.param("bitnet_i2s.gguf", "bitnet_i2s", "compiled", marks=pytest.mark.thorough),
+        pytest.param("bitnet_i2s.gguf", "bitnet_i2s", "compiled", marks=pytest.mark.slow),
     ],
 )
 def test_golden_checkpoints_give_the_golden_logits(path: str, key: str, graph: str) -> None:

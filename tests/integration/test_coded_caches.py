@@ -141,8 +141,9 @@ def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, 
         assert torch.equal(one, other)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["mistral", "gemma4"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mistral", marks=pytest.mark.thorough), pytest.param("gemma4", marks=pytest.mark.slow)]
+)
 def test_compiled_blocks_attend_codes(name: str, wide_model: Wide) -> None:
     found = []
     for graph in ("eager", "compiled"):

@@ -134,10 +134,16 @@ def test_the_largest_error_is_transformers_in_the_median_of_seeds(name: str, tmp
     assert median(most) <= MEAN_FACTOR
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "dtype", "graph"),
-    [*COMPILED, *((name, dtype, "eager") for name in ("qwen3", "gemma3", "gpt2") for dtype in DTYPES)],
+    [
+        *(pytest.param(*case.values, marks=pytest.mark.slow) for case in COMPILED),
+        *(
+            pytest.param(name, dtype, "eager", marks=pytest.mark.thorough)
+            for name in ("qwen3", "gemma3", "gpt2")
+            for dtype in DTYPES
+        ),
+    ],
 )
 def test_token_by_token_errs_no_more_either(name: str, dtype: str, graph: str, tiny_model: Tiny) -> None:
     tiny = tiny_model(name)

@@ -76,10 +76,20 @@ def requests_of(seed: int, count: int) -> list[Request]:
     return [Request.draw(generator) for _ in range(count)]
 
 
+NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4")
+COMPILED_IN_CI = ("llama3", "qwen3_5", "gpt_oss")  # a cache of keys, one with states too, and rings
+
+
+def marks_of(name: str, kind: str) -> tuple[pytest.MarkDecorator, ...]:
+    if kind != "compiled":
+        return ()
+    return (pytest.mark.thorough if name in COMPILED_IN_CI else pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.thorough if kind == "compiled" else ()) for kind in KINDS]
+    ("name", "kind"),
+    [pytest.param(name, kind, marks=marks_of(name, kind)) for name in NAMES for kind in KINDS],
 )
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"])
 def test_an_answer_does_not_depend_on_its_neighbours(name: str, kind: str, tiny_model: Tiny) -> None:
     with load(tiny_model(name), kind) as engine:
         requests = requests_of(5, 14)

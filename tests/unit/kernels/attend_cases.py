@@ -1,6 +1,5 @@
 """Sequences that grow pass by pass, and the attention over them as a plain loop in float64."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -94,28 +93,31 @@ class Sequences:
             for token in range(count):
                 position = int(starts[row]) + token
                 found += list(out[row, token].double())
-                expected += [self.attended(row, position, head, query[row, token, head]) for head in self.heads]
+                expected += list(self.attended(row, position, query[row, token]))
         empty = torch.zeros(0, self.shape.head_dim, dtype=torch.float64)
         return torch.stack(found) if found else empty, torch.stack(expected) if expected else empty
 
-    @property
-    def heads(self) -> range:
-        return range(self.shape.heads)
+    def attended(self, row: int, position: int, query: Tensor) -> Tensor:
+        """Return softmax(capped(scale q . k)) v over the positions that it sees, and the sink if any.
 
-    def attended(self, row: int, position: int, head: int, query: Tensor) -> Tensor:
-        """Return softmax(capped(scale q . k)) v over the positions that it sees, and the sink if any: [E] float64."""
+        Args:
+            query: [H, E].
+
+        Returns:
+            [H, E] float64.
+        """
         first = max(0, position - self.shape.window + 1) if self.shape.window else 0
-        kv_head = head // (self.shape.heads // self.shape.kv_heads)
-        seen = range(first, position + 1)
-        scores = [self.shape.scale * float(query.double() @ self.keys[row][at][kv_head].double()) for at in seen]
-        if self.shape.cap:
-            scores = [self.shape.cap * math.tanh(score / self.shape.cap) for score in scores]
-        sink = [] if self.sinks is None else [float(self.sinks[head].to(self.shape.dtype))]
-        weights = torch.tensor(scores + sink, dtype=torch.float64).softmax(0)[: len(scores)]
-        return sum(
-            (w * self.values[row][at][kv_head].double() for w, at in zip(weights, seen, strict=True)),
-            0.0 * query.double(),
+        of_one_head = self.shape.heads // self.shape.kv_heads
+        keys, values = (
+            torch.stack(entries[row][first : position + 1]).double().repeat_interleave(of_one_head, dim=1)  # [L, H, E]
+            for entries in (self.keys, self.values)
         )
+        scores = self.shape.scale * torch.einsum("he,lhe->hl", query.double(), keys)
+        if self.shape.cap:
+            scores = self.shape.cap * (scores / self.shape.cap).tanh()
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks.to(self.shape.dtype).double().view(-1, 1)), dim=1)
+        return torch.einsum("hl,lhe->he", scores.softmax(1)[:, : len(keys)], values)
 
     def expected_caches(self) -> tuple[Tensor, Tensor]:
         """Return both pools as they must be: position p in slot p mod S, the latest wins, the rest never written."""

@@ -24,8 +24,15 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("window", [0, 9])
-@pytest.mark.parametrize("kinds", KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("kinds", "window"),
+    [
+        pytest.param(kinds, window, marks=() if (at + bool(window)) % 2 else pytest.mark.slow)
+        for at, kinds in enumerate(KINDS)
+        for window in (0, 9)
+    ],
+    ids=str,
+)
 def test_attention_is_that_of_the_codes_in_float64(kinds: tuple[KVType, KVType], window: int) -> None:
     for head_dim, page, heads in ((32, 16, 6), (96, 5, 4)):
         grown = Grown(kinds, head_dim, window, page, heads)
