@@ -45,9 +45,10 @@ settings.register_profile("graphcore", deadline=None, max_examples=examples)
 settings.load_profile("graphcore")
 
 
-# A shell without job control starts what runs in its background with SIGINT ignored, and so all its child processes:
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control starts what runs in its background, and so all child processes, with these two ignored:
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,7 @@ ATTENTION = (
 )
 PRODUCTS = (
     *("packed_products: q4_k", "packed_products: q8_0 linked", "packed_products: mxfp4 q, k, v", "q6_k down"),
-    *("i2_s gate", "q5_0 q, k, v", "product: Llama-3.1-8B linked", "product: Llama-3.1-8B head"),
+    *("i2_s gate", "q5_0 q, k, v", "product: Llama-3.1-8B linked", "8B head", "of two formats"),
     *("experts: summed mxfp4", "linked summed mxfp4", "experts: few q8_0", "experts: many", "silu summed q4_k"),
     *("router in one launch", "slots of gpt-oss, mxfp4 x 8", "slots of Qwen3, q4_k", "experts: router"),
 )
