@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from graphcore.engine.fallback.config import refusing
 from graphcore.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def materialise_buffers(model: "PreTrainedModel", source: str) -> None:
             if nbytes > MOST_NBYTES:
                 raise UnsupportedError(
                     f"{source}: {type(model).__name__} would compute {nbytes / 2**30:.3g} GiB for its buffer "
-                    f"'{joined(name, leaf)}'; a size in config.json is wrong"
+                    f"'{joined(name, leaf)}'; correct the size in config.json that it follows from"
                 )
-        first, second = (_filled(module, leaves, owner, fill) for fill in FILLS)
+        first, second = (_filled(module, leaves, owner, fill, source) for fill in FILLS)
         for leaf in leaves:
             if not torch.equal(first[leaf], second[leaf]):
                 raise UnsupportedError(
@@ -48,13 +49,16 @@ def materialise_buffers(model: "PreTrainedModel", source: str) -> None:
 
 
 @torch.no_grad()
-def _filled(module: nn.Module, leaves: list[str], owner: "PreTrainedModel", fill: int) -> dict[str, Tensor]:
+def _filled(
+    module: nn.Module, leaves: list[str], owner: "PreTrainedModel", fill: int, source: str
+) -> dict[str, Tensor]:
     """Return the buffers as the class writes them, over memory filled with the byte `fill`."""
     for leaf in leaves:
         buffer = module.get_buffer(leaf)
         module._buffers[leaf] = torch.full(buffer.shape, fill, dtype=buffer.dtype)
     # The module's parameters are on the meta device, so that nothing is drawn for them.
-    owner._init_weights(module)  # type: ignore[no-untyped-call]  # as transformers leaves it
+    with refusing(source):
+        owner._init_weights(module)  # type: ignore[no-untyped-call]  # as transformers leaves it
     return {leaf: module.get_buffer(leaf) for leaf in leaves}
 
 

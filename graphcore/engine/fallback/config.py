@@ -18,7 +18,7 @@ GENERATION = "generation_config.json"
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-CONFIG_ERRORS = (
+CONFIG_ERRORS = (  # errors of transformers' classes over settings that mean nothing; it checks few of them
     ArithmeticError,
     AssertionError,
     AttributeError,

@@ -109,8 +109,7 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
     model.requires_grad_(False)
     _keep_in_float32(model, dtype)
     aliases = untie(model)
-    with refusing(source):
-        materialise_buffers(model, source)
+    materialise_buffers(model, source)
     layers = find_layers(model, config.num_hidden_layers, source)
     head = _slice_head(model, layers, source)
     return Skeleton(model, layers, config.num_hidden_layers, table_name(model), head, aliases, used)

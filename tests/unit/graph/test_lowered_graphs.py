@@ -45,6 +45,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[str]
 
 
 def lower(folder: Path, models: Sequence[str]) -> Path:
+    """Write what Inductor makes of some models into a folder and return it."""
     if find_cpp_compiler() is None:
         pytest.skip("Inductor's code for the CPU and the stand-in for a GPU need a C++ compiler")
     devices = [device for device in DEVICES if (golden_folder() / device).is_dir()]

@@ -1,4 +1,4 @@
-"""Sequences that grow pass by pass, and the attention over them as a plain loop in float64."""
+"""Sequences that grow pass by pass, and the attention over them in float64, one query at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class Sequences:
         return x.to(self.shape.dtype)
 
     def run(self, attend: Implementation, counts: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
-        """Append counts[b] tokens to each row; return what `attend` says and what the loop says, real tokens only."""
+        """Append counts[b] tokens to each row; return what `attend` and what `attended` say, real tokens only."""
         tokens = max(1, *counts) + padding
         query = self.randn(tokens, self.shape.heads)
         key, value = self.randn(tokens, self.shape.kv_heads), self.randn(tokens, self.shape.kv_heads)
@@ -107,9 +107,9 @@ class Sequences:
             [H, E] float64.
         """
         first = max(0, position - self.shape.window + 1) if self.shape.window else 0
-        of_one_head = self.shape.heads // self.shape.kv_heads
+        group = self.shape.heads // self.shape.kv_heads
         keys, values = (
-            torch.stack(entries[row][first : position + 1]).double().repeat_interleave(of_one_head, dim=1)  # [L, H, E]
+            torch.stack(entries[row][first : position + 1]).double().repeat_interleave(group, dim=1)  # [L, H, E]
             for entries in (self.keys, self.values)
         )
         scores = self.shape.scale * torch.einsum("he,lhe->hl", query.double(), keys)

@@ -1,4 +1,4 @@
-"""All implementations of attention over a static cache, against a loop over positions in float64."""
+"""All implementations of attention over a static cache, against float64, one query at a time."""
 
 from dataclasses import replace
 
