@@ -83,20 +83,20 @@ class RandomCheckpoint(Checkpoint):
         info = self.find(name)
         shape = info.shape
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=torch.bfloat16)
+            return torch.ones(shape, dtype=torch.bfloat16, device="cpu")
         if name.endswith("bias"):
-            return torch.zeros(shape, dtype=torch.bfloat16)
+            return torch.zeros(shape, dtype=torch.bfloat16, device="cpu")
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         if name.endswith(".rate"):  # a positive one would let the state of a delta rule grow without end
-            return torch.empty(shape, dtype=torch.bfloat16).uniform_(-1.0, -0.01, generator=generator)
+            return torch.empty(shape, dtype=torch.bfloat16, device="cpu").uniform_(-1.0, -0.01, generator=generator)
         if self.pools is not None and len(shape) > 1:
             return self._picked(info, generator)
         if info.encoding == MXFP4.name:
             return _random_blocks(info.nbytes, generator)
         if info.encoding == I2_S.name:
             return _random_ternary(shape, generator)
-        tensor = torch.empty(shape, dtype=torch.bfloat16)
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device="cpu")
         return tensor.normal_(0.0, STANDARD_DEVIATION, generator=generator)
 
     def _picked(self, info: TensorInfo, generator: torch.Generator) -> torch.Tensor:
@@ -131,7 +131,7 @@ def _info(name: str, shape: tuple[int, ...], encoding: str) -> TensorInfo:
 
 def _random_blocks(nbytes: int, generator: torch.Generator) -> torch.Tensor:
     """Return random mxfp4 blocks with similar scales: [nbytes] uint8."""
-    blocks = torch.empty(nbytes, dtype=torch.uint8).random_(0, 256, generator=generator)
+    blocks = torch.empty(nbytes, dtype=torch.uint8, device="cpu").random_(0, 256, generator=generator)
     exponents = blocks.view(-1, MXFP4.block_nbytes)[:, 0]
     exponents.random_(*EXPONENTS, generator=generator)
     return blocks
@@ -154,7 +154,9 @@ def draw_pool(encoding: str, seed: int) -> Tensor:
     if one.has_tensor_scale:
         return ternary_bytes(POOL * one.block_nbytes, generator).view(POOL, one.block_nbytes)
     elements = DENSE if one.is_dense else one.block_elements
-    weights = torch.empty(POOL, elements).normal_(0.0, STANDARD_DEVIATION, generator=generator)
+    weights = torch.empty(POOL, elements, dtype=torch.float32, device="cpu").normal_(
+        0.0, STANDARD_DEVIATION, generator=generator
+    )
     return one.quantize(weights).view(POOL, -1)
 
 
@@ -163,13 +165,13 @@ def pick_blocks(pool: Tensor, encoding: str, shape: Sequence[int], generator: to
     one = FORMATS[encoding]
     nbytes = one.nbytes(shape) - one.tail_nbytes
     count = -(-nbytes // pool.shape[1])
-    places = torch.randint(len(pool), (count,), generator=generator, dtype=torch.int32)
+    places = torch.randint(len(pool), (count,), generator=generator, dtype=torch.int32, device="cpu")
     picked = pool.index_select(0, places).view(-1)[:nbytes]
     return one.join_rows(picked, TERNARY_SCALE)
 
 
 def ternary_bytes(nbytes: int, generator: torch.Generator) -> Tensor:
     """Return random bytes that each hold four codes of 0, 1 or 2: [nbytes] uint8; 81 values are possible."""
-    code = torch.arange(3, dtype=torch.uint8)
+    code = torch.arange(3, dtype=torch.uint8, device="cpu")
     bytes_of_codes = torch.cartesian_prod(code << 6, code << 4, code << 2, code).sum(1, dtype=torch.uint8)  # [81]
-    return bytes_of_codes[torch.randint(0, 81, (nbytes,), generator=generator)]
+    return bytes_of_codes[torch.randint(0, 81, (nbytes,), generator=generator, dtype=torch.int64, device="cpu")]

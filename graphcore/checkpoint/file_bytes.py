@@ -116,7 +116,7 @@ def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> torch.Tens
         CheckpointNotFoundError: the file is gone.
         CheckpointError: the file ends before the span does, or has changed.
     """
-    raw = torch.empty(span.nbytes, dtype=torch.uint8)
+    raw = torch.empty(span.nbytes, dtype=torch.uint8, device="cpu")
     space = raw.numpy().data
     done = 0
     with explained(span.file), span.file.open("rb", buffering=0) as stream:

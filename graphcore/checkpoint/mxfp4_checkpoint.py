@@ -101,7 +101,7 @@ def ggml_bytes(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         The bytes of the mxfp4 blocks, [nbytes] uint8, 17 bytes for each.
     """
     half = MXFP4.block_elements // 4
-    out = torch.empty(*scales.shape, MXFP4.block_nbytes, dtype=torch.uint8)
+    out = torch.empty(*scales.shape, MXFP4.block_nbytes, dtype=torch.uint8, device="cpu")
     first, second = blocks[..., :half], blocks[..., half:]  # elements 0 .. 15 and 16 .. 31
     out[..., 0] = scales
     out[..., 1::2] = (first & 15) | (second << 4)  # even elements j, and j + 16

@@ -59,7 +59,7 @@ class AsideFile:
         return KeptSequence(self.tokens, parts)
 
     def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         left = bytes_of(tensor)
         while left:
             count = self._file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it

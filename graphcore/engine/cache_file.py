@@ -44,7 +44,10 @@ def write_cache(path: Path, copy: PromptCopy, copies: PromptCopies, conditions: 
         ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
     """
     header = header_of(copies.layout(copy.shape), copy.shape, conditions)
-    tensors = [torch.tensor(copy.ids, dtype=ID_DTYPE), *(tensor.contiguous() for part in copy.parts for tensor in part)]
+    tensors = [
+        torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu"),
+        *(tensor.contiguous() for part in copy.parts for tensor in part),
+    ]
     digest = hashlib.sha256()
     try:
         check_replaceable(path)
@@ -121,8 +124,8 @@ def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) 
         size = len(header) + shape.tokens * ID_DTYPE.itemsize + nbytes + digest.digest_size
         if found != size:
             raise damaged(path, f"it has {found} bytes, not {size}")
-        tensors = [torch.empty(shape.tokens, dtype=ID_DTYPE)]
-        tensors += [torch.empty(sizes, dtype=dtype) for dtype, sizes in layout.values()]
+        tensors = [torch.empty(shape.tokens, dtype=ID_DTYPE, device="cpu")]
+        tensors += [torch.empty(sizes, dtype=dtype, device="cpu") for dtype, sizes in layout.values()]
         for tensor in tensors:
             _fill(file, tensor, path)
             digest.update(bytes_of(tensor))

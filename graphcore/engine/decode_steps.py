@@ -56,7 +56,7 @@ class Readback:
     def __init__(self, source: Tensor, most: int) -> None:
         self._source = source
         is_pinned = source.device.type == "cuda"
-        places = torch.empty(most, *source.shape, dtype=source.dtype, pin_memory=is_pinned)
+        places = torch.empty(most, *source.shape, dtype=source.dtype, pin_memory=is_pinned, device="cpu")
         self._places = places.unbind(0)
         self._values = [place.numpy() for place in self._places]  # the same memory
         self._marks = [torch.cuda.Event() for _ in range(most)]  # type: ignore[no-untyped-call]

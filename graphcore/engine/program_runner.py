@@ -138,7 +138,7 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
-        logits = torch.empty(len(rows), len(rows[0]), self.sizes.vocab)
+        logits = torch.empty(len(rows), len(rows[0]), self.sizes.vocab, dtype=torch.float32, device="cpu")
         for found in self._run_blocks(rows):
             projected = self._project([state.hidden for _, state in found])
             for (piece, _), part in zip(found, projected, strict=True):
@@ -187,7 +187,7 @@ class ProgramRunner(ModelRunner):
                 pairs = list(zip(programs, steps, strict=True))
                 run_together([Program(program.state, [step]) for program, step in pairs], self.policy)
                 if index == len(layers):
-                    layers.append(torch.empty(shape, dtype=programs[0].state.hidden.dtype))
+                    layers.append(torch.empty(shape, dtype=programs[0].state.hidden.dtype, device="cpu"))
                 for piece, program in zip(pieces, programs, strict=True):
                     layers[index][piece.row, piece.begin : piece.end] = program.state.hidden[0]
             for program in programs:

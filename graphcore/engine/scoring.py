@@ -58,7 +58,9 @@ def token_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int, pa
 
 def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses of slices of the sequence, in order."""
-    targets = torch.tensor(token_ids[1:], device=runner.device)  # [T - 1], by the position that predicts
+    targets = torch.tensor(
+        token_ids[1:], device=runner.device, dtype=torch.int64
+    )  # [T - 1], by the position that predicts
     room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
     most = max(2, room // runner.builder.decoder.spec.vocab)
     pieces: list[Tensor] = []
@@ -78,7 +80,7 @@ def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int)
 def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
     runner.sizes.check_context(len(token_ids) - 1)
-    targets = torch.tensor(token_ids, device=runner.device)
+    targets = torch.tensor(token_ids, device=runner.device, dtype=torch.int64)
     pieces: list[Tensor] = []
     for position, token_id in enumerate(token_ids[:-1]):
         runner.reserve(0, position, position + 1)

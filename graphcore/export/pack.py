@@ -171,14 +171,19 @@ class Packer:
     def _packed(self, entry: TensorEntry) -> tuple[torch.Tensor, float]:
         """Return a tensor's bytes, [nbytes] uint8, and its relative error."""
         if entry.name == ROPE_FREQS:
-            divisors = torch.tensor(rope_divisors(self.model.spec), dtype=torch.float32)
+            divisors = torch.tensor(rope_divisors(self.model.spec), dtype=torch.float32, device="cpu")
             return divisors.view(torch.uint8), 0.0
         checkpoint = self.model.checkpoint
         if self.is_gguf and checkpoint.tensors[entry.name].encoding == entry.encoding:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
         if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
             return self._moved_rows(self._members[entry.name][0].name), 0.0
-        one, raw, error, at = FORMATS[entry.encoding], torch.empty(entry.nbytes, dtype=torch.uint8), SquaredError(), 0
+        one, raw, error, at = (
+            FORMATS[entry.encoding],
+            torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu"),
+            SquaredError(),
+            0,
+        )
         try:
             for dense in self._dense_parts(entry):
                 part = one.quantize(dense)

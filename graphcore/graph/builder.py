@@ -197,7 +197,7 @@ class GraphBuilder:
 
     def _state(self, batch: int) -> StepState:
         state = StepState.empty(batch, 1, self.device)
-        state.logits = torch.zeros(batch, self.decoder.spec.vocab, device=self.device)
+        state.logits = torch.zeros(batch, self.decoder.spec.vocab, device=self.device, dtype=torch.float32)
         return state
 
     def _head_steps(self, state: StepState, tokens: int | None, takes_all: bool = False) -> list[Step]:

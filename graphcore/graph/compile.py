@@ -134,7 +134,7 @@ def load_compiler(device: torch.device) -> None:
     the processor's vector instructions with the C++ compiler, which took most of a minute (docs/numbers.md).
     """
     with torch.inference_mode(), suppress(RuntimeError, OSError):
-        compile_whole(_increment, "increment")(torch.zeros(64, device=device))
+        compile_whole(_increment, "increment")(torch.zeros(64, device=device, dtype=torch.float32))
 
 
 def _increment(x: torch.Tensor) -> torch.Tensor:

@@ -46,10 +46,14 @@ class Handover:
             tables: rope tables, [P, 2, E/2] each.
         """
         hidden = torch.zeros(batch, 1, spec.dim, dtype=RESIDUAL_DTYPE, device=device)
-        ropes = tuple(torch.zeros(batch, 1, *table.shape[1:], device=device) for table in tables)
+        ropes = tuple(torch.zeros(batch, 1, *table.shape[1:], device=device, dtype=torch.float32) for table in tables)
         if spec.per_layer is None:
             return cls(hidden, ropes)
-        return cls(hidden, ropes, torch.zeros(len(spec.blocks), batch, 1, spec.per_layer.width, device=device))
+        return cls(
+            hidden,
+            ropes,
+            torch.zeros(len(spec.blocks), batch, 1, spec.per_layer.width, device=device, dtype=torch.float32),
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

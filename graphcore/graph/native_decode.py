@@ -70,7 +70,9 @@ class NativeStep:
         with closing(self.fetcher.waves(choice.layer, list(dict.fromkeys(asked)))) as waves:
             for places in waves:
                 missing.difference_update(expert for expert in asked if places[expert] >= 0)
-                choice.places.view(-1).copy_(torch.tensor([places[expert] for expert in chosen]))
+                choice.places.view(-1).copy_(
+                    torch.tensor([places[expert] for expert in chosen], dtype=torch.int64, device="cpu")
+                )
                 choice.is_last.fill_(not missing)
                 self.program.run(choice.begin, EXPERT_INSTRUCTIONS)
 

@@ -56,8 +56,8 @@ class StepState:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        nothing = torch.empty(0, device=device)
-        span, in_order = Span(zeros(batch), zeros(batch)), torch.arange(batch, device=device)
+        nothing = torch.empty(0, device=device, dtype=torch.float32)
+        span, in_order = Span(zeros(batch), zeros(batch)), torch.arange(batch, device=device, dtype=torch.int64)
         return cls(zeros(batch, tokens), span, (), nothing, nothing, zeros(batch), in_order)
 
     def put_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class StepState:
         """
         if self._are_rows_named:
             self._are_rows_named = False
-            self.sequences.copy_(torch.arange(len(self.sequences)))
+            self.sequences.copy_(torch.arange(len(self.sequences), dtype=torch.int64, device="cpu"))
         idle = len(self.token_ids) - len(rows)
         tokens = max(map(len, rows))
         begins, counts = [*starts, *[0] * idle], [*map(len, rows), *[0] * idle]
@@ -150,4 +150,4 @@ def on_device(
 ) -> Tensor:
     """Return numbers as a tensor on a device; the host does not wait for work that a GPU has still to do."""
     is_gpu = device.type == "cuda"  # a copy from memory that is not locked would wait for the whole stream
-    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu).to(device, non_blocking=is_gpu)
+    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu, device="cpu").to(device, non_blocking=is_gpu)

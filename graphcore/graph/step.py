@@ -203,7 +203,7 @@ class FetchedBlock:
         with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
             for places in waves:
                 found = experts(routed.fed, chosen, places)
-                is_here = torch.tensor(places, device=chosen.device)[chosen] >= 0
+                is_here = torch.tensor(places, device=chosen.device, dtype=torch.int64)[chosen] >= 0
                 answers = found if answers is None else torch.where(is_here[..., None], found, answers)
         return experts(routed.fed, chosen) if answers is None else answers  # no expert was chosen
 
@@ -263,7 +263,7 @@ class HeadStep:
             state.logits[:, :, self.rows.start : self.rows.stop] = self._of_all(state.hidden)
             return
         last = (state.span.counts - 1).clamp(min=0)
-        rows = torch.arange(len(last), device=last.device)
+        rows = torch.arange(len(last), device=last.device, dtype=torch.int64)
         state.logits[:, self.rows.start : self.rows.stop] = self.run(self.head, state.hidden[rows, last])
 
     def _of_all(self, hidden: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ class ChoosingRows:
 
     def warm_up(self, phase: str) -> None:
         """Load the kernels that choose a first token in the way of a phase."""
-        self._one.logits = torch.zeros(1, self._vocab, device=self._device)
+        self._one.logits = torch.zeros(1, self._vocab, device=self._device, dtype=torch.float32)
         self._one.span.counts.zero_()
         self._step(phase).replay()
 

@@ -143,7 +143,7 @@ def masked_attend(
 
 def kept_of_pass(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
     """Return the entries of a pass's tokens that are in the cache already; padding repeats the last real one."""
-    span = torch.arange(tokens, device=starts.device)
+    span = torch.arange(tokens, device=starts.device, dtype=torch.int64)
     last = (counts - 1).clamp(min=0)
     pages, places = _places(starts[:, None] + torch.minimum(span, last[:, None]), table, caches[0].shape[2])  # [B, T]
     return [kept_at(cache, pages, places) for cache in caches]
@@ -154,10 +154,10 @@ def _visible(tokens: int, slots: int, starts: Tensor, counts: Tensor, window: in
 
     An empty slot may hold NaN from an earlier sequence, and 0 * NaN is NaN.
     """
-    offsets = torch.arange(tokens, device=starts.device)
+    offsets = torch.arange(tokens, device=starts.device, dtype=torch.int64)
     queries = starts[:, None] + offsets  # [B, T] positions
     # slot j holds the largest position p < start with p mod S = j
-    slot = torch.arange(slots, device=starts.device)
+    slot = torch.arange(slots, device=starts.device, dtype=torch.int64)
     held = starts[:, None] - 1 - (starts[:, None] - 1 - slot).remainder(slots)  # [B, S], negative where empty
     new = torch.where(offsets < counts[:, None], queries, torch.iinfo(torch.int64).max)  # padding is never visible
     positions = torch.cat((held, new), dim=1)[:, None, :]  # [B, 1, L]
@@ -210,12 +210,12 @@ def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts:
     """
     page, (batch, tokens) = caches[0].shape[2], kept[0].shape[:2]
     slots = page * table.shape[1]
-    offsets = torch.arange(tokens, device=starts.device)[None, :]
+    offsets = torch.arange(tokens, device=starts.device, dtype=torch.int64)[None, :]
     last = (counts - 1).clamp(min=0)[:, None]
     is_written = (offsets < counts[:, None]) & (offsets >= counts[:, None] - slots)
     chosen = torch.where(is_written, offsets, last)  # [B, T]
     pages, places = _places(starts[:, None] + chosen, table, page)
-    rows = torch.arange(batch, device=starts.device)[:, None]
+    rows = torch.arange(batch, device=starts.device, dtype=torch.int64)[:, None]
     is_real = counts > 0  # [B]
     for cache, new in zip(caches, kept, strict=True):
         old = kept_at(cache, pages, places)  # [B, T, K, entry]

@@ -47,7 +47,10 @@ def measure_device_bandwidth(device: torch.device, nbytes: int = DEVICE_NBYTES, 
     """
     free = torch.cuda.mem_get_info(device)[0]
     count = min(nbytes, free // FREE_SHARE) // 4
-    source, out = torch.ones(count, device=device), torch.empty(count, device=device)
+    source, out = (
+        torch.ones(count, device=device, dtype=torch.float32),
+        torch.empty(count, device=device, dtype=torch.float32),
+    )
     read = fastest_seconds(lambda: source.sum(), repeats)
     copied = fastest_seconds(lambda: out.copy_(source), repeats)
     return DeviceBandwidth(source.nbytes / read, 2 * source.nbytes / copied, source.nbytes)
@@ -112,7 +115,7 @@ def measure_read_bandwidth(
 
 def read_buffer(nbytes: int, library: Path | None, repeats: int) -> ReadBandwidth:
     """Return how fast a buffer of that many bytes, a multiple of 64, is read on the CPU."""
-    buffer = torch.ones(nbytes // 4)
+    buffer = torch.ones(nbytes // 4, dtype=torch.float32, device="cpu")
     readers: dict[str, Callable[[], object]] = {"torch": lambda: buffer.sum().item()}
     if library is not None:
         readers["native"] = lambda: native_sum(buffer, library)

@@ -88,7 +88,7 @@ def _attend_token(
 def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
     """Return the vectors of positions begin .. end - 1 of a sequence, [K, L, E], in their order."""
     page = cache.shape[2]
-    blocks = torch.arange(begin // page, -(-end // page)) % len(pages)
+    blocks = torch.arange(begin // page, -(-end // page), dtype=torch.int64, device="cpu") % len(pages)
     whole = heads_of(kept_at(cache, pages[blocks]), dtype).transpose(0, 1).flatten(1, 2)  # [K, these pages' slots, E]
     first = begin // page * page
     return whole[:, begin - first : end - first]
@@ -96,7 +96,7 @@ def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype
 
 def _write(kept: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
     """Write entries [L, K, entry] at the positions of a sequence from `start` on, no more than it has slots."""
-    positions, page = torch.arange(start, start + len(kept)), cache.shape[2]
+    positions, page = torch.arange(start, start + len(kept), dtype=torch.int64, device="cpu"), cache.shape[2]
     put_entries(cache, pages[positions // page % len(pages)], positions % page, kept)
 
 
@@ -140,7 +140,7 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, sco
     tokens, window = query.shape[0], scoring.window
     rows = query.reshape(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [K, H/K, T, E]
     out = torch.empty_like(query)
-    positions = torch.arange(live)
+    positions = torch.arange(live, dtype=torch.int64, device="cpu")
     for begin in range(0, tokens, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, tokens)
         seen = slice(max(0, offset + begin - window + 1) if window else 0, offset + end)

@@ -61,7 +61,7 @@ def run_experts(
         places: place of each of the X experts; -1 if it is missing.
         packings: packings of one expert's gate, up and down.
     """
-    flat, where = chosen.flatten(), torch.tensor(places, dtype=torch.int32)
+    flat, where = chosen.flatten(), torch.tensor(places, dtype=torch.int32, device="cpu")
     has_answer = (flat >= 0) & (where[flat.clamp(min=0)] >= 0)
     num_answers = int(has_answer.sum())
     out = x.new_empty if num_answers == len(flat) else x.new_zeros

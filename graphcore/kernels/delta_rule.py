@@ -41,7 +41,7 @@ def short_convolution(
     """
     tokens, width = x.shape[1], weight.shape[1]
     inputs = torch.cat((_wide(state).transpose(1, 2), _wide(x)), dim=1)  # [B, W-1+T, C]
-    total = torch.zeros((), device=x.device)
+    total = torch.zeros((), device=x.device, dtype=torch.float32)
     for tap in range(width):
         total = total + inputs[:, tap : tap + tokens] * weight[:, tap]
     y = silu(total if bias is None else total + bias)
@@ -53,7 +53,9 @@ def _last_inputs(inputs: Tensor, kept: int, counts: Tensor | None) -> Tensor:
     """Return the last inputs up to each sequence's last real token: [B, kept, C]."""
     if counts is None:
         return inputs[:, inputs.shape[1] - kept :]
-    places = counts[:, None] + torch.arange(kept, device=counts.device)  # [B, kept]; the state's inputs come first
+    places = counts[:, None] + torch.arange(
+        kept, device=counts.device, dtype=torch.int64
+    )  # [B, kept]; the state's inputs come first
     return inputs.gather(1, places[:, :, None].expand(-1, -1, inputs.shape[2]))
 
 
@@ -179,7 +181,7 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: 
 
 def _is_real(tokens: int, counts: Tensor) -> Tensor:
     """Return which tokens are not padding: [B, T, 1]."""
-    return (torch.arange(tokens, device=counts.device) < counts[:, None])[:, :, None]
+    return (torch.arange(tokens, device=counts.device, dtype=torch.int64) < counts[:, None])[:, :, None]
 
 
 def _wide(x: Tensor) -> Tensor:

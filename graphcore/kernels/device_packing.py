@@ -70,7 +70,9 @@ class DevicePacking(DeviceForm, Packing):
         """Write the tensor's scale after the rows."""
         if not self.can_split:
             out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8).to(out.device)
+            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = (
+                torch.tensor([scale], dtype=torch.float32, device="cpu").view(torch.uint8).to(out.device)
+            )
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix, bit-exact with the format."""
@@ -141,7 +143,7 @@ def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, d
 
 
 def _matrix_cpu(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return _rows_cpu(torch.arange(rows), packed, name, rows, columns, dtype)
+    return _rows_cpu(torch.arange(rows, dtype=torch.int64, device="cpu"), packed, name, rows, columns, dtype)
 
 
 def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:

@@ -105,7 +105,7 @@ class DrawKernel:
 
     def __init__(self, library: str, threads: int) -> None:
         self._library, self._threads = open_library(library), threads
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
         """Return each row's token, as `choose_tokens`; logits: [V] float32 of each row, contiguous, on the CPU."""
@@ -113,7 +113,7 @@ class DrawKernel:
         threads = 1 if count == 1 else self._threads
         nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
         if len(self._scratch) < nbytes:
-            self._scratch = torch.empty(nbytes, dtype=torch.uint8)  # torch aligns to 64 bytes
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
         rows = (_Row * count)(*map(_row, logits, draws))
         self._library.graphcore_draw(threads, ctypes.byref(rows), count, vocab, self._scratch.data_ptr())
         if any(row.num_bad for row in rows):
@@ -210,7 +210,7 @@ def weight_of(x: Tensor) -> Tensor:
 def noise(seed: int, position: int, vocab: int, device: torch.device | None = None) -> Tensor:
     """Return the noise of all tokens, [V] float32."""
     blocks = -(-vocab // (LANES * WORDS))
-    counters = torch.arange(blocks * LANES, device=device)
+    counters = torch.arange(blocks * LANES, device=device, dtype=torch.int64)
     zeros = torch.zeros_like(counters)
     words = philox(seed, (counters, zeros + (position & LOW), zeros + (position >> 32 & LOW), zeros))
     in_order = torch.stack([word.view(blocks, LANES) for word in words], dim=1)  # [blocks, WORDS, LANES]

@@ -132,7 +132,7 @@ def take_one_by_one(
         for source, target in zip(waiting, slots, strict=True):
             target[slot].copy_(source[expert])
     counts = 1, len(wanted) - len(missing), len(loads), len(missing) - len(loads)
-    tallies += torch.tensor(counts, device=tallies.device)
+    tallies += torch.tensor(counts, device=tallies.device, dtype=torch.int64)
     last_use[wanted] = tallies[CALLS]
 
 

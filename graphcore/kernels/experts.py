@@ -156,7 +156,7 @@ def _gathered(
 ) -> Tensor:
     """Copy each token's chosen weights: a few tokens need only a few experts."""
     flat = chosen.flatten()  # [N C]
-    at = flat if places is None else torch.tensor(places, device=x.device)[flat]
+    at = flat if places is None else torch.tensor(places, device=x.device, dtype=torch.int64)[flat]
     nobody = (flat < 0) | (at < 0)
     flat, at = flat.clamp(min=0), at.clamp(min=0)
     rows = x.repeat_interleave(chosen.shape[1], dim=0)  # [N C, D]

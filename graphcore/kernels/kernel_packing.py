@@ -67,7 +67,7 @@ class KernelPacking(Packing):
 
     def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
         """Return the matrix in the kernels' form; `threads` is torch's number if None."""
-        packed = torch.empty(self.nbytes, dtype=torch.uint8)
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
         self.pack_rows(rows, 0, packed, threads=threads)
         self.write_scale(packed, scale)
@@ -98,7 +98,9 @@ class KernelPacking(Packing):
         """Write the tensor's scale after the rows."""
         if not self.can_split:
             out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale]).view(torch.uint8)
+            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale], dtype=torch.float32, device="cpu").view(
+                torch.uint8
+            )
 
     def offset(self, row: int) -> int:
         """Return the offset in bytes of a row's group."""
@@ -125,7 +127,7 @@ class KernelPacking(Packing):
         matrix = self.matrix(packed)
         matrix.rows = end - begin
         matrix.bytes += self.offset(begin)
-        dense = torch.empty(matrix.rows, self.columns, dtype=dtype)
+        dense = torch.empty(matrix.rows, self.columns, dtype=dtype, device="cpu")
         library = open_library(self.library)
         library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
         return dense
@@ -229,7 +231,7 @@ def _rows_cpu(
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
     ids = ids.contiguous()
-    dense = torch.empty((*ids.shape, columns), dtype=dtype)
+    dense = torch.empty((*ids.shape, columns), dtype=dtype, device="cpu")
     matrix = packing.matrix(packed)
     open_library(library).graphcore_rows(
         ctypes.byref(matrix), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()

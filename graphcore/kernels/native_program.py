@@ -61,8 +61,8 @@ class NativeProgram:
 
     library: str
     threads: int
-    counts: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64))
-    sequences: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    counts: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.int64, device="cpu"))
+    sequences: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64, device="cpu"))
     kept: list[object] = field(default_factory=list)
     nbytes: int = 0
     arguments: list[ctypes.Structure] = field(default_factory=list)
@@ -115,7 +115,7 @@ class NativeProgram:
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a new tensor that lives as long as the program."""
-        return self.own(torch.zeros(shape, dtype=dtype))
+        return self.own(torch.zeros(shape, dtype=dtype, device="cpu"))
 
     def buffer(self, size: int) -> Tensor:
         """Return a new buffer, [B, size] float32, that lives as long as the program."""
@@ -190,7 +190,7 @@ class NativeProgram:
         self._table = (Instruction * len(self.arguments))(
             *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)
         )
-        memory = torch.zeros(self.scratch_nbytes, dtype=torch.uint8)
+        memory = torch.zeros(self.scratch_nbytes, dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % ALIGNMENT
         self._scratch = memory[start:]
         self._sizes = self._thread_nbytes()

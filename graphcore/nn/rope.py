@@ -26,7 +26,7 @@ from graphcore.nn.rope_spec import (
 def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     """Return the angle of each pair per position: [R/2] float32, radians."""
     width = spec.width or head_dim
-    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
     plain = 1.0 / spec.theta**exponents
     match spec.scaling:
         case None:
@@ -34,11 +34,13 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
         case LinearScaling(factor):
             return plain / factor
         case DivisorScaling(divisors):
-            return plain / torch.tensor(divisors, dtype=torch.float32)
+            return plain / torch.tensor(divisors, dtype=torch.float32, device="cpu")
         case Llama3Scaling():
             return _llama3_frequencies(plain, spec.scaling)
         case ProportionalScaling(share, factor):
-            return plain / factor * (torch.arange(len(plain)) < int(share * width // 2))
+            return (
+                plain / factor * (torch.arange(len(plain), dtype=torch.int64, device="cpu") < int(share * width // 2))
+            )
         case YarnScaling():
             return _yarn_frequencies(plain, spec.theta, spec.scaling)
 
@@ -69,13 +71,15 @@ def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tens
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * pairs - 1)
     width = last - first or 0.001
-    divided = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
+    divided = ((torch.arange(pairs, dtype=torch.float32, device="cpu") - first) / width).clamp(0, 1)
     return plain / scaling.factor * divided + plain * (1 - divided)
 
 
 def rope_table(spec: RopeSpec, head_dim: int, positions: int) -> Tensor:
     """Return cosines and sines of positions 0 .. P-1: [P, 2, R/2] float32 (index 0 cos, 1 sin)."""
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(spec, head_dim)  # [P, R/2]
+    angles = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] * rope_frequencies(
+        spec, head_dim
+    )  # [P, R/2]
     table = torch.stack((angles.cos(), angles.sin()), dim=1)
     return table * spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else table
 

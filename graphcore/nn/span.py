@@ -26,10 +26,10 @@ class Span(NamedTuple):
         Padding repeats the last position in use, or 0 where there is none, so that a full context never indexes past
         the end of a table.
         """
-        offsets = torch.arange(tokens, device=self.starts.device)
+        offsets = torch.arange(tokens, device=self.starts.device, dtype=torch.int64)
         last = self.counts - 1  # -1 for a sequence without tokens: the position before its start
         return (self.starts[:, None] + torch.minimum(offsets[None, :], last[:, None])).clamp(min=0)
 
     def is_real(self, tokens: int) -> Tensor:
         """Return which of the pass's tokens are real: [B, T] bool."""
-        return torch.arange(tokens, device=self.counts.device)[None, :] < self.counts[:, None]
+        return torch.arange(tokens, device=self.counts.device, dtype=torch.int64)[None, :] < self.counts[:, None]

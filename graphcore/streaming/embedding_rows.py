@@ -48,7 +48,7 @@ class FileRows:
             CheckpointError: the file changed, or cannot be read.
         """
         distinct, places = torch.unique(token_ids.cpu(), return_inverse=True)
-        rows = torch.empty(len(distinct), self.dim, dtype=self.dtype)
+        rows = torch.empty(len(distinct), self.dim, dtype=self.dtype, device="cpu")
         info = self.loader.checkpoint.tensors[self.loader.sources[self.weight].name]
         conversions = [
             RowConversion(self.weight, (row_span(self.loader, self.weight, token_id),), info, None, rows, row, row + 1)

@@ -221,5 +221,5 @@ class CudaRegistrar:
         Source: aten/src/ATen/native/cuda/Copy.cu, copy_device_to_device, of torch 2.11 to 2.15.
         """
         with suppress(RuntimeError):
-            pair = torch.zeros(2, device=self.device)
+            pair = torch.zeros(2, device=self.device, dtype=torch.float32)
             pair[:1].copy_(pair[1:])

@@ -208,7 +208,7 @@ def scratch_experts(loader: Loader, experts: Mapping[str, ExpertLinear], most_nb
         if sum(job.nbytes for job in jobs) >= most_nbytes:
             break
         matrices = {
-            name: (linear.packing, torch.zeros(linear.weight.shape[1:], dtype=linear.weight.dtype))
+            name: (linear.packing, torch.zeros(linear.weight.shape[1:], dtype=linear.weight.dtype, device="cpu"))
             for name, linear in layer
         }
         jobs += file_jobs(expert_conversions(loader, 0, matrices))
@@ -217,5 +217,8 @@ def scratch_experts(loader: Loader, experts: Mapping[str, ExpertLinear], most_nb
 
 def scratch_copies(nbytes: int) -> list[FillJob]:
     """Return jobs that copy a number of bytes from RAM to RAM."""
-    source, out = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
+    source, out = (
+        torch.ones(nbytes, dtype=torch.uint8, device="cpu"),
+        torch.ones(nbytes, dtype=torch.uint8, device="cpu"),
+    )
     return [FillJob((), ((ByteCopy("probe", source, out), ()),), nbytes, 0)]

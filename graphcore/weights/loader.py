@@ -66,7 +66,7 @@ class Loader:
         info = self.checkpoint.tensors[source.name]
         if name.endswith(SCALE) and has_tensor_scale(info.encoding):
             peak = FORMATS[info.encoding].split_rows(stored, info.shape)[1]  # without unpacking it
-            stored = torch.tensor([peak])
+            stored = torch.tensor([peak], dtype=torch.float32, device="cpu")
         elif info.encoding in FORMATS and stored.dtype is torch.uint8:
             unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
             stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)
@@ -86,7 +86,7 @@ class Loader:
         """
         source = self.sources[name]
         shape = self.checkpoint.tensors[source.name].shape
-        out = torch.empty((*shape[:-2], packing.nbytes), dtype=torch.uint8)
+        out = torch.empty((*shape[:-2], packing.nbytes), dtype=torch.uint8, device="cpu")
         self.pack_into(name, self.checkpoint.read(source.name), packing, out)
         return out
 

@@ -142,7 +142,7 @@ def _is_of_layers(name: str, layers: range) -> bool:
 def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
     """Refuse a source whose shape after folding is not the expected one; folds a meta tensor to find out."""
     stored = checkpoint.tensors[source.name].shape
-    folded = torch.empty(stored, device="meta")
+    folded = torch.empty(stored, device="meta", dtype=torch.float32)
     try:
         for fold in source.folds:
             folded = fold.apply(folded)

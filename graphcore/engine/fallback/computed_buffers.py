@@ -55,7 +55,7 @@ def _filled(
     """Return the buffers as the class writes them, over memory filled with the byte `fill`."""
     for leaf in leaves:
         buffer = module.get_buffer(leaf)
-        module._buffers[leaf] = torch.full(buffer.shape, fill, dtype=buffer.dtype)
+        module._buffers[leaf] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device="cpu")
     # The module's parameters are on the meta device, so that nothing is drawn for them.
     with refusing(source):
         owner._init_weights(module)  # type: ignore[no-untyped-call]  # as transformers leaves it

@@ -72,7 +72,10 @@ class CachedModel:
                 "run together; use batch_size=1"
             )
         longest = max(lengths)
-        columns = torch.arange(longest)[None, :] >= longest - torch.tensor(lengths)[:, None]
+        columns = (
+            torch.arange(longest, dtype=torch.int64, device="cpu")[None, :]
+            >= longest - torch.tensor(lengths, dtype=torch.int64, device="cpu")[:, None]
+        )
         self.mask = columns.long().to(self.device)
 
     def run(
@@ -249,7 +252,9 @@ class TransformersRunner(WaveRunner):
                 "with model.attention=eager to get them"
             )
         self._begin(rows)
-        found = self.cached.run(torch.tensor(rows, device=self.device), attentions=True).get("attentions")
+        found = self.cached.run(torch.tensor(rows, device=self.device, dtype=torch.int64), attentions=True).get(
+            "attentions"
+        )
         if not found:
             raise UnsupportedError(f"{type(self.skeleton.model).__name__} does not return its attention weights")
         return tuple(layer.cpu() for layer in found)

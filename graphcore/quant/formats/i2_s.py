@@ -49,7 +49,7 @@ class I2SFormat(Format):
 
     def join_rows(self, rows: torch.Tensor, scale: float) -> torch.Tensor:
         """Return the rows' bytes and the tail."""
-        return with_scale_behind(rows.flatten(), torch.tensor([scale], dtype=torch.float32))
+        return with_scale_behind(rows.flatten(), torch.tensor([scale], dtype=torch.float32, device="cpu"))
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode without the tensor's scale, which is not in the blocks: [N, 32] uint8 -> [N, 128] float32."""
@@ -86,7 +86,7 @@ class I2SFormat(Format):
         unit = largest if is_ternary else max(mean, SMALLEST_SCALE)
         for some in slices_of_blocks(len(blocks), self.block_elements):
             blocks[some].copy_(self.quantize_blocks(weights[some].to(torch.float32) / (unit or 1.0)))
-        scale = torch.tensor([unit], dtype=torch.float32).view(torch.uint8)
+        scale = torch.tensor([unit], dtype=torch.float32, device="cpu").view(torch.uint8)
         raw[-self.tail_nbytes : -self.tail_nbytes + len(scale)].copy_(scale)
         return raw
 

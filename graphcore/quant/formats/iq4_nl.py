@@ -34,8 +34,14 @@ def nearest_codes(steps: torch.Tensor) -> torch.Tensor:
 
     All levels are integers, so the midpoints between them are multiples of a half, and the table's grid is, too.
     """
-    midpoints = torch.tensor([low + high for low, high in itertools.pairwise(IQ4_LEVELS)], dtype=torch.int32)
-    table = torch.bucketize(torch.arange(-256, 257, dtype=torch.int32), midpoints).to(torch.uint8).to(steps.device)
+    midpoints = torch.tensor(
+        [low + high for low, high in itertools.pairwise(IQ4_LEVELS)], dtype=torch.int32, device="cpu"
+    )
+    table = (
+        torch.bucketize(torch.arange(-256, 257, dtype=torch.int32, device="cpu"), midpoints)
+        .to(torch.uint8)
+        .to(steps.device)
+    )
     cells = (steps * 2).ceil_().clamp_(-256, 256).add_(256).to(torch.int32)
     return table.index_select(0, cells.flatten()).view(steps.shape)
 

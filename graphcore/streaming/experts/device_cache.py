@@ -44,7 +44,7 @@ class DeviceCache:
         most = len(slots.holders)
         for begin in range(0, len(order), most):
             wave = order[begin : begin + most]
-            take_experts(torch.tensor(wave, device=slots.places.device), slots)
+            take_experts(torch.tensor(wave, device=slots.places.device, dtype=torch.int64), slots)
             places = slots.places.tolist()
             yield [place if expert in wave else -1 for expert, place in enumerate(places)]
 

@@ -126,7 +126,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
 def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
     """Return random token ids of a seed; for comparing arithmetic they serve as well as a text."""
     generator = torch.Generator().manual_seed(seed)
-    ids: list[int] = torch.randint(vocab, (tokens,), generator=generator).tolist()
+    ids: list[int] = torch.randint(vocab, (tokens,), generator=generator, dtype=torch.int64, device="cpu").tolist()
     return ids
 
 

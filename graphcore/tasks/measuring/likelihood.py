@@ -41,7 +41,7 @@ class Likelihood:
     def of(cls, losses: Sequence[Tensor]) -> "Likelihood":
         """Return the likelihood of a text from each window's losses, [tokens of the window] float64 in nats."""
         sums = torch.stack([window.sum() for window in losses])
-        sizes = torch.tensor([len(window) for window in losses], dtype=torch.float64)
+        sizes = torch.tensor([len(window) for window in losses], dtype=torch.float64, device="cpu")
         tokens, mean, count = sizes.sum(), sums.sum() / sizes.sum(), len(losses)
         if count < 2:
             return cls(mean.item(), None, int(tokens))
@@ -69,4 +69,4 @@ class Likelihood:
 
 def exponential(value: float) -> float:
     """Return e to the power of value, infinite where that exceeds a float."""
-    return torch.tensor(value, dtype=torch.float64).exp().item()
+    return torch.tensor(value, dtype=torch.float64, device="cpu").exp().item()

@@ -38,7 +38,9 @@ class RandomBatch:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.depth + self.prompt_tokens)
-        ids = torch.randint(self.runner.builder.decoder.spec.vocab, shape, generator=generator).tolist()
+        ids = torch.randint(
+            self.runner.builder.decoder.spec.vocab, shape, generator=generator, dtype=torch.int64, device="cpu"
+        ).tolist()
         self._before = [row[: self.depth] for row in ids]
         self._prompts = [row[self.depth :] for row in ids]
 

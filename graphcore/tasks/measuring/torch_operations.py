@@ -89,7 +89,7 @@ class TorchOperations:
                     self._experts(moe, self.decoder.spec.dim)
                 case function if function is rotate:
                     x = self._input(sizes[node] // width, width)
-                    table = torch.ones(1, 1, 2, width // 2, device=self.device)
+                    table = torch.ones(1, 1, 2, width // 2, device=self.device, dtype=torch.float32)
                     self._add("rope", f"{x.shape[-2]}x{width}", None, rotate, x, table)
                 case function if function is attend:
                     assert isinstance(cache, KVCache), "attention has keys and values"
@@ -104,7 +104,7 @@ class TorchOperations:
         of_window = f", window {window}" if window else ""
         shape = f"{heads} heads, {kv_heads} kv, {width}{of_window}"
         name = OperationName("attend", shape, str(KVTypes(*(format_of(one) or one.dtype for one in cache.tensors))))
-        scores = None if sinks is None else torch.zeros(heads, device=self.device)
+        scores = None if sinks is None else torch.zeros(heads, device=self.device, dtype=torch.float32)
         span = self.state.span
         where = (*cache.rows(1).inputs, span.starts, span.counts, window, scale, scores, "", cap)
         self.found.append(Operation.of(name, 0, lambda: attend(query, key, value, *where)))
@@ -152,7 +152,7 @@ class TorchOperations:
 
     def _input(self, *shape: int) -> Tensor:
         """Return random values [1, 1, ...] in the compute dtype."""
-        return torch.randn(1, 1, *shape, device=self.device).to(self.dtype)
+        return torch.randn(1, 1, *shape, device=self.device, dtype=torch.float32).to(self.dtype)
 
 
 def activate(activation: ActivationModule, gate: Tensor | None, up: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def greedy_record(expected: Tensor, new_ids: Sequence[int]) -> Record:
     Returns:
         Tokens compared, tokens that agree, and the largest margin by which transformers prefers another token.
     """
-    chosen = expected.gather(1, torch.tensor(new_ids)[:, None])[:, 0]
+    chosen = expected.gather(1, torch.tensor(new_ids, dtype=torch.int64, device="cpu")[:, None])[:, 0]
     margins = expected.max(dim=1).values - chosen
     return {
         "tokens": len(new_ids),

@@ -29,7 +29,11 @@ def use_ternary_layers(blocks: nn.ModuleList, loader: Loader, order: Int8Order) 
             if isinstance(linear, nn.Linear):
                 scale_name = f"layers.{index}.{name}.weight{SCALE}"
                 has_scale = scale_name in loader.sources
-                scale = loader.dense(scale_name, torch.float32) if has_scale else torch.ones(1)
+                scale = (
+                    loader.dense(scale_name, torch.float32)
+                    if has_scale
+                    else torch.ones(1, dtype=torch.float32, device="cpu")
+                )
                 block.set_submodule(name, ternary_layer(linear, scale, order))
 
 

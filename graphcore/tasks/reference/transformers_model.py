@@ -71,7 +71,7 @@ class Reference:
         hooks += [block.register_forward_hook(lambda block, given, out: seen.append(first_of(out))) for block in blocks]
         try:
             with torch.compiler.set_stance("force_eager"):  # transformers compiles its ternary layers in parts
-                logits = self.model(torch.tensor([token_ids]), use_cache=False).logits
+                logits = self.model(torch.tensor([token_ids], dtype=torch.int64, device="cpu"), use_cache=False).logits
         finally:
             for hook in hooks:
                 hook.remove()
@@ -248,4 +248,4 @@ def divide_frequencies(model: "PreTrainedModel", divisors: tuple[float, ...]) ->
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
     assert frequencies, f"{type(model).__name__} has no rotary frequencies"
     for buffer in frequencies:
-        buffer.div_(torch.tensor(divisors, dtype=buffer.dtype))
+        buffer.div_(torch.tensor(divisors, dtype=buffer.dtype, device="cpu"))

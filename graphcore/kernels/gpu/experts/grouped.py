@@ -97,7 +97,9 @@ def grouped(chosen: Tensor, num_experts: int, places: Tensor | None) -> Groups:
         is_there = (flat >= 0) & (places[flat.clamp(min=0)] >= 0)
         flat = torch.where(is_there, flat, -1)
     flat = torch.where(flat < 0, num_experts, flat)
-    counts = (flat[None] == torch.arange(num_experts, device=flat.device)[:, None]).sum(1, dtype=torch.int32)
+    counts = (flat[None] == torch.arange(num_experts, device=flat.device, dtype=torch.int64)[:, None]).sum(
+        1, dtype=torch.int32
+    )
     tile = triton.next_power_of_2(max(len(flat) // num_experts, 1))
     tile = min(max(tile, LEAST_TILE), MOST_TILE)
     return Groups(flat.argsort(stable=True), counts, tile, triton.cdiv(len(flat), tile) + num_experts)
