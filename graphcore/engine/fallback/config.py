@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.checkpoint.checkpoint import Checkpoint
@@ -30,6 +32,25 @@ CONFIG_ERRORS = (  # errors of transformers' classes over settings that mean not
     ValueError,
 )
 UNBOUNDED_CONTEXT = 1 << 20  # tokens, where there is no table of positions and the config states no length (ALiBi)
+
+
+@contextmanager
+def torchs_own_defaults() -> Iterator[None]:
+    """Let tensors that transformers makes without a dtype or a device be float32 and on the CPU.
+
+    The program's own defaults may differ. The default device is the calling thread's, but the default dtype is that of
+    all threads: it is set only where it differs.
+    """
+    dtype = torch.get_default_dtype()
+    if dtype is torch.float32 and torch.get_default_device().type == "cpu":
+        yield
+        return
+    with torch.device("cpu"):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 @contextmanager

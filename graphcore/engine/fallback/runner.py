@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.choices import Choices
+from graphcore.engine.fallback.config import torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
@@ -106,7 +107,8 @@ class CachedModel:
             inputs["attention_mask"] = self.mask[:, : self.held]
             if "position_ids" in self.takes:
                 inputs["position_ids"] = positions
-        output = self.skeleton.model(**inputs)
+        with torchs_own_defaults():
+            output = self.skeleton.model(**inputs)
         self.hooks.check_order()
         self.carried = {name: value for name, value in output.items() if name in self.takes}
         if not self.carried:

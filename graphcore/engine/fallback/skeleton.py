@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.engine.fallback.computed_buffers import materialise_buffers
-from graphcore.engine.fallback.config import one_line, refusing
+from graphcore.engine.fallback.config import one_line, refusing, torchs_own_defaults
 from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding, replace_module, table_name
 from graphcore.errors import ConfigError, UnsupportedError, quoted
 
@@ -103,13 +103,14 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
             f"{source}: transformers {transformers.__version__} has no plain language model of model_type "
             f"{quoted(config.model_type)}; choose a decoder-only model"
         )
-    with refusing(source):
+    with refusing(source), torchs_own_defaults():
         model, used = _on_meta(config, attention, dtype, source)
     model.train(mode=False)
     model.requires_grad_(False)
     _keep_in_float32(model, dtype)
     aliases = untie(model)
-    materialise_buffers(model, source)
+    with torchs_own_defaults():
+        materialise_buffers(model, source)
     layers = find_layers(model, config.num_hidden_layers, source)
     head = _slice_head(model, layers, source)
     return Skeleton(model, layers, config.num_hidden_layers, table_name(model), head, aliases, used)
