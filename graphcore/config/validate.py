@@ -16,6 +16,7 @@ from graphcore.errors import ConfigError
 
 THREADS_PER_CPU = 4
 POLICIES = Path(__file__).parents[1] / "streaming" / "policies"
+UNLIMITED = -1  # max_new_tokens: as many as the context allows
 MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
 NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
     "layer_group_size": 1,
@@ -91,14 +92,14 @@ def kv_names(setting: str) -> tuple[str, str]:
 
 
 def _check_sizes(settings: Settings) -> None:
-    at_least(1, "", settings, ("batch_size", "max_new_tokens", "context_length", "threads"))
+    at_least(1, "", settings, ("batch_size", "context_length", "threads"))
+    if settings.max_new_tokens != UNLIMITED:
+        at_least(1, "", settings, ("max_new_tokens",))
     at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting", "cache_tokens"))
     at_least(0, "batching.", settings.batching, ("snapshots",))
     at_least(2, "", settings, ("prefill_chunk",))
     at_least(1, "model.", settings.model, ("num_hidden_layers",))
-    at_least(0, "", settings, ("seed",))
-    if settings.seed >= 1 << 63:
-        raise ConfigError(f"seed={settings.seed} is too large; use less than 2^63")
+    check_seed(settings.seed)
     most_threads = THREADS_PER_CPU * (os.cpu_count() or 1)
     if settings.threads is not None and settings.threads > most_threads:
         raise ConfigError(
@@ -106,20 +107,30 @@ def _check_sizes(settings: Settings) -> None:
         )
 
 
+def check_seed(seed: int) -> None:
+    """Reject seeds that are no number of 64 bits, with a sign or without."""
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ConfigError(f"seed={seed} must be a number of 64 bits, -2^63 to 2^64 - 1")
+
+
 def check_sampling(sampling: SamplingSettings) -> None:
-    """Reject values that give no distribution; neutral: temperature 0, top_k 0, top_p 1, min_p 0, penalty 1."""
+    """Reject values that give no distribution; neutral: temperature 0, top_k 0, top_p 1, min_p 0, penalty 1.
+
+    At their limits, which clients send, values mean what they approach: top_p=0 and min_p=1 leave the likeliest token.
+    """
     ranges = (
-        ("temperature", sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 1e4, "0 (greedy) or 1e-4 to 1e4"),
-        ("top_k", sampling.top_k >= 0, "0 (off) or more"),
-        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1 (off)"),
-        ("min_p", 0 <= sampling.min_p < 1, "0 (off) or more and below 1"),
+        ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
+        ("top_k", sampling.top_k >= -1, "0 or -1 (off), or more"),
+        ("top_p", 0 <= sampling.top_p <= 1, "0 (greedy) to 1 (off)"),
+        ("min_p", 0 <= sampling.min_p <= 1, "0 (off) to 1 (greedy)"),
         ("repetition_penalty", 0.01 <= sampling.repetition_penalty <= 100, "0.01 to 100; 1 is off"),
     )
     for key, is_right, allowed in ranges:
         value = vars(sampling)[key]
         if not is_right or value in (float("inf"), float("-inf")):
             raise ConfigError(f"sampling.{key}={value} must be {allowed}")
-    narrows = [key for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)) if vars(sampling)[key] != off]
+    agreeing = {"top_k": (-1, 0, 1), "top_p": (0, 1), "min_p": (0, 1)}  # off, or greedy as well
+    narrows = [key for key, values in agreeing.items() if vars(sampling)[key] not in values]
     if sampling.temperature == 0 and narrows:
         raise ConfigError(
             f"sampling.{narrows[0]}={vars(sampling)[narrows[0]]} has no effect with sampling.temperature=0 (greedy); "

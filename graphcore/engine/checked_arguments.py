@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from graphcore.config.settings import SamplingSettings
-from graphcore.config.validate import check_sampling
+from graphcore.config.validate import UNLIMITED, check_sampling
 from graphcore.device import dtype_name
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
@@ -162,35 +162,61 @@ def check_hidden(hidden_states: Tensor, dim: int) -> None:
         )
 
 
-def check_count(name: str, value: object, is_whole: bool = True) -> None:
-    """Check that an argument is a number of at least 1, or above 0 if it need not be whole.
+def check_count(name: str, value: object) -> None:
+    """Check that an argument is a whole number of at least 1.
 
     Raises:
         ConfigError: it is not.
     """
-    if is_whole and not (_is_whole(value) and value >= 1):
+    if not (_is_whole(value) and value >= 1):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{name}={value!r} must be a number above 0")
+
+
+def seconds_left(value: object) -> float:
+    """Return a deadline, in seconds from now.
+
+    Raises:
+        ConfigError: it is no number above 0.
+    """
+    seconds = _number("deadline", value)
+    if not seconds > 0:
+        raise ConfigError(f"deadline={value!r} must be a number above 0")
+    return seconds
+
+
+def most_new_tokens(value: object, context: int) -> int:
+    """Return max_new_tokens; -1 is as many as the context allows.
+
+    Raises:
+        ConfigError: it is no whole number, or another one below 1.
+    """
+    number = whole_number("max_new_tokens", value)
+    if number < 1 and number != UNLIMITED:
+        raise ConfigError(
+            f"max_new_tokens={value!r} must be a whole number of at least 1, or -1 for as many as the context allows"
+        )
+    return context if number == UNLIMITED else number
 
 
 def check_stops(stop: object) -> list[str]:
     """Return the texts that end a generation.
 
     Args:
-        stop: one text or several.
+        stop: one text or several; None for none.
 
     Raises:
-        ConfigError: `stop` is neither.
+        ConfigError: `stop` is none of these.
     """
+    if stop is None:
+        return []
     stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else None
     if stops is None or not all(isinstance(text, str) for text in stops):
         raise ConfigError(f"stop={stop!r:.40} must be a text or a list of texts")
     return stops
 
 
-def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
-    """Return checked sampling parameters.
+def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
+    """Return checked sampling parameters; None is a parameter's neutral value.
 
     Raises:
         ConfigError: a name is unknown or a value out of range.
@@ -199,12 +225,14 @@ def sampling_params(values: Mapping[str, float | int]) -> SamplingParams:
     unknown = values.keys() - vars(known).keys()
     if unknown:
         raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
-    for name, value in values.items():
-        _check_number(name, value, is_whole=name in ("top_k", "seed"))
-    merged = {**vars(known), **values}
-    seed = int(merged.pop("seed"))
-    check_sampling(SamplingSettings(**merged))
-    return SamplingParams(**{**merged, "top_k": int(merged["top_k"])}, seed=seed)
+    given = {
+        name: whole_number(name, value) if name in ("top_k", "seed") else _number(name, value)
+        for name, value in values.items()
+        if value is not None
+    }
+    params = replace(known, **given)
+    check_sampling(SamplingSettings(**{name: value for name, value in vars(params).items() if name != "seed"}))
+    return params
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -212,9 +240,23 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _check_number(name: str, value: object, is_whole: bool) -> None:
-    if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
-        raise ConfigError(f"{name}={value!r} must be a {'whole ' if is_whole else ''}number")
+def whole_number(name: str, value: object) -> int:
+    """Return an argument that is a whole number, such as 3, 3.0 or one of numpy's.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    number = _number(name, value)
+    if isinstance(number, float) and not number.is_integer():
+        raise ConfigError(f"{name}={value!r} must be a whole number")
+    return int(number)
+
+
+def _number(name: str, value: object) -> float | int:
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ConfigError(f"{name}={value!r} must be a number")
+    return number
 
 
 def params_from(params: SamplingParams, first: int) -> SamplingParams:

@@ -166,7 +166,7 @@ class Engine:
         Args:
             prompt: a text, encoded as it is; a list of token ids, such as `chat_ids` returns; or messages,
                 [{"role": "user", "content": "..."}], answered in the chat template.
-            max_new_tokens: most tokens of an answer; at least 1.
+            max_new_tokens: most tokens of an answer, at least 1; -1 is as many as the context allows.
             stop: one text or several that end an answer.
             logprobs: True records the log probability of each new token.
             ignore_eos: True continues after end-of-sequence tokens, for measurements.
@@ -176,7 +176,7 @@ class Engine:
                 for all; the engine's thread calls it for each token. An error in it ends this request alone.
             reuse_cache: True skips the beginning of the prompt that an earlier such request left in the caches.
             **sampling: fields of `SamplingParams`: temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty,
-                seed.
+                seed; None is the neutral value.
 
         Raises:
             ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.

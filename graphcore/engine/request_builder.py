@@ -8,9 +8,11 @@ from graphcore.engine.checked_arguments import (
     Prompt,
     check_count,
     check_stops,
+    most_new_tokens,
     params_from,
     prompts_of,
     sampling_params,
+    seconds_left,
 )
 from graphcore.engine.load_model import LoadedModel
 from graphcore.engine.model_runner import RunnerSizes
@@ -63,18 +65,17 @@ class RequestBuilder:
         reuse_cache: bool = False,
         **sampling: float | int,
     ) -> TokenSequence:
-        check_count("max_new_tokens", max_new_tokens)
-        if deadline is not None:
-            check_count("deadline", deadline, is_whole=False)
+        most = most_new_tokens(max_new_tokens, self._sizes.context)
+        seconds = None if deadline is None else seconds_left(deadline)
         self._sizes.check_context(len(ids))
         end_ids = frozenset[int]() if ignore_eos else self._loaded.end_ids
         return TokenSequence(
-            request_of(ids, max_new_tokens, end_ids, self._loaded.prompts.known, check_stops(stop)),
+            request_of(ids, most, end_ids, self._loaded.prompts.known, check_stops(stop)),
             params_from(sampling_params(sampling), number),
             feed,
             row=number,
             wants_logprobs=logprobs,
             mask=mask,
-            deadline=None if deadline is None else time.perf_counter() + deadline,
+            deadline=None if seconds is None else time.perf_counter() + seconds,
             reuses_cache=reuse_cache,
         )

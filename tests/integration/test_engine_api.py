@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import VOCAB, TinyModel, add_tokenizer
@@ -199,6 +200,73 @@ def test_repetition_penalty_gives_what_transformers_gives(engine: Engine, tiny_m
     assert found[0].token_ids != engine.generate(rows[:1], max_new_tokens=20)[0].token_ids
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "min_p": 1},
+        {"temperature": 1.0, "min_p": 1.0, "top_k": 40, "top_p": 0.9},
+        {"temperature": 5.0, "top_p": 0},
+        {"temperature": 1e-8},
+        {"temperature": 1e-300, "top_k": 40},
+        {"temperature": np.float32(0), "top_k": np.int64(-1), "top_p": 1, "min_p": None, "seed": None},
+        {"temperature": 0, "top_p": 0, "top_k": 1, "min_p": 1},
+    ],
+    ids=str,
+)
+def test_limits_of_sampling_are_greedy(
+    settings: dict[str, float], penalty: float, engine: Engine, tiny_model: Tiny
+) -> None:
+    ids = [5, 6, 7, 8]
+    expected = tiny_model("llama3").reference.generate(
+        torch.tensor([ids]), max_new_tokens=20, do_sample=False, repetition_penalty=penalty
+    )
+    for seed in (1, 2):
+        (found,) = engine.generate(
+            [ids],
+            max_new_tokens=20,
+            repetition_penalty=penalty,
+            **{"seed": seed, **settings},  # type: ignore[arg-type]
+        )
+        assert list(found.token_ids) == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        ({"top_k": -1}, {}),
+        ({"top_k": VOCAB}, {}),
+        ({"top_k": 1 << 70}, {}),
+        ({"top_k": 5.0}, {"top_k": 5}),
+        ({"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}, {}),
+        ({"seed": 7.0}, {"seed": 7}),
+        ({"seed": -1}, {"seed": (1 << 64) - 1}),  # the lower 64 bits count
+        ({"seed": (1 << 63) + 5}, {"seed": 5 - (1 << 63)}),
+        ({"temperature": 1e300}, {"temperature": 1e20}),  # all tokens are equally likely
+    ],
+    ids=str,
+)
+def test_other_limits_of_sampling_are_off_or_the_same_number(
+    settings: dict[str, float], plain: dict[str, float], engine: Engine
+) -> None:
+    asked = [
+        engine.generate([[5, 6, 7, 8]] * 2, 20, stop=[], **{"temperature": 1.0, "seed": 3, **one})  # type: ignore[arg-type]
+        for one in (settings, plain)
+    ]
+    assert [one.token_ids for one in asked[0]] == [one.token_ids for one in asked[1]]
+
+
+def test_a_hot_draw_takes_every_token(engine: Engine) -> None:
+    (found,) = engine.generate([[5]], 120, temperature=1e300, ignore_eos=True)
+    assert len(set(found.token_ids)) > 50  # of 96; greedy text repeats itself within a few
+
+
+@pytest.mark.parametrize("most", [-1, np.int64(-1)])
+def test_no_limit_of_tokens_is_the_context(most: int, engine: Engine) -> None:
+    (found,) = engine.generate([[5, 6, 7]], max_new_tokens=most, ignore_eos=True, stop=None)  # type: ignore[arg-type]
+    assert (len(found.token_ids), found.finish_reason) == (128 - 3 + 1, "context")
+
+
 def test_an_interrupted_request_keeps_what_there_is(engine: Engine) -> None:
     def cancel_at(count: int, ids: Sequence[int]) -> None:
         if len(ids) == count:
@@ -218,7 +286,15 @@ WRONG_CALLS = {
     "no tokens": lambda engine: engine.generate(TEXTS[0], max_new_tokens=0),
     "negative temperature": lambda engine: engine.generate(TEXTS[0], temperature=-1.0),
     "temperature is no number": lambda engine: engine.generate(TEXTS[0], temperature=float("nan")),
-    "top_p of zero": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_p=0.0),
+    "top_p below zero": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_p=-0.1),
+    "min_p above one": lambda engine: engine.generate(TEXTS[0], temperature=1.0, min_p=1.1),
+    "top_k below -1": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_k=-2),
+    "half a top_k": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_k=1.5),
+    "an endless top_k": lambda engine: engine.generate(TEXTS[0], temperature=1.0, top_k=float("inf")),
+    "an endless temperature": lambda engine: engine.generate(TEXTS[0], temperature=float("inf")),
+    "a text for a temperature": lambda engine: engine.generate(TEXTS[0], temperature="1"),
+    "fewer than no tokens": lambda engine: engine.generate(TEXTS[0], max_new_tokens=-2),
+    "half a token": lambda engine: engine.generate(TEXTS[0], max_new_tokens=0.5),
     "top_k without temperature": lambda engine: engine.generate(TEXTS[0], top_k=3),
     "penalty of zero": lambda engine: engine.generate(TEXTS[0], repetition_penalty=0.0),
     "unknown parameter": lambda engine: engine.generate(TEXTS[0], topk=3),

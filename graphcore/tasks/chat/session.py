@@ -56,8 +56,10 @@ class Session:
             GraphcoreError: there is no message.
         """
         self._check_exchange("/retry")
-        if self.params.temperature == 0:
-            self.console.note("[temperature=0 takes the likeliest answer each time; /set temperature=0.7 gives others]")
+        if self.params.keeps_one:
+            self.console.note(
+                "[greedy sampling takes the likeliest answer each time; /set temperature=0.7 gives others]"
+            )
         exchanges, left_out = list(self.conversation.exchanges), self.conversation.left_out
         text, turns = self.conversation.take_back(), len(self.turns)
         try:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from graphcore.config.user_path import user_path
+from graphcore.config.validate import UNLIMITED
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -77,6 +78,8 @@ def _set(session: Session, argument: str) -> None:
     most = values.pop("max_new_tokens", session.max_new_tokens)
     numbers = {key: value for key, value in values.items() if value is not None}
     params = changed_params(session.params, numbers)
+    if most == UNLIMITED:
+        most = None
     if most is not None and most < 1:
         raise ConfigError(f"max_new_tokens={most} must be at least 1, or null for as many as the context allows")
     session.params, session.max_new_tokens = params, None if most is None else int(most)

@@ -11,6 +11,7 @@ from functools import partial
 from omegaconf import MISSING
 
 from graphcore.config.settings import Settings
+from graphcore.config.validate import UNLIMITED
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.chat.conversation import Conversation
@@ -55,8 +56,8 @@ def run(context: Context, _task: ChatSettings) -> Record:
         loaded = load_cache_file(context, engine)
         console.note(HINT)
         lines = ChatLines()
-        most, stops = settings.max_new_tokens, stops_of(settings)
-        session = Session(conversation, console, lines.waiting, sampling_of(settings), most, stops)
+        most = None if settings.max_new_tokens == UNLIMITED else settings.max_new_tokens
+        session = Session(conversation, console, lines.waiting, sampling_of(settings), most, stops_of(settings))
         status = _talk(session, opening, lines)
         saved, error = _save(context, session) if status == "ok" else (None, {})
         return {

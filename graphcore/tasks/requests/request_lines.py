@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graphcore.config.user_path import STANDARD_STREAM
+from graphcore.config.validate import UNLIMITED
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -45,12 +46,13 @@ class RequestLine(Prompt):
     @property
     def sampling(self) -> dict[str, float | int]:
         """The sampling parameters that the line sets."""
-        return {name: self.fields[name] for name in SAMPLING if name in self.fields}
+        return {name: self.fields[name] for name in SAMPLING if self.fields.get(name) is not None}
 
     @property
     def max_new_tokens(self) -> int | None:
         """The most tokens of its answer; None uses the run's setting."""
-        return self.fields.get("max_new_tokens")
+        most = self.fields.get("max_new_tokens")
+        return None if most is None else int(most)
 
     @property
     def stops(self) -> list[str] | None:
@@ -148,17 +150,18 @@ def _is_message(item: object) -> bool:
 
 
 def _check_own(item: Mapping[str, Any], where: str) -> None:
-    """Refuse values of the wrong type; ranges are checked with the run's own settings."""
+    """Refuse values of the wrong type; ranges are checked with the run's own settings. Null is a key left out."""
     whole = ("top_k", "seed", "max_new_tokens")
     for key in (*SAMPLING, "max_new_tokens"):
-        value = item.get(key, 0)
-        if type(value) is not int and (key in whole or type(value) is not float):
+        value = 0 if item.get(key) is None else item[key]
+        if type(value) is not int and (type(value) is not float or (key in whole and not value.is_integer())):
             raise ConfigError(f"{where}: {key}={value!r} must be a {'whole ' if key in whole else ''}number")
-    if item.get("max_new_tokens", 1) < 1:
-        raise ConfigError(f"{where}: max_new_tokens={item['max_new_tokens']} must be at least 1")
+    most = item.get("max_new_tokens")
+    if most is not None and most < 1 and most != UNLIMITED:
+        raise ConfigError(f"{where}: max_new_tokens={most} must be at least 1, or -1 for as many as the context allows")
     if type(item.get("id", 0)) not in (str, int):
         raise ConfigError(f"{where}: id must be a text or a whole number, found {item['id']!r}")
-    stop = item.get("stop", "-")
-    stops = stop if isinstance(stop, list) else [stop]
+    stop = item.get("stop")
+    stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
     if not all(isinstance(text, str) and text for text in stops):
         raise ConfigError(f"{where}: stop must be a text that is not empty, or a list of such")

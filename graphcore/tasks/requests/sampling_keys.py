@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from graphcore.config.validate import check_seed
 from graphcore.engine.checked_arguments import sampling_params
 from graphcore.engine.sampler import SamplingParams
-from graphcore.errors import ConfigError
 
 NARROWING = ("top_k", "top_p", "min_p")
-SEEDS = 1 << 63
 
 
 def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:
@@ -23,6 +22,6 @@ def changed_params(params: SamplingParams, values: Mapping[str, float | int]) ->
     if values.get("temperature") == 0:
         neutral = asdict(SamplingParams())
         merged |= {key: neutral[key] for key in NARROWING if key not in values}
-    if not 0 <= merged.get("seed", 0) < SEEDS:
-        raise ConfigError(f"seed={merged['seed']} must be at least 0 and less than 2^63")
-    return sampling_params(merged)
+    params = sampling_params(merged)
+    check_seed(params.seed)
+    return params

@@ -30,7 +30,7 @@ CASES = [
     ("prompt_ids=3", ["prompt_ids=3 must be a list"]),
     ("prompt_ids=[[1,2],[3]]", ["one flat list", "task.prompts_jsonl"]),
     ("threads=100000", ["threads=100000 is too many"]),
-    ("sampling.temperature=1e-40", ["sampling.temperature=1e-40", "1e-4 to 1e4"]),
+    ("sampling.temperature=-1e-40", ["sampling.temperature=-1e-40", "0 (greedy) or more"]),
     ("prompt_ids=[a]", ["prompt_ids=[a] must be a whole number"]),
     ("chat=[1]", ["chat=[1] must be a text"]),
     ("model=foo", ["model=foo is no option", "smollm2"]),

@@ -31,6 +31,16 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
     assert third.fields == items[2]
 
 
+def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    nothing = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop"))
+    items = [{"prompt": "a", **nothing}, {"prompt": "a", "top_k": 5.0, "seed": -3.0, "max_new_tokens": -1.0}]
+    path.write_text("\n".join(map(json.dumps, items)))
+    first, second = read_request_lines(str(path))
+    assert (first.sampling, first.max_new_tokens, first.stops) == ({}, None, None)
+    assert (second.sampling, second.max_new_tokens) == ({"top_k": 5, "seed": -3}, -1)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -53,6 +63,7 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
         ('{"prompt": "a", "temperature": NaN}', "NaN is no number"),
         ('{"prompt": "a", "top_k": 1.5}', "top_k=1.5 must be a whole number"),
         ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens=0 must be at least 1"),
+        ('{"prompt": "a", "max_new_tokens": -2}', "max_new_tokens=-2 must be at least 1"),
         ('{"prompt": "a", "id": [1]}', r"id must be a text or a whole number, found \[1\]"),
         ('{"prompt": "a", "stop": [""]}', "stop must be a text that is not empty"),
         ('{"prompt": "a", "id": "\\ud800"}', r"\\ud800 is half of a character"),

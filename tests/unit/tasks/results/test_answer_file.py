@@ -172,7 +172,7 @@ def test_a_second_process_is_kept_out(generate: Generate, answers: Path) -> None
         ({"prompt_ids": [96]}, r":2: token id 96 is not in the vocabulary"),
         ({"prompt_ids": [1], "top_k": 3}, r":2: sampling.top_k=3 has no effect with sampling.temperature=0"),
         ({"prompt_ids": [1], "temperature": -1}, r":2: sampling.temperature=-1 must be 0 \(greedy\)"),
-        ({"prompt_ids": [1], "seed": -1}, r":2: seed=-1 must be at least 0"),
+        ({"prompt_ids": [1], "seed": 1 << 64}, r":2: seed=18446744073709551616 must be a number of 64 bits"),
         ({"prompt": "text"}, r":2: .*has no tokenizer"),
         ({"messages": [{"role": "user", "content": "a"}]}, r":2: messages need a chat template"),
         ({"prompt_ids": [1], "stop": "x"}, r":2: stop needs a tokenizer"),
