@@ -6,7 +6,7 @@ Legend: B batch, T tokens.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from torch import Tensor
@@ -225,7 +225,7 @@ def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
     unknown = values.keys() - vars(known).keys()
     if unknown:
         raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
-    given = {
+    given: dict[str, Any] = {
         name: whole_number(name, value) if name in ("top_k", "seed") else _number(name, value)
         for name, value in values.items()
         if value is not None

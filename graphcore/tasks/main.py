@@ -42,6 +42,7 @@ from graphcore.tasks.arguments.quoting import (
     split_flags,
 )
 from graphcore.tasks.results.output_files import OutputError, ResultStream
+from graphcore.tasks.termination import ended_by_signals, undisturbed
 
 if TYPE_CHECKING:
     from graphcore.tasks.sweep.child_processes import Sweep
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     """Run what the command line asks for and exit with its status.
 
     The status is 0 after success, or if the reader of the output has left; 2 after an unknown flag, key or option or a
-    value of the wrong type; 1 after any other error; 130 after Ctrl-C.
+    value of the wrong type; 1 after any other error; 130 after Ctrl-C; 143 after SIGTERM and 129 after SIGHUP.
 
     Args:
         arguments: arguments of the command line; None is the process's own.
@@ -69,18 +70,25 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     _prepare_streams()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them over several lines
     is_debug = any(argument.lower() in DEBUG for argument in given)
+    with ended_by_signals() as termination:
+        status = _status_of(given, is_quoted, is_debug)
+        _drop_output()
+    sys.exit(termination.status(otherwise=status))
+
+
+def _status_of(arguments: Sequence[str], is_quoted: bool, is_debug: bool) -> int:
+    """Run what the arguments ask for and show how it failed, if it did; return the exit status."""
     try:
-        status = compose_and_run(given, is_quoted)
+        status = compose_and_run(arguments, is_quoted)
         sys.stdout.flush()  # notices here, not when the interpreter ends, that the reader has left
     except BrokenPipeError:
-        status = 0
+        return 0
     except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
-        status = _show(error, is_debug)
+        return _show(error, is_debug)
     except KeyboardInterrupt:
         print("graphcore: interrupted", file=sys.stderr)
-        status = EXIT_INTERRUPTED
-    _drop_output()
-    sys.exit(status)
+        return EXIT_INTERRUPTED
+    return status
 
 
 def _prepare_streams() -> None:
@@ -201,7 +209,8 @@ class Jobs:
     def finish(self) -> None:
         """Write the summary if this was a sweep."""
         if self.sweep is not None:
-            self.statuses.append(self.sweep.finish())
+            with undisturbed():
+                self.statuses.append(self.sweep.finish())
 
 
 def _refuse_completion_of_nothing(arguments: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from graphcore.tasks.registry import task_named
 from graphcore.tasks.results.output_files import write_json
 from graphcore.tasks.results.result_json import FILE_NAME, Neighbourhood, failed, minimal_record, neighbours_line
 from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.termination import undisturbed
 
 EXIT_STATUS = {"ok": 0, "failed": 1, "interrupted": 130}
 
@@ -61,10 +62,11 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
         record = failed(record, f"{type(error).__name__}: {error}")
         raise
     finally:
-        record["seconds"] = time.perf_counter() - neighbourhood.began
-        record["neighbours"] = neighbourhood.record(record.get("threads"))
-        if folder is not None:
-            write_json(folder / FILE_NAME, record)
+        with undisturbed():
+            record["seconds"] = time.perf_counter() - neighbourhood.began
+            record["neighbours"] = neighbourhood.record(record.get("threads"))
+            if folder is not None:
+                write_json(folder / FILE_NAME, record)
     say_ending(record, folder)
     return EXIT_STATUS[record["status"]]
 

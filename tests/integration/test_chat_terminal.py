@@ -151,7 +151,39 @@ def test_a_signal_that_ends_an_answer_leaves_the_terminal_as_it_was(terminal: Te
     time.sleep(0.3)
     assert not termios.tcgetattr(terminal.master)[3] & termios.ECHO
     terminal.process.send_signal(deadly)
-    assert terminal.process.wait(PATIENCE) == -deadly
+    died = deadly is signal.SIGQUIT  # which leaves no result
+    assert terminal.process.wait(PATIENCE) == (-deadly if died else 128 + deadly)
+    if not died:
+        record = json.loads((terminal.folder / "run" / "result.json").read_text())
+        assert (record["status"], record["turns"][0]["finish_reason"]) == ("interrupted", "interrupted")
     modes = termios.tcgetattr(terminal.master)[3]
     assert modes & termios.ECHO
     assert modes & termios.ICANON
+
+
+@pytest.mark.parametrize("is_answering", [False, True])
+def test_a_terminal_that_closes_ends_the_chat_with_what_was_said(terminal: Terminal, is_answering: bool) -> None:
+    terminal.press("one\n")
+    terminal.wait_for("one\n")
+    terminal.wait_for(ANSWERED)
+    if is_answering:
+        terminal.press("/set max_new_tokens=null\ntwo\n")
+        terminal.wait_for("two\n")
+        time.sleep(0.3)
+    os.close(terminal.master)  # the kernel sends SIGHUP
+    terminal.master = os.open(os.devnull, os.O_RDONLY)
+    assert terminal.process.wait(PATIENCE) == 128 + signal.SIGHUP
+    record = json.loads((terminal.folder / "run" / "result.json").read_text())
+    assert record["status"] == "interrupted"
+    assert [turn["user"] for turn in record["turns"]] == ["one", "two"][: 1 + is_answering]
+
+
+def test_sigterm_ends_a_chat_that_waits_for_a_line(terminal: Terminal) -> None:
+    terminal.press("one\n")
+    terminal.wait_for(ANSWERED)
+    terminal.press("half a li")
+    time.sleep(0.3)
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(PATIENCE) == 143
+    record = json.loads((terminal.folder / "run" / "result.json").read_text())
+    assert (record["status"], len(record["turns"])) == ("interrupted", 1)

@@ -34,7 +34,7 @@ STATUSES = (
     ("0", "done, or the reader of its output has left"),
     ("1", "it failed; the last line says why"),
     ("2", "an unknown flag, key or option, or a value of the wrong type"),
-    ("130", "interrupted"),
+    ("130", "interrupted; 143 by SIGTERM, 129 by SIGHUP"),
 )
 Row = tuple[str, str]
 

@@ -12,6 +12,7 @@ from graphcore.errors import ConfigError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.task import Record
 from graphcore.tasks.terminal.console import Console
+from graphcore.tasks.termination import Terminated
 
 ROOM = 4  # a new turn keeps 1 / ROOM of the context free for its answer
 
@@ -27,6 +28,7 @@ class Session:
         stops: texts that end an answer.
         turns: records of the turns for result.json.
         is_over: True once the chat is to end.
+        is_terminated: True once a signal has ended the last answer and the process is to end.
     """
 
     conversation: Conversation
@@ -37,6 +39,7 @@ class Session:
     stops: list[str]
     turns: list[Record] = field(default_factory=list)
     is_over: bool = False
+    is_terminated: bool = False
 
     def say(self, text: str, command: str | None = None) -> None:
         """Answer the text and keep the exchange, even if the answer was interrupted.
@@ -120,8 +123,9 @@ class Session:
             for event in handle:
                 self.console.text(event.text)
                 has_text = has_text or bool(event.text)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             handle.cancel()
+            self.is_terminated = isinstance(interrupt, Terminated)
         if has_text or not is_more:
             self.console.line()
 

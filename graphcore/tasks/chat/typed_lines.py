@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from types import FrameType
 
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT
+from graphcore.tasks.termination import Terminated
 
 MARK, MORE = "> ", ". "
 BLOCK = '"""'
@@ -56,13 +57,14 @@ class ChatLines:
 
         Raises:
             ConfigError: a pipe ends within a text of several lines.
-            KeyboardInterrupt: Ctrl-C during a pipe; at a terminal Ctrl-C drops the entry that is being typed.
+            KeyboardInterrupt: Ctrl-C during a pipe; at a terminal Ctrl-C drops the entry that is being typed. A
+                signal that ends the process.
         """
         while True:
             try:
                 entry = self._entry()
-            except KeyboardInterrupt:
-                if not self.is_terminal:
+            except KeyboardInterrupt as interrupt:
+                if not self.is_terminal or isinstance(interrupt, Terminated):
                     raise
                 print(f"\n{INTERRUPTED}", file=sys.stderr)
                 continue
@@ -133,7 +135,8 @@ class ChatLines:
         silent[3] &= ~(termios.ECHO | (termios.ICANON if self._is_edited else 0))
 
         def restore() -> None:
-            termios.tcsetattr(terminal, termios.TCSANOW, before)  # keeps input that was typed
+            with suppress(termios.error):  # the terminal may be gone
+                termios.tcsetattr(terminal, termios.TCSANOW, before)  # keeps input that was typed
 
         with _before_dying(restore):
             termios.tcsetattr(terminal, termios.TCSANOW, silent)

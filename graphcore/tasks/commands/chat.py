@@ -7,6 +7,7 @@ pipe. docs/prompts.md describes it.
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from omegaconf import MISSING
 
@@ -75,12 +76,12 @@ def run(context: Context, _task: ChatSettings) -> Record:
 
 
 def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:
-    """Take turns until the input ends; return "ok", or "interrupted" if Ctrl-C ended a pipe."""
+    """Take turns until the input ends; return "ok", or "interrupted" if a signal, or Ctrl-C in a pipe, ended it."""
     try:
-        for entry in opening:
+        for entry in chain(opening, lines):
             _attempt(session, entry, lines.is_terminal)
-        for entry in lines:
-            _attempt(session, entry, lines.is_terminal)
+            if session.is_terminated:
+                return "interrupted"
             if session.is_over:
                 break
     except KeyboardInterrupt:

@@ -16,11 +16,12 @@ from graphcore.tasks.arguments.quoting import quote
 from graphcore.tasks.results.output_files import write_json
 from graphcore.tasks.results.result_json import FILE_NAME, failed, minimal_record
 from graphcore.tasks.sweep.summary import SweepRow, write_summary
+from graphcore.tasks.termination import ENDING, OF_SIGNALS, Terminated
 
 # The package's own folder comes last on the path, for checkouts that are not installed.
 CHILD = "import sys; sys.path.append({root!r}); from graphcore.tasks.main import main; main(is_quoted=True)"
 SECONDS_TO_END = (3.0, 15.0)  # seconds after Ctrl-C until the job is sent a signal, and until it is killed
-EXIT_INTERRUPTED = 130
+INTERRUPTING = (signal.SIGINT, *ENDING)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Sweep:
         child = subprocess.Popen(command)
         try:
             child.wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Terminated):  # the sender may know this process alone
+                child.send_signal(interrupt.number)
             end_child(child)
             raise
         finally:
@@ -82,7 +85,7 @@ class Sweep:
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a job after Ctrl-C; send it a signal if it goes on, and kill it if that does not end it."""
+    """Wait for a job after Ctrl-C or SIGTERM; send it a signal if it goes on, and kill it if that does not end it."""
     try:
         child.wait(SECONDS_TO_END[0])
     except subprocess.TimeoutExpired:
@@ -104,7 +107,7 @@ def completed_record(job: SweepJob) -> dict[str, object]:
     ended = f"signal {-job.status}" if job.status < 0 else f"exit status {job.status}"
     error = f"the job's process ended with {ended} and left no result"
     record = {**failed(minimal_record(None, None), error), "seconds": job.seconds}
-    if job.status == EXIT_INTERRUPTED:
+    if job.status in {status for number in INTERRUPTING for status in (-number, OF_SIGNALS + number)}:
         record.update(status="interrupted", error=None)
     write_json(path, record)
     return record

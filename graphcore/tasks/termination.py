@@ -1,0 +1,100 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: what was made so far is written, and child processes are ended.
+
+Containers, schedulers and closed terminals send them. Only the command line installs handlers; the Python interface
+leaves signals to its program.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 10.0  # seconds for ending, in which further signals change nothing
+OF_SIGNALS = 128  # the exit status of a process that a signal has ended is this and the signal's number
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal asks the process to end; all that ends at Ctrl-C ends at it, too.
+
+    Attributes:
+        number: int, the signal's number.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass
+class Termination:
+    """The first signal that asked the process to end, and the handler of such signals.
+
+    Attributes:
+        number: int, the signal's number; None if there was none.
+        terminals: numbers of the output streams that are terminals.
+    """
+
+    number: int | None = None
+    terminals: list[int] = field(default_factory=lambda: [file for file in (1, 2) if os.isatty(file)])
+    _since: float = 0.0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Raise Terminated in the main thread, unless it is ending already."""
+        for file in self.terminals:
+            if not os.isatty(file):  # the terminal is gone, and what is still said must not be an error
+                os.dup2(os.open(os.devnull, os.O_WRONLY), file)
+        now = time.monotonic()
+        if self.number is not None and now - self._since < PATIENCE:
+            return
+        self.number, self._since = self.number or number, now
+        raise Terminated(number)
+
+    def status(self, otherwise: int) -> int:
+        """Return the exit status of a command that would have ended with another one without the signal."""
+        return otherwise if self.number is None else OF_SIGNALS + self.number
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[Termination]:
+    """Raise Terminated in the main thread at SIGTERM and SIGHUP inside the block.
+
+    Signals that are ignored, as SIGHUP under nohup, or that have a handler of the program's own, are left alone.
+    """
+    termination = Termination()
+    taken = [number for number in ENDING if is_main_thread() and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, termination.handle)
+    try:
+        yield termination
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let Ctrl-C and the signals that end a command wait until the block has ended, as while a result is written."""
+    waiting: list[int] = []
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING) if callable(signal.getsignal(number))
+    }
+    taken = handlers if is_main_thread() else {}
+    for number in taken:
+        signal.signal(number, lambda received, _frame: waiting.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+    if waiting:
+        signal.raise_signal(waiting[0])
+
+
+def is_main_thread() -> bool:
+    """Return whether this is the thread that signals interrupt; Python sets their handlers in no other."""
+    return threading.current_thread() is threading.main_thread()
