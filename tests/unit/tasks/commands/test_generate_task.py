@@ -203,6 +203,20 @@ def test_a_base_model_that_is_asked_says_that_it_has_no_chat_template(
     assert not said(chat_folder, "prompt=Why?")
 
 
+def test_a_run_without_a_prompt_says_what_text_it_goes_on_from(
+    run_task: RunTask, base_folder: Path, chat_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(folder: Path, *overrides: str) -> bool:
+        run = run_task(f"model.checkpoint={folder}", "max_new_tokens=1", *overrides)
+        quoted = " ".join(str(run.record["generations"][0]["prompt"]).split())
+        return f'no prompt was given: going on from "{quoted}"; choose another' in capsys.readouterr().err
+
+    assert said(base_folder)
+    assert said(chat_folder, "chat=off")
+    assert not said(chat_folder)  # the default is a question, and the answer can be read without it
+    assert not said(base_folder, "prompt=Why?")
+
+
 def test_a_file_has_more_prompts_than_may_wait(run_task: RunTask, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt_ids": IDS}) + "\n" for _ in range(5)), encoding="utf-8")
