@@ -10,6 +10,7 @@ import torch
 from graphcore.compiler import find_compiler
 from graphcore.errors import ConfigError, GraphError
 from graphcore.processors import usable_processors
+from graphcore.registry import nearest
 
 MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD (malloc.h)
 RETURNED_NBYTES = 128 << 10  # the threshold that glibc begins with
@@ -27,7 +28,10 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device={name} is no device; use auto, cpu, cuda or cuda:N", is_unknown=True) from error
+        likely = nearest(name, ("auto", "cpu", "cuda"))
+        raise ConfigError(
+            f"device={name} is no device{likely}; use auto, cpu, cuda or cuda:N", is_unknown=True
+        ) from error
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ConfigError(f"device={name} is not supported; use auto, cpu, cuda or cuda:N", is_unknown=True)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -42,8 +42,13 @@ def lookup(noun: str, name: str, table: Mapping[str, T], error: type[GraphcoreEr
     raise error(f"unknown {noun} '{name}'{nearest(name, table)}; known: {', '.join(sorted(table))}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the closest of the known names, or an empty string."""
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return " (did you mean 'x'?)" for the closest of the known names, or an empty string.
+
+    Args:
+        likeness: least ratio of difflib between the names, from 0 to 1, which equal names have.
+    """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.lower(), names, n=1)
+    written = (name, name.lower())
+    close = next((found for one in written if (found := difflib.get_close_matches(one, names, 1, likeness))), [])
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -12,6 +12,14 @@ from graphcore.registry import nearest
 
 OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
 CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")  # what a user takes for a model's name
+OTHER_WORDS = {  # of yaml and of other engines
+    **dict.fromkeys(("true", "yes"), "on"),
+    **dict.fromkeys(("false", "no", "none"), "off"),
+    **dict.fromkeys(("float16", "half"), "fp16"),
+    **dict.fromkeys(("float32", "float"), "fp32"),
+    "bfloat16": "bf16",
+}
+MODEL_LIKENESS = 0.75  # of a misspelt model; other models' names are about as like as 0.6
 SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's
 
 
@@ -55,12 +63,23 @@ def check_groups(overrides: Iterable[str]) -> None:
         unknown = [option for option in value.split(",") if option not in groups[group]]
         if unknown and not (group == "experiment" and unknown == ["null"]):
             known = ", ".join(groups[group]) or "none yet"
-            # An unknown model is most likely another model, not a misspelling of one with a similar name.
-            likely = "" if group == "model" else nearest(unknown[0], groups[group])
+            likely = _likely_option(group, unknown[0], groups[group])
             raise ConfigError(
                 f"{group}={unknown[0]} is no option of this group{likely}; known: {known}",
                 is_unknown=True,
             )
+
+
+def _likely_option(group: str, written: str, options: list[str]) -> str:
+    """Return " (did you mean 'x'?)" for the option that was probably meant, or an empty string.
+
+    A model's numbers are its version and size: with other numbers the name is another model's, and no misspelling.
+    """
+    if group != "model":
+        return nearest(OTHER_WORDS.get(written.lower(), written), options)
+    numbers = re.findall(r"\d+", written)
+    alike = [option for option in options if not numbers or re.findall(r"\d+", option) == numbers]
+    return nearest(written, alike, MODEL_LIKENESS)
 
 
 @dataclass(frozen=True)

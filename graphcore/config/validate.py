@@ -13,6 +13,7 @@ from graphcore.config.settings import SamplingSettings, Settings, StreamingSetti
 from graphcore.config.user_path import user_folder
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
+from graphcore.registry import nearest
 
 THREADS_PER_CPU = 4
 POLICIES = Path(__file__).parents[1] / "streaming" / "policies"
@@ -30,6 +31,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 
 DTYPES = ("auto", "fp32", "bf16", "fp16")
 KV_DTYPES = (*DTYPES, "q8_0", "q5_0", "q4_0", "fp8")
+KV_ALIASES = {"int8": "q8_0", "int4": "q4_0"}  # other engines' names
 QUANT_FORMATS = ("stored", *PACKABLE)
 
 
@@ -66,13 +68,18 @@ def _check_choices(settings: Settings) -> None:
     )
     for key, value, allowed in choices:
         if value not in allowed:
-            known = ", ".join(word or "null" for word in allowed)
-            raise ConfigError(f"{key}={value} is not one of {known}", is_unknown=True)
+            raise unknown_choice(key, value, [word or "null" for word in allowed])
     if settings.model.attention != "auto" and settings.model.fallback is None:
         raise ConfigError(
             f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "
             "or add model.fallback=transformers"
         )
+
+
+def unknown_choice(key: str, value: str | None, allowed: Sequence[str]) -> ConfigError:
+    """Return an error that lists the values that a key can have, with the nearest one."""
+    likely = nearest(str(value), allowed)
+    return ConfigError(f"{key}={value} is not one of {', '.join(allowed)}{likely}", is_unknown=True)
 
 
 def kv_names(setting: str) -> tuple[str, str]:
@@ -81,11 +88,14 @@ def kv_names(setting: str) -> tuple[str, str]:
     Raises:
         ConfigError: there are more than two names, or one is unknown.
     """
-    names = [name.strip() for name in setting.split(",")]
-    if len(names) > len(("keys", "values")) or not all(name in KV_DTYPES for name in names):
+    names = [KV_ALIASES.get(name, name) for name in (part.strip() for part in setting.split(","))]
+    unknown = [name for name in names if name not in KV_DTYPES]
+    if len(names) > len(("keys", "values")) or unknown:
+        likely = nearest(unknown[0], (*KV_DTYPES, *KV_ALIASES)) if unknown else ""
+        aliases = ", ".join(f"{alias} ({name})" for alias, name in KV_ALIASES.items())
         raise ConfigError(
-            f"kv_dtype={setting} is not one of {', '.join(KV_DTYPES)}, nor two of them for keys and values, as in "
-            "q8_0,q4_0",
+            f"kv_dtype={setting} is not one of {', '.join(KV_DTYPES)}, {aliases}, nor two of them for keys and values, "
+            f"as in q8_0,q4_0{likely}",
             is_unknown=True,
         )
     return names[0], names[-1]
@@ -196,7 +206,7 @@ def _check_streaming_choices(streaming: StreamingSettings) -> None:
     )
     for key, value, allowed in choices:
         if value not in allowed:
-            raise ConfigError(f"streaming.{key}={value} is not one of {', '.join(allowed)}", is_unknown=True)
+            raise unknown_choice(f"streaming.{key}", value, allowed)
 
 
 def policy_names() -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
+from graphcore.tasks.requests.prompts import DEFAULT_OPENING
+from graphcore.tasks.task_engine import DEFAULT_NEW_TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp"
 HALF_MAX = 65504.0  # the largest float16
@@ -98,6 +100,14 @@ def test_gemma3_goes_on_from_a_text(gemma3_gguf: Path) -> None:
     with load(gemma3_gguf, "bf16") as engine:
         found = engine.generate(["The quick brown fox jumps over the lazy dog. The quick brown fox"], max_new_tokens=6)
     assert found[0].text == " jumps over the lazy dog."
+
+
+@pytest.mark.thorough
+def test_a_base_models_default_text_goes_on_without_repeating_itself(gemma3_gguf: Path) -> None:
+    with load(gemma3_gguf, "bf16") as engine:
+        lines = engine.generate([DEFAULT_OPENING], max_new_tokens=DEFAULT_NEW_TOKENS)[0].text.splitlines()
+    assert [line[:9] for line in lines[1:21]] == [f"{letter} is for " for letter in "DEFGHIJKLMNOPQRSTUVW"]
+    assert "\n".join(lines).startswith(" cat.\nD is for dog.\n")
 
 
 def top_and_peak(path: Path, dtype: str, ids: list[list[int]]) -> tuple[Tensor, float]:

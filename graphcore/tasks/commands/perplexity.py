@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least
+from graphcore.config.validate import at_least, unknown_choice
 from graphcore.engine.choices import DEFAULT_CONTEXT
 from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -94,7 +94,7 @@ def perplexity_settings(settings: Settings, task: PerplexitySettings) -> Setting
     at_least(2, "task.", task, ("window",))
     at_least(1, "task.", task, ("stride",))
     if task.path not in PATHS:
-        raise ConfigError(f"task.path={task.path} is not one of {', '.join(PATHS)}", is_unknown=True)
+        raise unknown_choice("task.path", task.path, PATHS)
     if settings.context_length is None and task.window is not None and task.window > DEFAULT_CONTEXT:
         return replace(settings, context_length=task.window)
     return settings

@@ -17,7 +17,8 @@ from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
 from graphcore.tasks.task_engine import model_name
 
 DEFAULT_QUESTION = "Why is the sky blue? Answer in two sentences."
-DEFAULT_OPENING = "The sky is blue because"
+# A small base model soon repeats its sentences; in an alphabet each line differs from the last.
+DEFAULT_OPENING = "The animals of the alphabet:\n\nA is for ant.\nB is for bear.\nC is for"
 DEFAULT_IDS = tuple(range(1, 9))
 
 
@@ -84,12 +85,19 @@ def encode_prompts(
     if prompts:
         return [encode_prompt(engine, settings, prompt) for prompt in prompts]
     if engine.has_tokenizer:
-        text = DEFAULT_QUESTION if uses_chat(engine.prompts, settings) else DEFAULT_OPENING
-        return [encode_prompt(engine, settings, Prompt(text, "the default prompt"))]
+        return [encode_prompt(engine, settings, Prompt(_default_text(engine, settings, note), "the default prompt"))]
     note(
         f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
     )
     return [encode_prompt(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
+
+
+def _default_text(engine: Engine, settings: Settings, note: Callable[[str], None]) -> str:
+    """Return a question if a chat template is used, else a text to go on from, after a note that quotes it."""
+    if uses_chat(engine.prompts, settings):
+        return DEFAULT_QUESTION
+    note(f'no prompt was given: going on from "{" ".join(DEFAULT_OPENING.split())}"; choose another with prompt=...')
+    return DEFAULT_OPENING
 
 
 def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:

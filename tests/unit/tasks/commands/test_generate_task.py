@@ -10,6 +10,7 @@ from chat_folder import TINY
 from command_process import graphcore
 from task_runs import RunTask
 
+from graphcore import Engine
 from graphcore.engine.handle import Handle
 from graphcore.engine.passes import ContinuousPasses
 
@@ -173,6 +174,20 @@ def test_a_checkpoint_that_cannot_encode_the_prompts_is_refused_before_its_weigh
     assert re.search(said, str(run_task(LLAMA, *named).error))
 
 
+@pytest.mark.parametrize(
+    ("given", "named"), [("int8", "q8_0"), ("int4", "q4_0"), ("int8,int4", "q8_0,q4_0"), ("fp32,int8", "float32,q8_0")]
+)
+def test_other_names_of_a_cache_are_recorded_as_its_own(run_task: RunTask, given: str, named: str) -> None:
+    asked = (LLAMA, f"prompt_ids={IDS}", "max_new_tokens=4", "dtype=fp32")
+    records = [run_task(*asked, f"kv_dtype='{one}'").record for one in (given, named.replace("float32", "fp32"))]
+    assert [record["kv_dtype"] for record in records] == [named] * 2
+    assert records[0]["memory"]["kv_bytes"] == records[1]["memory"]["kv_bytes"]
+    assert records[0]["token_ids"] == records[1]["token_ids"]
+    assert run_task(LLAMA, "task=plan", f"kv_dtype='{given}'").record["kv_dtype"] == named
+    with Engine.load(TINY / "llama3", dtype="fp32", device="cpu", overrides=[f"kv_dtype={given}"]) as engine:
+        assert str(engine.choices.kv_dtype).replace("torch.", "") == named
+
+
 def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
     run_task: RunTask, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +216,20 @@ def test_a_base_model_that_is_asked_says_that_it_has_no_chat_template(
     assert not said(base_folder, "prompt_ids=[1,2]")
     assert not said(base_folder)  # the default prompt is an opening, not a question
     assert not said(chat_folder, "prompt=Why?")
+
+
+def test_a_run_without_a_prompt_says_what_text_it_goes_on_from(
+    run_task: RunTask, base_folder: Path, chat_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(folder: Path, *overrides: str) -> bool:
+        run = run_task(f"model.checkpoint={folder}", "max_new_tokens=1", *overrides)
+        quoted = " ".join(str(run.record["generations"][0]["prompt"]).split())
+        return f'no prompt was given: going on from "{quoted}"; choose another' in capsys.readouterr().err
+
+    assert said(base_folder)
+    assert said(chat_folder, "chat=off")
+    assert not said(chat_folder)  # the default is a question, and the answer can be read without it
+    assert not said(base_folder, "prompt=Why?")
 
 
 def test_a_file_has_more_prompts_than_may_wait(run_task: RunTask, tmp_path: Path) -> None:
