@@ -5,9 +5,9 @@ from enum import Enum
 from pathlib import Path
 
 from graphcore.checkpoint.file_bytes import read_front
+from graphcore.checkpoint.model_file_names import PICKLE_SUFFIXES
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 

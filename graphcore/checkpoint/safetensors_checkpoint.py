@@ -10,13 +10,12 @@ import torch
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
-from graphcore.checkpoint.file_kind import PICKLE_SUFFIXES, pickle_folder_refusal
+from graphcore.checkpoint.file_kind import pickle_folder_refusal
+from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import read_indexed_headers
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
