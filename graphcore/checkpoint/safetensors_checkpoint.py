@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,14 +14,15 @@ from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
 from graphcore.checkpoint.file_kind import pickle_folder_refusal
 from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
-from graphcore.checkpoint.safetensors_index import read_indexed_headers
+from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
+from graphcore.checkpoint.wrapped_names import note_on_wrappers, unwrapped_names
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names.
+    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers'.
 
     Args:
         path: path of a .safetensors file, or of a folder with, in this order, model.safetensors.index.json and its
@@ -40,11 +42,17 @@ class SafetensorsCheckpoint(Checkpoint):
         weights = _weights_file(Path(path))
         self.folder = weights.parent
         if weights.name == INDEX_NAME:
-            tensors, files = read_indexed_headers(weights)
+            found = read_indexed_headers(weights)
         else:
             tensors, identity = read_safetensors_header(weights)
-            files = {weights: identity}
-        self.tensors, self.files = MappingProxyType(tensors), MappingProxyType(files)
+            found = IndexedHeaders(tensors, {weights: identity}, {})
+        unwrapped = unwrapped_names([*found.tensors, *found.faults], self.source)
+        self.tensors = MappingProxyType(
+            {unwrapped[name]: replace(info, name=unwrapped[name]) for name, info in found.tensors.items()}
+        )
+        self.faults = MappingProxyType({unwrapped[name]: fault for name, fault in found.faults.items()})
+        self.files = MappingProxyType(found.files)
+        self.notes = note_on_wrappers(unwrapped)
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the only span of the tensor's bytes."""
@@ -60,7 +68,7 @@ class SafetensorsCheckpoint(Checkpoint):
 def load_tensors(
     path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Read all tensors of a safetensors checkpoint and return them by their stored names.
+    """Read all tensors of a safetensors checkpoint and return them by their names.
 
     Args:
         path: path as for `SafetensorsCheckpoint`.
@@ -75,6 +83,7 @@ def load_tensors(
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype={dtype}: weights are only cast to floating dtypes; use torch.bfloat16 or None")
     checkpoint = SafetensorsCheckpoint(path)
+    checkpoint.check_needed(checkpoint.faults)
     return {name: _placed(checkpoint.read(name), dtype, device) for name in checkpoint.tensors}
 
 

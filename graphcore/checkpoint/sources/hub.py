@@ -22,7 +22,7 @@ from typing import Any
 
 from graphcore.checkpoint.sources.cached_file import writable
 from graphcore.checkpoint.sources.known_hash import known_sha256
-from graphcore.checkpoint.sources.repository_files import ModelFiles, choose_files, refusal
+from graphcore.checkpoint.sources.repository_files import ModelFiles, choose_files, repository_error
 from graphcore.checkpoint.sources.source import HubSource
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 from graphcore.progress import Progress
@@ -77,7 +77,7 @@ def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: P
         folder, files = _find_or_download(source, caches, report)
     missing = [file for file in files.weights if not (folder / file).is_file()]
     if missing:
-        raise refusal(source, f"gave no {missing[0]}", "try again: a download resumes")
+        raise repository_error(source, f"gave no {missing[0]}", "try again: a download resumes")
     _check_hashes([folder / file for file in (*files.weights, *files.others)], hashes, report)
     return folder / files.opened
 
@@ -197,16 +197,18 @@ def _explained(source: HubSource) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         action = f"accept its terms on https://huggingface.co/{source.repo}, then set HF_TOKEN"
-        raise refusal(source, "is gated", action) from error
+        raise repository_error(source, "is gated", action) from error
     except errors.RepositoryNotFoundError as error:
-        raise refusal(source, "is not there, or is private", "check the name, or set HF_TOKEN") from error
+        raise repository_error(source, "is not there, or is private", "check the name, or set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
-        raise refusal(source, f"has no revision '{source.revision}'", "check the name after @") from error
+        raise repository_error(source, f"has no revision '{source.revision}'", "check the name after @") from error
     except (errors.HfHubHTTPError, ValueError, RuntimeError) as error:
-        raise refusal(source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes") from error
+        raise repository_error(
+            source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes"
+        ) from error
     except (errors.EntryNotFoundError, errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # of its HTTP library
         action = "check the network (HF_HUB_OFFLINE, HF_ENDPOINT), or give a local path"
-        raise refusal(source, "cannot be reached, and the cache does not hold it whole", action) from error
+        raise repository_error(source, "cannot be reached, and the cache does not hold it whole", action) from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -57,7 +57,7 @@ def choose_files(source: HubSource, names: Iterable[str]) -> ModelFiles:
     if not inside:
         folders = sorted({str(PurePosixPath(name).parent) for name in names if "/" in name})
         listed = f"it has {_listed(folders)}" if folders else "it has none; leave the folder out"
-        raise refusal(source, f"has no folder {quoted(source.folder)}", listed)
+        raise repository_error(source, f"has no folder {quoted(source.folder)}", listed)
     top = [name.removeprefix(prefix) for name in inside if "/" not in name.removeprefix(prefix)]
     tag = None if source.tag is None or source.tag.lower() == DEFAULT_TAG else source.tag
     weights = [] if tag else _safetensors(source, top)
@@ -69,7 +69,7 @@ def choose_files(source: HubSource, names: Iterable[str]) -> ModelFiles:
     )
 
 
-def refusal(source: HubSource, found: str, action: str) -> CheckpointNotFoundError:
+def repository_error(source: HubSource, found: str, action: str) -> CheckpointNotFoundError:
     """Return the error about a repository: what was found, and what to do."""
     return CheckpointNotFoundError(f"hf:{source.repo} {found}; {action}")
 
@@ -80,7 +80,7 @@ def _named(source: HubSource, file: str, names: Sequence[str]) -> ModelFiles:
     if missing:
         models = model_names(names)
         action = f"its GGUF models are {_listed(models)}" if models else "check the path after the repository"
-        raise refusal(source, f"has no file {quoted(missing[0])}", action)
+        raise repository_error(source, f"has no file {quoted(missing[0])}", action)
     return ModelFiles(file, tuple(shards))
 
 
@@ -108,7 +108,7 @@ def _gguf_model(source: HubSource, tag: str | None, inside: Sequence[str], top: 
     """Return the only GGUF model of the folder, or the one that the tag names."""
     models = model_names(inside)
     if not models:
-        raise refusal(source, *_without_model(top, tag))
+        raise repository_error(source, *_without_model(top, tag))
     found = models if tag is None else _tagged(models, tag)
     if len(found) == 1:
         return ModelFiles(found[0], tuple(shards_of(found[0])))
@@ -117,7 +117,7 @@ def _gguf_model(source: HubSource, tag: str | None, inside: Sequence[str], top: 
             f"hf:{source.repo} holds {len(found)} GGUF models{f' of {tag}' if tag else ''} ({_listed(found)}); "
             f"name one, as in hf:{source.repo}/{found[0]}, or its quant, as in hf:{source.repo}:Q8_0"
         )
-    raise refusal(source, f"has no GGUF model of {quoted(tag)}", f"it has {_listed(models)}")
+    raise repository_error(source, f"has no GGUF model of {quoted(tag)}", f"it has {_listed(models)}")
 
 
 def _tagged(models: Sequence[str], tag: str) -> list[str]:
