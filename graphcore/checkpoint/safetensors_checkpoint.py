@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 import torch
 
+from graphcore.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_PREFIX, adapter_refusal, is_adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
-from graphcore.checkpoint.file_kind import pickle_folder_refusal
+from graphcore.checkpoint.file_kind import FileKind, kind_of, pickle_folder_refusal, refusal
 from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
@@ -33,7 +34,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     Raises:
         CheckpointNotFoundError: the path, the weights in it or a shard are missing.
-        CheckpointError: headers, index and files contradict each other, or the weights are pickled.
+        CheckpointError: headers and files contradict each other, the weights are pickled, or they are an adapter.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,13 +47,15 @@ class SafetensorsCheckpoint(Checkpoint):
         else:
             tensors, identity = read_safetensors_header(weights)
             found = IndexedHeaders(tensors, {weights: identity}, {})
+        if is_adapter(found.tensors):
+            raise adapter_refusal(weights)
         unwrapped = unwrapped_names([*found.tensors, *found.faults], self.source)
         self.tensors = MappingProxyType(
             {unwrapped[name]: replace(info, name=unwrapped[name]) for name, info in found.tensors.items()}
         )
         self.faults = MappingProxyType({unwrapped[name]: fault for name, fault in found.faults.items()})
         self.files = MappingProxyType(found.files)
-        self.notes = note_on_wrappers(unwrapped)
+        self.notes = (*note_on_wrappers(unwrapped), *_note_on_adapter(self.folder))
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the only span of the tensor's bytes."""
@@ -98,7 +101,9 @@ def _weights_file(path: Path) -> Path:
     for name in (INDEX_NAME, SINGLE_NAME):
         if name in names:
             return path / name
-    others = [name for name in names if name.endswith(".safetensors")]
+    others = [name for name in names if name.endswith(".safetensors") and not name.startswith(ADAPTER_PREFIX)]
+    if not others and ADAPTER_CONFIG in names:
+        raise adapter_refusal(path)
     if len(others) == 1:
         return path / _whole(path, others[0])
     if others:
@@ -107,11 +112,20 @@ def _weights_file(path: Path) -> Path:
             f"{INDEX_NAME}; name one of them, or fetch the index"
         )
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    ggml = next((name for name in pickles if kind_of(path / name) is FileKind.GGML), None)
+    if ggml is not None:
+        raise refusal(path / ggml, FileKind.GGML)
     if pickles:
         raise pickle_folder_refusal(path, pickles)
     raise CheckpointNotFoundError(
         f"{path}: holds no weights, neither {SINGLE_NAME} nor {INDEX_NAME} nor a .gguf file; check the path"
     )
+
+
+def _note_on_adapter(folder: Path) -> tuple[str, ...]:
+    """Return a note about an adapter that lies beside the model, or none."""
+    is_beside = (folder / ADAPTER_CONFIG).is_file()
+    return (f"the adapter beside the model is not applied ({ADAPTER_CONFIG})",) if is_beside else ()
 
 
 def _whole(folder: Path, name: str) -> str:
