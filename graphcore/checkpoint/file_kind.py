@@ -1,7 +1,7 @@
 """The kind of a file, told by its first bytes rather than its name, and the errors for kinds that are not read.
 
-Sources of the first bytes: llama.cpp before August 2023, llama.h (magic numbers, little-endian); tools/imatrix, whose old
-files begin with a count, a length and the name of a tensor.
+Sources of the first bytes: llama.cpp before August 2023, llama.h (magic numbers, little-endian); tools/imatrix, whose
+old files begin with a count, a length and the name of a tensor.
 """
 
 import re

@@ -1,7 +1,15 @@
-"""The reader of Hugging Face checkpoints: one .safetensors file, or an index and its shards."""
+"""The reader of Hugging Face checkpoints: one .safetensors file, or an index and its shards.
+
+Training programs save tensors under the names of wrappers around the model, which are taken off:
+
+    module._orig_mod.model.layers.0.self_attn.q_proj.weight   ->   model.layers.0.self_attn.q_proj.weight
+
+torch.compile, FSDP and activation checkpointing wrap whole models or single layers, under names that nothing else has.
+DistributedDataParallel's "module." and PEFT's "base_model.model." are taken off where all tensors have them.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,9 +24,10 @@ from graphcore.checkpoint.file_kind import FileKind, kind_of, pickle_folder_refu
 from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
-from graphcore.checkpoint.wrapped_names import note_on_wrappers, unwrapped_names
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, quoted
 
+TORCH_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
+SHARED_WRAPPERS = ("module.", "base_model.model.")  # in front of all names
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
@@ -66,6 +75,42 @@ class SafetensorsCheckpoint(Checkpoint):
         (raw,) = parts
         info = self.find(name)
         return as_stored(raw, info.encoding, info.shape)
+
+
+def unwrapped_names(names: Iterable[str], source: str) -> dict[str, str]:
+    """Return the name of each tensor without wrappers, by its stored name.
+
+    Args:
+        names: stored names.
+        source: name of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: two tensors have the same name without wrappers.
+    """
+    found = {name: ".".join(part for part in name.split(".") if part not in TORCH_WRAPPERS) for name in names}
+    while prefix := _shared_prefix([plain for plain in found.values() if "." in plain]):
+        found = {name: plain.removeprefix(prefix) for name, plain in found.items()}
+    stored: dict[str, str] = {}
+    for name, plain in found.items():
+        if stored.setdefault(plain, name) != name:
+            raise CheckpointError(
+                f"{source}: tensors {quoted(stored[plain])} and {quoted(name)} are both {quoted(plain)} without the "
+                "names of wrappers; save the model without wrappers"
+            )
+    return found
+
+
+def _shared_prefix(names: Sequence[str]) -> str:
+    """Return the wrapper that all names begin with; empty if there is none."""
+    return next((one for one in SHARED_WRAPPERS if names and all(name.startswith(one) for name in names)), "")
+
+
+def note_on_wrappers(unwrapped: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note that shows one of the names that lost its wrappers, or none."""
+    example = next((name for name, plain in unwrapped.items() if plain != name), None)
+    if example is None:
+        return ()
+    return (f"names of wrappers were taken off tensors' names, as in {quoted(example)}",)
 
 
 def load_tensors(

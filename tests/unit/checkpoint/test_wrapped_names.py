@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
-from graphcore.checkpoint.wrapped_names import unwrapped_names
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint, unwrapped_names
 from graphcore.errors import CheckpointError
 
 PLAIN = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"]
