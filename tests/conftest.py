@@ -1,7 +1,10 @@
 """Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
 
 import os
+import tempfile
 
+# No test reads or fills the user's own Hugging Face cache:
+os.environ["HF_HUB_CACHE"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "hub")  # noqa: PTH118  # before all else
 # Read by torch, here and in the processes that tests start:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers must not spin
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch

@@ -4,7 +4,7 @@ A reader checks all headers against the sizes of the files when it is made. It r
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -52,22 +52,47 @@ class Checkpoint(ABC):
         layout: naming and folding rules that apply: "hf", "gguf" or "decoder".
         tensors: description of each tensor, by name, in file order.
         files: identity of each file when its header was read, by path.
+        faults: contradictions of the files about a tensor, by its name: messages that matter only if it is needed.
+        notes: lines about what was changed or left out when the files were opened.
     """
 
     source: str
     layout: str
     tensors: Mapping[str, TensorInfo]
     files: Mapping[Path, FileIdentity] = MappingProxyType({})
+    faults: Mapping[str, str] = MappingProxyType({})
+    notes: Sequence[str] = ()
 
     def find(self, name: str) -> TensorInfo:
         """Return the description of the tensor `name`.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor; the message suggests the nearest name.
+            CheckpointError: the checkpoint has no such tensor, and the message suggests the nearest name; or its files
+                contradict each other about the tensor.
         """
+        self.check_needed([name])
         if name in self.tensors:
             return self.tensors[name]
         raise CheckpointError(f"{self.source}: has no tensor {quoted(name)}{nearest(name, self.tensors)}")
+
+    def check_needed(self, names: Iterable[str]) -> None:
+        """Check that the files do not contradict each other about any of the tensors.
+
+        Raises:
+            CheckpointError: they do.
+        """
+        for name in names:
+            if name in self.faults:
+                raise CheckpointError(self.faults[name])
+
+    def faults_of_parts(self, parts: Mapping[str, Iterable[str]]) -> Mapping[str, str]:
+        """Return the faults of a view that makes tensors of several stored ones.
+
+        Args:
+            parts: names of the stored tensors of each of the view's tensors, by its name.
+        """
+        found = {whole: self.faults[one] for whole, names in parts.items() for one in names if one in self.faults}
+        return MappingProxyType({**self.faults, **found})
 
     @abstractmethod
     def spans(self, name: str) -> tuple[FileSpan, ...]:

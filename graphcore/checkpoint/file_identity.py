@@ -14,17 +14,20 @@ class FileIdentity:
         inode: number of the file; another number under the same name is another file.
         size: bytes of the file.
         modified_ns: time of the last write, in nanoseconds since 1970, with the file system's resolution.
+        changed_ns: time of the last change of content, time of writing, owner, permissions or links, likewise; no
+            program can set it, so it shows a write whose time of writing was set back.
     """
 
     device: int
     inode: int
     size: int
     modified_ns: int
+    changed_ns: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
         """Return the identity that `status` describes."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def change_to(self, now: "FileIdentity") -> str:
         """Return in words how the file changed until `now`; empty if it did not."""
@@ -32,4 +35,7 @@ class FileIdentity:
             return "another file has taken its place"
         if now.size != self.size:
             return f"it {'shrank' if now.size < self.size else 'grew'} from {self.size} to {now.size} bytes"
-        return "it was written to" if now.modified_ns != self.modified_ns else ""
+        if now.modified_ns != self.modified_ns:
+            return "it was written to"
+        is_same = now.changed_ns == self.changed_ns
+        return "" if is_same else "it was written to and its time set back, or its owner, permissions or links changed"

@@ -1,13 +1,22 @@
-"""The kind of a file, told by its first bytes rather than its name, and the errors for kinds that are not read."""
+"""The kind of a file, told by its first bytes rather than its name, and the errors for kinds that are not read.
 
+Sources of the first bytes: llama.cpp before August 2023, llama.h (magic numbers, little-endian); tools/imatrix, whose
+old files begin with a count, a length and the name of a tensor.
+"""
+
+import re
 import shlex
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from graphcore.checkpoint.file_bytes import read_front
+from graphcore.checkpoint.model_file_names import PICKLE_SUFFIXES
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+IMATRIX_FOUND = "is an importance matrix, which quantising reads, not a model; open the model's own file"
+FRONT = 128  # bytes that tell the kind
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
@@ -18,8 +27,29 @@ class FileKind(Enum):
     GGUF = "GGUF"
     PICKLE = "pickle"
     LFS_POINTER = "Git LFS pointer"
+    GGML = "GGML"
+    GGML_ADAPTER = "GGML adapter"
+    IMATRIX = "importance matrix"
+    WEB_PAGE = "web page"
+    HDF5 = "HDF5"
+    JSON = "JSON"
     EMPTY = "empty"
     UNKNOWN = "unknown"
+
+
+_MAGICS: Mapping[tuple[bytes, ...], FileKind] = MappingProxyType(
+    {
+        # torch.save writes a zip archive; before torch 1.6, a pickle of protocol 2.
+        (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"): FileKind.PICKLE,
+        (b"version https://",): FileKind.LFS_POINTER,
+        (b"lmgg", b"fmgg", b"tjgg", b"ggml", b"ggmf", b"ggjt"): FileKind.GGML,
+        (b"algg", b"ggla"): FileKind.GGML_ADAPTER,
+        (b"\x89HDF\r\n\x1a\n",): FileKind.HDF5,
+        (b'{"', b"{\n", b"{\r\n"): FileKind.JSON,
+    }
+)
+_IMATRIX = re.compile(rb"[\s\S]{8}(blk\.\d+\.[\w.]+|output|token_embd)\.weight")
+LONGEST_ENTRY = 256  # bytes of a tensor's name in an importance matrix
 
 
 def kind_of(path: Path) -> FileKind:
@@ -29,7 +59,7 @@ def kind_of(path: Path) -> FileKind:
         CheckpointNotFoundError: the path does not exist.
         CheckpointError: the path is not a regular file, or cannot be read.
     """
-    front = read_front(path, 16)
+    front = read_front(path, FRONT)
     by_magic = _kind_by_magic(front)
     if by_magic is not FileKind.UNKNOWN:
         return by_magic
@@ -46,14 +76,17 @@ def _kind_by_magic(front: bytes) -> FileKind:
     # Checked before pickle: a safetensors file with a header of 640 bytes starts with pickle's 0x80 0x02.
     if front[8:9] == b"{" and int.from_bytes(front[:8], "little") <= MAX_SAFETENSORS_HEADER:
         return FileKind.SAFETENSORS
-    # torch.save writes a zip archive; before torch 1.6, a pickle of protocol 2.
-    if front.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-        return FileKind.PICKLE
-    return FileKind.LFS_POINTER if front.startswith(b"version https://") else FileKind.UNKNOWN
+    found = next((kind for magics, kind in _MAGICS.items() if front.startswith(magics)), FileKind.UNKNOWN)
+    if found is FileKind.UNKNOWN and _IMATRIX.match(front) and int.from_bytes(front[4:8], "little") <= LONGEST_ENTRY:
+        return FileKind.IMATRIX
+    if found is FileKind.UNKNOWN and front.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return FileKind.WEB_PAGE
+    return found
 
 
 def refusal(path: Path, kind: FileKind) -> CheckpointError:
     """Return the error that says why a file of a given kind is not read, and what to do."""
+    new = str(path.with_suffix(".gguf"))
     match kind:
         case FileKind.EMPTY:
             return CheckpointError(f"{path}: is empty; fetch it again")
@@ -61,6 +94,28 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             return CheckpointError(f"{path}: is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
         case FileKind.PICKLE:
             return _pickle_refusal(path)
+        case FileKind.GGML:
+            return UnsupportedError(
+                f"{path}: is a GGML file of before August 2023, which came before GGUF; convert it with llama.cpp: "
+                f"{shlex.join(['python', 'convert_llama_ggml_to_gguf.py', '--input', str(path), '--output', new])} "
+                "(Llama models), or fetch the model as GGUF"
+            )
+        case FileKind.GGML_ADAPTER:
+            return UnsupportedError(
+                f"{path}: is a LoRA adapter of before August 2023 (GGLA), not a model; merge the adapter that it was "
+                "made from into its base model, and open the result"
+            )
+        case FileKind.IMATRIX:
+            return UnsupportedError(f"{path}: {IMATRIX_FOUND}")
+        case FileKind.WEB_PAGE:
+            return CheckpointError(f"{path}: is a web page, not the weights; fetch the file itself (resolve, not blob)")
+        case FileKind.HDF5:
+            return UnsupportedError(
+                f"{path}: is an HDF5 file (Keras, TensorFlow), which is not read; load it with its own program, and "
+                "save safetensors"
+            )
+        case FileKind.JSON:
+            return CheckpointError(f"{path}: is a JSON file, not the weights; name its folder, or the weights' file")
         case FileKind.UNKNOWN:
             front = quoted(read_front(path, 8))
             return CheckpointError(f"{path}: is neither safetensors nor GGUF, it starts with {front}; check the path")

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 
+from graphcore.checkpoint.adapter_files import check_gguf_is_model
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan
@@ -67,7 +68,7 @@ class GGUFCheckpoint(Checkpoint):
 
     Raises:
         CheckpointNotFoundError: the file, or a part of a split model, is missing.
-        UnsupportedError: the version, the byte order or a tensor's type is not supported.
+        UnsupportedError: the version, the byte order or a tensor's type is not supported, or the file is no model.
         CheckpointError: a file is damaged, or parts contradict each other.
     """
 
@@ -79,6 +80,7 @@ class GGUFCheckpoint(Checkpoint):
         self.folder = Path(path).parent
         headers = read_split_headers(Path(path))
         self.metadata, self.kinds = headers[0].metadata, headers[0].kinds
+        check_gguf_is_model(Path(path), self.metadata)
         architecture = self.metadata.get("general.architecture")
         tensors: dict[str, TensorInfo] = {}
         for header in headers:

@@ -5,7 +5,6 @@ guaranteed to have the model's metadata. Source: llama.cpp, tools/gguf-split.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from graphcore.checkpoint.file_bytes import file_names
@@ -13,16 +12,6 @@ from graphcore.checkpoint.gguf_header import GGUFHeader, read_gguf_header
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-
-
-def model_names(file_names: Iterable[str]) -> list[str]:
-    """Return one file name for each GGUF model: the first part of a split model; image projectors are left out."""
-    models: dict[tuple[str, str], str] = {}
-    for name in sorted(file_names):
-        if name.lower().endswith(".gguf") and not name.lower().startswith("mmproj"):
-            part = PART_NAME.fullmatch(name)
-            models.setdefault((part["stem"], part["count"]) if part else (name, ""), name)
-    return list(models.values())
 
 
 def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:

@@ -35,6 +35,7 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
         super().__init__(path)
         self._stored = self.tensors
         self.tensors = MappingProxyType(join_pairs(self._stored, self.source))
+        self.faults = self.faults_of_parts({name: (_scales_of(name),) for name in self.tensors})
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the spans of a tensor's bytes: for a pair, those of its blocks and its scales."""

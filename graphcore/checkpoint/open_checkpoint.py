@@ -6,9 +6,9 @@ from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import FileKind, kind_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.gguf_split import model_names
+from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME, model_names
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint, has_pairs
-from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 
 

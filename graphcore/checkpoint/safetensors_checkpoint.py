@@ -1,27 +1,38 @@
-"""The reader of Hugging Face checkpoints: one .safetensors file, or an index and its shards."""
+"""The reader of Hugging Face checkpoints: one .safetensors file, or an index and its shards.
+
+Training programs save tensors under the names of wrappers around the model, which are taken off:
+
+    module._orig_mod.model.layers.0.self_attn.q_proj.weight   ->   model.layers.0.self_attn.q_proj.weight
+
+torch.compile, FSDP and activation checkpointing wrap whole models or single layers, under names that nothing else has.
+DistributedDataParallel's "module." and PEFT's "base_model.model." are taken off where all tensors have them.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
+from graphcore.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_PREFIX, adapter_refusal, is_adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
-from graphcore.checkpoint.file_kind import PICKLE_SUFFIXES, pickle_folder_refusal
+from graphcore.checkpoint.file_kind import FileKind, kind_of, pickle_folder_refusal, refusal
+from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
-from graphcore.checkpoint.safetensors_index import read_indexed_headers
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, quoted
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+TORCH_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
+SHARED_WRAPPERS = ("module.", "base_model.model.")  # in front of all names
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names.
+    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers'.
 
     Args:
         path: path of a .safetensors file, or of a folder with, in this order, model.safetensors.index.json and its
@@ -32,7 +43,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     Raises:
         CheckpointNotFoundError: the path, the weights in it or a shard are missing.
-        CheckpointError: headers, index and files contradict each other, or the weights are pickled.
+        CheckpointError: headers and files contradict each other, the weights are pickled, or they are an adapter.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,11 +52,19 @@ class SafetensorsCheckpoint(Checkpoint):
         weights = _weights_file(Path(path))
         self.folder = weights.parent
         if weights.name == INDEX_NAME:
-            tensors, files = read_indexed_headers(weights)
+            found = read_indexed_headers(weights)
         else:
             tensors, identity = read_safetensors_header(weights)
-            files = {weights: identity}
-        self.tensors, self.files = MappingProxyType(tensors), MappingProxyType(files)
+            found = IndexedHeaders(tensors, {weights: identity}, {})
+        if is_adapter(found.tensors):
+            raise adapter_refusal(weights)
+        unwrapped = unwrapped_names([*found.tensors, *found.faults], self.source)
+        self.tensors = MappingProxyType(
+            {unwrapped[name]: replace(info, name=unwrapped[name]) for name, info in found.tensors.items()}
+        )
+        self.faults = MappingProxyType({unwrapped[name]: fault for name, fault in found.faults.items()})
+        self.files = MappingProxyType(found.files)
+        self.notes = (*note_on_wrappers(unwrapped), *_note_on_adapter(self.folder))
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the only span of the tensor's bytes."""
@@ -58,10 +77,46 @@ class SafetensorsCheckpoint(Checkpoint):
         return as_stored(raw, info.encoding, info.shape)
 
 
+def unwrapped_names(names: Iterable[str], source: str) -> dict[str, str]:
+    """Return the name of each tensor without wrappers, by its stored name.
+
+    Args:
+        names: stored names.
+        source: name of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: two tensors have the same name without wrappers.
+    """
+    found = {name: ".".join(part for part in name.split(".") if part not in TORCH_WRAPPERS) for name in names}
+    while prefix := _shared_prefix([plain for plain in found.values() if "." in plain]):
+        found = {name: plain.removeprefix(prefix) for name, plain in found.items()}
+    stored: dict[str, str] = {}
+    for name, plain in found.items():
+        if stored.setdefault(plain, name) != name:
+            raise CheckpointError(
+                f"{source}: tensors {quoted(stored[plain])} and {quoted(name)} are both {quoted(plain)} without the "
+                "names of wrappers; save the model without wrappers"
+            )
+    return found
+
+
+def _shared_prefix(names: Sequence[str]) -> str:
+    """Return the wrapper that all names begin with; empty if there is none."""
+    return next((one for one in SHARED_WRAPPERS if names and all(name.startswith(one) for name in names)), "")
+
+
+def note_on_wrappers(unwrapped: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note that shows one of the names that lost its wrappers, or none."""
+    example = next((name for name, plain in unwrapped.items() if plain != name), None)
+    if example is None:
+        return ()
+    return (f"names of wrappers were taken off tensors' names, as in {quoted(example)}",)
+
+
 def load_tensors(
     path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Read all tensors of a safetensors checkpoint and return them by their stored names.
+    """Read all tensors of a safetensors checkpoint and return them by their names.
 
     Args:
         path: path as for `SafetensorsCheckpoint`.
@@ -76,6 +131,7 @@ def load_tensors(
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype={dtype}: weights are only cast to floating dtypes; use torch.bfloat16 or None")
     checkpoint = SafetensorsCheckpoint(path)
+    checkpoint.check_needed(checkpoint.faults)
     return {name: _placed(checkpoint.read(name), dtype, device) for name in checkpoint.tensors}
 
 
@@ -90,7 +146,9 @@ def _weights_file(path: Path) -> Path:
     for name in (INDEX_NAME, SINGLE_NAME):
         if name in names:
             return path / name
-    others = [name for name in names if name.endswith(".safetensors")]
+    others = [name for name in names if name.endswith(".safetensors") and not name.startswith(ADAPTER_PREFIX)]
+    if not others and ADAPTER_CONFIG in names:
+        raise adapter_refusal(path)
     if len(others) == 1:
         return path / _whole(path, others[0])
     if others:
@@ -99,11 +157,20 @@ def _weights_file(path: Path) -> Path:
             f"{INDEX_NAME}; name one of them, or fetch the index"
         )
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    ggml = next((name for name in pickles if kind_of(path / name) is FileKind.GGML), None)
+    if ggml is not None:
+        raise refusal(path / ggml, FileKind.GGML)
     if pickles:
         raise pickle_folder_refusal(path, pickles)
     raise CheckpointNotFoundError(
         f"{path}: holds no weights, neither {SINGLE_NAME} nor {INDEX_NAME} nor a .gguf file; check the path"
     )
+
+
+def _note_on_adapter(folder: Path) -> tuple[str, ...]:
+    """Return a note about an adapter that lies beside the model, or none."""
+    is_beside = (folder / ADAPTER_CONFIG).is_file()
+    return (f"the adapter beside the model is not applied ({ADAPTER_CONFIG})",) if is_beside else ()
 
 
 def _whole(folder: Path, name: str) -> str:

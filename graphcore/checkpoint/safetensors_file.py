@@ -7,7 +7,7 @@ The header maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, w
 Source: the format section of the safetensors README.
 
 The library is not used: it keeps offsets to itself, which streaming needs, says less of what is wrong, and refuses
-nothing that is read here but a size of -0. A test compares both on damaged headers.
+nothing that is read here but a size of -0 and a null in the metadata. A test compares both on damaged headers.
 """
 
 from itertools import pairwise
@@ -61,7 +61,10 @@ def _header_bytes(path: Path, size: int) -> bytes:
 
 
 def _check_metadata(metadata: object, path: Path) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+    # Some writers store null for no text; nothing here is read.
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(text, str | None) for text in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ does not map strings to strings; fetch the file again")
 
 

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from graphcore.checkpoint.checkpoint import TensorInfo
@@ -16,29 +17,46 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 MAX_INDEX = 100_000_000  # bytes; the largest published index has about 10 MB
 
 
-def read_indexed_headers(index: Path) -> tuple[dict[str, TensorInfo], dict[Path, FileIdentity]]:
-    """Return the tensors of all shards by name, in the order of the shards' names, and the identities of the files.
+@dataclass(frozen=True)
+class IndexedHeaders:
+    """The headers of all shards.
+
+    Attributes:
+        tensors: descriptions of the stored tensors by name, in the order of the shards' names.
+        files: identities of the shards.
+        faults: disagreements of the index with its shards, by tensor: messages for a model that needs the tensor. A
+            tied head or a buffer that a writer dropped is often still in the index.
+    """
+
+    tensors: dict[str, TensorInfo]
+    files: dict[Path, FileIdentity]
+    faults: dict[str, str]
+
+
+def read_indexed_headers(index: Path) -> IndexedHeaders:
+    """Return the headers of all shards that an index names.
 
     Raises:
         CheckpointNotFoundError: a shard is missing.
-        CheckpointError: the index and its shards do not name exactly the same tensors in the same files.
+        CheckpointError: the index or a shard is damaged.
     """
     weight_map = _read_weight_map(index)
     shards = _shard_paths(index, weight_map)
-    tensors: dict[str, TensorInfo] = {}
-    files: dict[Path, FileIdentity] = {}
+    found = IndexedHeaders({}, {}, {})
     for shard, path in shards.items():
-        infos, files[path] = read_safetensors_header(path)
+        infos, found.files[path] = read_safetensors_header(path)
         for name, info in infos.items():
-            _check_place(index, name, shard, weight_map, tensors)
-            tensors[name] = info
-    missing = [name for name in weight_map if name not in tensors]
-    if missing:
-        raise CheckpointError(
-            f"{index}: maps tensor {quoted(missing[0])} to {weight_map[missing[0]]}, which does not hold it "
+            fault = _fault(index, name, shard, weight_map, found.tensors)
+            if fault:
+                found.faults[name] = fault
+            found.tensors.setdefault(name, info)
+    missing = [name for name in weight_map if name not in found.tensors]
+    for name in missing:
+        found.faults[name] = (
+            f"{index}: maps tensor {quoted(name)} to {weight_map[name]}, which does not hold it "
             f"({len(missing)} such tensors); index and shards are of different versions, fetch both again"
         )
-    return tensors, files
+    return found
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
@@ -84,19 +102,15 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _check_place(
-    index: Path, name: str, shard: str, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
-) -> None:
+def _fault(index: Path, name: str, shard: str, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> str:
+    """Return how the index, or a shard before, disagrees with a shard that holds a tensor; empty if they agree."""
     if name in tensors:
-        raise CheckpointError(
-            f"{index}: tensor {quoted(name)} is in {tensors[name].file} and again in {shard}; fetch both again"
-        )
+        return f"{index}: tensor {quoted(name)} is in {tensors[name].file} and again in {shard}; fetch both again"
     if name not in weight_map:
-        raise CheckpointError(
+        return (
             f"{index}: {shard} holds tensor {quoted(name)}, which the index does not name; "
             "index and shards are of different versions, fetch both again"
         )
     if weight_map[name] != shard:
-        raise CheckpointError(
-            f"{index}: maps tensor {quoted(name)} to {weight_map[name]}, but {shard} holds it; fetch both again"
-        )
+        return f"{index}: maps tensor {quoted(name)} to {weight_map[name]}, but {shard} holds it; fetch both again"
+    return ""

@@ -9,6 +9,7 @@ Source of the order: transformers, core_model_loading.py, MergeModulelist and Co
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import torch
@@ -35,6 +36,8 @@ class StackedCheckpoint(Checkpoint):
 
     def __init__(self, stored: Checkpoint, stacks: Mapping[str, Stack]) -> None:
         self.source, self.layout, self.files = stored.source, stored.layout, stored.files
+        self.notes = stored.notes
+        self.faults = stored.faults_of_parts({name: chain.from_iterable(stack) for name, stack in stacks.items()})
         self._stored, self._stacks = stored, stacks
         used = {name for stack in stacks.values() for part in stack for name in part}
         plain = {name: info for name, info in stored.tensors.items() if name not in used}

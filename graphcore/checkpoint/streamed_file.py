@@ -166,12 +166,12 @@ class StreamedFile:
         Raises:
             CheckpointError: the file was written to, cut off, replaced or deleted.
         """
-        change = self._identity.change_to(FileIdentity.of(os.fstat(self._descriptor)))
-        if not change:
-            try:
-                change = self._identity.change_to(FileIdentity.of(self.path.stat()))
-            except OSError as error:
-                change = "it was deleted" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+        # The path comes first: to delete or replace a file also changes the open file's number of links.
+        try:
+            change = self._identity.change_to(FileIdentity.of(self.path.stat()))
+        except OSError as error:
+            change = "it was deleted" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+        change = change or self._identity.change_to(FileIdentity.of(os.fstat(self._descriptor)))
         if change:
             raise CheckpointError(f"{self.path}: changed while it was being read: {change}; load the model again")
 

@@ -50,12 +50,13 @@ class TernaryCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, scaling: TernaryScaling) -> None:
         self.source = stored.source
         self.layout = stored.layout
-        self.files = stored.files
+        self.files, self.notes = stored.files, stored.notes
         self.stored = stored
         self.scaling = scaling
         names = {name for name, info in stored.tensors.items() if self._is_ternary(info)}
         scales = {name + SCALE_SUFFIX for name in names} if scaling != "online" else set()
         self.ternary = frozenset(names)
+        self.faults = stored.faults_of_parts({name: (name + SCALE_SUFFIX,) for name in names})
         self.tensors = MappingProxyType(
             {
                 name: self._virtual_info(info) if name in names else info

@@ -24,8 +24,9 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
+from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import match_weights, note_on_unused
+from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
 
 
@@ -53,9 +54,9 @@ def prepare_model(
     """
     choices = choices or choices_here(settings, model, on_progress)
     decoder, loader = match_model(model, choices.dtype, choices.packing)
-    unused = note_on_unused(architecture_of(model.config), model.config, model.checkpoint, model.stored_layers)
-    if unused is not None:
-        choices = replace(choices, notes=(*choices.notes, unused))
+    used = {source.name for source in loader.sources.values()}
+    unused = notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
+    choices = replace(choices, notes=(*choices.notes, *unused))
     is_native = choices.graph == "captured" and choices.device.type == "cpu"
     if is_native and (obstacle := native_obstacle(decoder)) is not None:
         if settings.graph.kind == "captured":

@@ -67,6 +67,12 @@ def overwrite(path: Path) -> None:
     os.utime(path, ns=(now, now))
 
 
+def overwrite_and_keep_the_time(path: Path) -> None:
+    before = path.stat()
+    overwrite(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def append(path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b"more")
@@ -75,7 +81,8 @@ def append(path: Path) -> None:
 DAMAGES = {
     truncate: r"it shrank|the file now ends at",
     replace: "another file has taken its place",
-    overwrite: "it was written to",
+    overwrite: "it was written to;",
+    overwrite_and_keep_the_time: "it was written to and its time set back",
     append: "it grew from",
     Path.unlink: "it was deleted",
 }

@@ -62,8 +62,12 @@ def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writable(folder: Path) -> Iterator[None]:
+def writable(folder: Path, setting: str = "cache_dir") -> Iterator[None]:
     """Turn errors of the file system into checkpoint errors that say what to do.
+
+    Args:
+        folder: folder that is read and written.
+        setting: name of the setting that chooses the folder.
 
     Raises:
         CheckpointError: the disk is full, or a file cannot be read or written.
@@ -74,9 +78,9 @@ def writable(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(f"{folder}: the disk is full; free some space or set another cache_dir") from error
+            raise CheckpointError(f"{folder}: the disk is full; free some space or set another {setting}") from error
         raise CheckpointError(
-            f"{error.filename or folder}: {error.strerror or error}; check cache_dir and its permissions"
+            f"{error.filename or folder}: {error.strerror or error}; check {setting} and its permissions"
         ) from error
 
 

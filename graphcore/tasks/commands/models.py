@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from graphcore.checkpoint.sources.hub import hub_caches
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
@@ -61,11 +62,16 @@ def run(context: Context, task: ModelsSettings) -> Record:
             context.console.line(f"removed {going.name}: {in_words(going.cached.nbytes)}, {going.cached.path}")
             removed.append(going.cached)
         listed = list_cached(folder, published)
-    rest = nbytes_of(folder) - sum(one.cached.nbytes for one in listed)
-    for line in report(folder, listed, published, rest):
+    hub_folder = hub_caches(folder)[0]
+    own = [one for one in listed if hub_folder not in one.cached.path.parents]
+    rest = nbytes_of(folder) - sum(one.cached.nbytes for one in own)
+    if folder.absolute() in hub_folder.parents:
+        rest -= nbytes_of(hub_folder)
+    for line in report(folder, hub_folder, listed, published, rest):
         context.console.line(line)
     return {
         "cache_dir": str(folder),
+        "hub_cache_dir": str(hub_folder),
         "cached": [record_of(one) for one in listed],
         "other_bytes": rest,
         "removed": [one.source for one in removed],
@@ -87,17 +93,18 @@ def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Liste
 
 
 def find(listed: Sequence[Listed], name: str) -> Listed:
-    """Return the cached model of that name or source.
+    """Return the cached model of that name, source or path.
 
     Raises:
         ConfigError: there is no such model, or there are several.
     """
-    found = [one for one in listed if name in (one.name, one.cached.source)]
+    found = [one for one in listed if name in (one.name, one.cached.source, str(one.cached.path))]
     if len(found) == 1:
         return found[0]
     if found:
-        sources = ", ".join(one.cached.source for one in found)
-        raise ConfigError(f"task.remove={name} names {len(found)} models; give the source of one: {sources}")
+        sources, paths = ([one.cached.source for one in found], [str(one.cached.path) for one in found])
+        what, each = ("source", sources) if len(set(sources)) == len(found) else ("path", paths)
+        raise ConfigError(f"task.remove={name} names {len(found)} models; give the {what} of one: {', '.join(each)}")
     names = [one.name for one in listed]
     known = f"it holds {', '.join(names)}" if names else "it holds no model"
     raise ConfigError(f"task.remove={name} is not in the cache{nearest(name, names)}; {known}")
@@ -118,8 +125,16 @@ def confirm(going: Listed, is_confirmed: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def report(folder: Path, listed: Sequence[Listed], published: Sequence[PublishedModel], rest: int) -> list[str]:
-    """Return the lines to print, folded to the width of a terminal and unfolded for a pipe."""
+def report(
+    folder: Path, hub_folder: Path, listed: Sequence[Listed], published: Sequence[PublishedModel], rest: int
+) -> list[str]:
+    """Return the lines to print, folded to the width of a terminal and unfolded for a pipe.
+
+    Args:
+        folder: graphcore's cache folder.
+        hub_folder: huggingface_hub's cache folder, which other programs use, too.
+        rest: bytes in `folder` besides models.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     cached = [
         [
@@ -142,9 +157,11 @@ def report(folder: Path, listed: Sequence[Listed], published: Sequence[Published
         ]
         for model in published
     ]
-    held = in_words(sum(one.cached.nbytes for one in listed))
+    shared = [one for one in listed if hub_folder in one.cached.path.parents]
+    own = [one for one in listed if one not in shared]
     return [
-        f"In {folder}: {held} in {len(listed)} model{'' if len(listed) == 1 else 's'}; {in_words(rest)} besides",
+        f"In {folder}: {_held(own)}; {in_words(rest)} besides",
+        f"In {hub_folder} (HF_HUB_CACHE): {_held(shared)}",
         "",
         *(columns(("NAME", "SIZE", "LICENCE", "LAST USED", "FROM"), cached, width) if cached else ()),
         *([""] if cached else []),
@@ -152,6 +169,12 @@ def report(folder: Path, listed: Sequence[Listed], published: Sequence[Published
         "",
         *columns(("NAME", "SIZE", "LICENCE", "CACHED", "FROM"), known, width),
     ]
+
+
+def _held(listed: Sequence[Listed]) -> str:
+    """Return the size and the number of models in words."""
+    nbytes = sum(one.cached.nbytes for one in listed)
+    return f"{in_words(nbytes)} in {len(listed)} model{'' if len(listed) == 1 else 's'}"
 
 
 def short_source(source: str) -> str:

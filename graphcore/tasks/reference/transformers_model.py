@@ -21,8 +21,9 @@ from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig, RopeP
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
-from graphcore.checkpoint.safetensors_checkpoint import INDEX_NAME, SINGLE_NAME, SafetensorsCheckpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.engine.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.tasks.reference.ternary_layers import cast_ternary_layers, use_ternary_layers

@@ -10,7 +10,7 @@ import torch
 from gguf_bytes import GGUF, I32, STRING, U16, Tensor, entry, text
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.gguf_split import model_names
+from graphcore.checkpoint.model_file_names import model_names
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
 
 

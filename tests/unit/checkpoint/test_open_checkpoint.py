@@ -1,10 +1,12 @@
 """Which reader a path gets, and what is said about paths that get none."""
 
 import os
+import shlex
+import struct
 
 import pytest
 import torch
-from gguf_bytes import GGUF, U16, Tensor, entry
+from gguf_bytes import GGUF, STRING, U16, Tensor, entry, text
 from safetensors.torch import save_file
 from safetensors_bytes import write_index
 
@@ -98,9 +100,7 @@ def test_an_empty_file_is_refused(tmp_path, name):
         open_checkpoint(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "content", [b"hello world, this is text", b"GGU", b"ggjt\1\0\0\0", bytes(100), b"\xff" * 20, b"function{}"]
-)
+@pytest.mark.parametrize("content", [b"hello world, this is text", b"GGU", bytes(100), b"\xff" * 20, b"function{}"])
 def test_unknown_magic_is_refused_with_what_was_found(tmp_path, content):
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.gguf: is neither safetensors nor GGUF, it starts with b'"):
@@ -120,6 +120,88 @@ def test_pickles_are_refused(tmp_path, name):
     torch.save({"w": torch.zeros(1)}, tmp_path / name)
     with pytest.raises(UnsupportedError, match=r"pickle.*python -c"):
         open_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("magic", [0x67676A74, 0x67676D66, 0x67676D6C])  # ggjt, ggmf, ggml
+@pytest.mark.parametrize("name", ["ggml-model-q4_0.bin", "ggml model.gguf", "model"])
+def test_a_file_of_before_gguf_is_named_with_its_conversion(tmp_path, magic, name):
+    path = tmp_path / name
+    path.write_bytes(magic.to_bytes(4, "little") + b"\3\0\0\0" + bytes(64))
+    new = path.with_suffix(".gguf")
+    with pytest.raises(UnsupportedError, match="is a GGML file of before August 2023") as refused:
+        open_checkpoint(path)
+    command = shlex.join(["python", "convert_llama_ggml_to_gguf.py", "--input", str(path), "--output", str(new)])
+    assert command in str(refused.value)
+    if name.endswith(".bin"):
+        with pytest.raises(UnsupportedError, match=r"ggml-model-q4_0\.bin: is a GGML file"):
+            open_checkpoint(tmp_path)
+
+
+def imatrix() -> bytes:
+    """An importance matrix as llama.cpp's imatrix wrote it before it wrote GGUF."""
+    name = b"blk.0.attn_k.weight"
+    return struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii4f", 7, 4, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (0x67676C61.to_bytes(4, "little") + bytes(64), "is a LoRA adapter of before August 2023"),
+        (imatrix(), "is an importance matrix"),
+        (b"\n<!DOCTYPE html><html>", "is a web page, not the weights"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(64), "is an HDF5 file"),
+        (b'{"weight_map": {}}', "is a JSON file, not the weights; name its folder"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x.bin", "x.dat", "x.gguf"])
+def test_other_files_are_named(tmp_path, content, says, name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=says):
+        open_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"general.type": "adapter", "adapter.type": "lora"}, "is a LoRA adapter, not a model; .* llama-export-lora"),
+        ({"general.type": "imatrix"}, "is an importance matrix"),
+        ({"general.type": "mmproj", "general.architecture": "clip"}, "is a projector of images or sound"),
+        ({"general.architecture": "clip"}, "is a projector of images or sound"),
+        ({"general.architecture": "controlvector"}, "is a control vector"),
+    ],
+)
+def test_gguf_files_that_are_no_model_are_named(tmp_path, entries, says):
+    entries = {"general.architecture": "llama", **entries}
+    written = [entry(key, STRING, text(value)) for key, value in entries.items()]
+    with pytest.raises(UnsupportedError, match=says):
+        open_checkpoint(GGUF(entries=written).write(tmp_path / "x.gguf"))
+
+
+def test_an_adapter_s_folder_and_file_are_named_with_the_base_model_and_how_to_merge(tmp_path):
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({name: torch.zeros(2, 4)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}')
+    for path in (tmp_path, tmp_path / "adapter_model.safetensors"):
+        with pytest.raises(UnsupportedError, match=r"is an adapter .* of 'meta-llama/Llama-3\.2-1B'.*merge_and_unload"):
+            open_checkpoint(path)
+    (tmp_path / "adapter_config.json").unlink()
+    for path in (tmp_path / "adapter_model.safetensors", tmp_path):
+        with pytest.raises(CheckpointError, match="adapter"):
+            open_checkpoint(path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    torch.save({}, tmp_path / "adapter_model.bin")
+    (tmp_path / "adapter_config.json").write_text("damaged")
+    with pytest.raises(UnsupportedError, match=r"is an adapter \(LoRA or the like\), not a model"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_a_note(tmp_path):
+    write_safetensors(tmp_path / "merged.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({"x.lora_A.weight": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert list(checkpoint.tensors) == ["w"]
+    assert checkpoint.notes == ("the adapter beside the model is not applied (adapter_config.json)",)
 
 
 def test_a_bin_file_counts_as_a_pickle_whatever_it_starts_with(tmp_path):

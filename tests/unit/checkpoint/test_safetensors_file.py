@@ -217,7 +217,17 @@ def test_an_entry_that_is_no_object_is_refused(tmp_path, entry):
     assert "tensor 'w'" in refusal(tmp_path, whole({"w": entry}))
 
 
-@pytest.mark.parametrize("metadata", [None, [], {"format": 1}, {"format": {"a": "b"}}])
+@pytest.mark.parametrize("metadata", [None, {"format": None}, {"format": "pt", "step": None}])
+def test_metadata_of_null_is_no_metadata(tmp_path, metadata):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(whole({"__metadata__": metadata, "w": tensor()}, DATA))
+    assert SafetensorsCheckpoint(path).read("w").numpy().tobytes() == DATA
+    if metadata is None:  # the library reads null in place of the whole
+        with safe_open(path, "pt") as stored:
+            assert stored.get_tensor("w").numpy().tobytes() == DATA
+
+
+@pytest.mark.parametrize("metadata", [[], {"format": 1}, {"format": {"a": "b"}}])
 def test_metadata_that_is_not_text_is_refused(tmp_path, metadata):
     assert "__metadata__" in refusal(tmp_path, whole({"__metadata__": metadata}))
 

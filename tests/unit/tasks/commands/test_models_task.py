@@ -125,6 +125,37 @@ def test_two_models_of_one_name_are_told_apart_by_source(run_task: RunTask, cach
     assert (entry / "llama3-2.gguf").exists()
 
 
+def test_models_of_the_library_s_own_cache_are_listed_and_removed(
+    run_task: RunTask,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from huggingface_hub import constants
+
+    hub = tmp_path / "my hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    for place in (hub, cache / "hf"):
+        (place / "models--org--name" / "blobs").mkdir(parents=True)
+        (place / "models--org--name" / "blobs" / "0123").write_bytes(b"x" * 2048)
+    run = run_task("task=models", f"cache_dir={cache}")
+    out = capsys.readouterr().out
+    assert f"In {hub} (HF_HUB_CACHE): 2.00 KiB in 1 model\n" in out
+    assert f"In {cache}: 9.54 MiB in 4 models; " in out
+    assert run.record["hub_cache_dir"] == str(hub)
+    assert [one["path"] for one in run.record["cached"] if one["source"] == "hf:org/name"] == [
+        str(hub / "models--org--name"),
+        str(cache / "hf" / "models--org--name"),
+    ]
+    both = run_task("task=models", f"cache_dir={cache}", "task.remove=org/name", "task.confirmed=true")
+    assert f"give the path of one: {hub / 'models--org--name'}, {cache / 'hf'}" in str(both.error)
+    path = f"task.remove='{hub / 'models--org--name'}'"
+    run_task("task=models", f"cache_dir={cache}", path, "task.confirmed=true")
+    assert not (hub / "models--org--name").exists()
+    assert (cache / "hf" / "models--org--name").exists()
+
+
 def run_in_process(cache: Path, out: Path, columns: int | None) -> str:
     """Run the task as a user does, on a terminal that wide or through a pipe; return what it printed."""
     code = (
@@ -167,7 +198,7 @@ def test_a_narrow_terminal_gets_blocks_and_a_pipe_columns_and_neither_imports_to
     row = next(line for line in piped.splitlines() if line.startswith("qwen3 "))
     assert row.split() == ["qwen3", "3.78", "GiB", "Apache-2.0", "no", "hf:Qwen/Qwen3-1.7B"]
     narrow = run_in_process(cache, tmp_path / "narrow", 40).splitlines()
-    blocks = narrow[1:]  # the first line is about the folder, whose name is the test's
+    blocks = narrow[2:]  # the first lines are about the folders, whose names are the test's
     assert max(map(len, blocks)) <= 40
     at = blocks.index("qwen3")
     assert blocks[at + 1 : at + 5] == [
