@@ -271,10 +271,8 @@ def _note_on_window(keys: GGUFKeys) -> tuple[str, ...]:
         return ()
     stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
     if keys.defaults.window_rule == "every":
-        return (
-            f"{stated}: all layers slide, as in transformers' {keys.defaults.model_type}; llama.cpp ignores the key",
-        )
-    return (f"{stated}, which is ignored, as in llama.cpp: all layers of {keys.defaults.model_type} see all tokens",)
+        return (f"{stated}: every layer slides, as in transformers' {keys.defaults.model_type}; llama.cpp ignores it",)
+    return (f"{stated}, which is ignored, as in llama.cpp: every layer of {keys.defaults.model_type} sees all tokens",)
 
 
 def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

@@ -1,7 +1,7 @@
 """The reader of generation_config.json, which never keeps a model from running.
 
-The file is optional and edited by hand, so what cannot be understood is left out, with a note. Of its settings graphcore
-uses the special token ids.
+The file is optional and edited by hand, so what cannot be understood is left out, with a note. Of its settings
+graphcore uses the special token ids.
 """
 
 import json
@@ -55,7 +55,7 @@ def read_generation_config(folder: Path) -> GenerationConfig:
 
 
 def _parse(raw: bytes, constants: list[str]) -> object:
-    """Return the file's content, without trailing commas and comments; NaN and Infinity become members of `constants`."""
+    """Return the file's content; trailing commas and comments are left out, NaN and Infinity go to `constants`."""
 
     def constant(name: str) -> str:
         constants.append(name)

@@ -132,7 +132,7 @@ def merge_pairs(vocab: GGUFVocab) -> list[tuple[str, str]]:
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
-    """Return the id in `tokenizer.ggml.<name>`; None if the file has no such key, or the id is outside the vocabulary."""
+    """Return the id in `tokenizer.ggml.<name>`; None if the file has no such key or the vocabulary no such id."""
     return _Reader(metadata, vocab.source).token_id(name, len(vocab.tokens), None)
 
 

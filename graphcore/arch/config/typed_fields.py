@@ -57,7 +57,7 @@ class Fields:
         return value
 
     def whole(self, name: str) -> int | None:
-        """Return an integer as `size` does, also from a float such as 32.0, which transformers accepts in some settings.
+        """Return an integer as `size` does, also from a float such as 32.0.
 
         Raises:
             CheckpointError: the value is anything else.

@@ -93,8 +93,8 @@ def test_a_generation_config_never_keeps_a_tokenizer_from_being_read(
 
 
 def test_byte_order_marks_of_windows_editors_are_left_out(folder: Path, end_id: int) -> None:
-    (folder / "config.json").write_text('\ufeff{"eos_token_id": 7, "vocab_size": 50257.0}', encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text('\ufeff{"eos_token": "%s"}' % END, encoding="utf-8")
+    (folder / "config.json").write_text('\ufeff{"eos_token_id": 7, "vocab_size": 50257}', encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text("\ufeff" + json.dumps({"eos_token": END}), encoding="utf-8")
     assert set(Tokenizer(str(folder)).eos_token_ids) == {7, end_id}
 
 
