@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
 
@@ -133,8 +134,10 @@ class OwnSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(HuggingFaceNames):
     """The normalised settings of a checkpoint's model, with the names of Hugging Face's config.json.
+
+    Settings of a group are also read without it, as in config.json (`num_key_value_heads`, `rope_theta`).
 
     Attributes:
         model_type: key of `ARCHITECTURES`.
