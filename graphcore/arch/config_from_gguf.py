@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.gguf_keys import GGUFKeys
+from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
 from graphcore.arch.config.layer_types import MOST_LAYERS, layer_types_of_pattern
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
-from graphcore.arch.config.rope_parameters import read_scaling
+from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
 from graphcore.arch.config.typed_fields import Fields
-from graphcore.arch.registry import GGUF_ARCHITECTURES
+from graphcore.arch.registry import GGUF_ARCHITECTURES, WINDOWED_GGUF
+from graphcore.checkpoint.token_ids import SpecialIds, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
-END_TOKENS = ("eos", "eot", "eom")  # end of sequence, of turn, of message: each of them ends generation
+BEGIN_TOKEN = "tokenizer.ggml.bos_token_id"
+END_TOKENS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
+"""Keys of the ends of a sequence, of a turn and of a message: each of them ends generation."""
 
 
 def config_from_gguf(
@@ -52,15 +55,16 @@ def config_from_gguf(
     attention = _attention(keys, tensor_shapes, hidden_size, num_layers)
     eps = keys.fields.positive(keys.name(_eps_key(keys)))
     assert eps is not None, "the epsilon was checked to be there"
-    bos = keys.fields.token_ids("tokenizer.ggml.bos_token_id")
-    ends = (token for end in END_TOKENS for token in keys.fields.token_ids(f"tokenizer.ggml.{end}_token_id"))
+    vocab_size = _vocab_size(keys, tensor_shapes)
+    special = _special_ids(keys, vocab_size)
+    ends = (token for end in END_TOKENS for token in special.ids.get(end, ()))
     config = ModelConfig(
         model_type=keys.defaults.model_type,
         hidden_size=hidden_size,
         intermediate_size=keys.required_size(width_key),
         num_hidden_layers=num_layers,
         num_predicting_layers=predicting,
-        vocab_size=_vocab_size(keys, tensor_shapes),
+        vocab_size=vocab_size,
         max_position_embeddings=keys.required_size("context_length"),
         attention=attention,
         rope=_rope(keys, attention.head_dim, rope_freqs) if keys.defaults.has_rope else None,
@@ -68,9 +72,10 @@ def config_from_gguf(
         hidden_act=keys.defaults.hidden_act,
         mlp_bias=keys.defaults.bias_rule == "everywhere" or "blk.0.ffn_gate.bias" in tensor_shapes,
         tie_word_embeddings="output.weight" not in tensor_shapes,
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=next(iter(special.ids.get(BEGIN_TOKEN, ())), None),
         eos_token_ids=tuple(dict.fromkeys(ends)),
         ternary="divided" if has_ternary else None,  # Llama3-8B-1.58 and Falcon3 are "bitlinear" models
+        notes=(*special.note(source), *_note_on_window(keys)),
     )
     return architecture.complete_gguf(_with_experts(config, keys), keys, tensor_shapes)
 
@@ -86,6 +91,8 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
             "choose a checkpoint of one of these"
         )
     architecture = GGUF_ARCHITECTURES[name]
+    if fields.raw.get(f"{name}.{WINDOW}") not in (None, 0):
+        architecture = WINDOWED_GGUF.get(name, architecture)
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
 
 
@@ -123,6 +130,14 @@ def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
         f"{keys.fields.source}: Missing required tensor: token_embd.weight; the file has no {keys.name('vocab_size')} "
         "or tokenizer.ggml.tokens either, so its vocabulary is unknown; fetch it again or convert it anew"
     )
+
+
+def _special_ids(keys: GGUFKeys, vocab_size: int) -> SpecialIds:
+    """Return the special token ids of the file; as in llama.cpp, those beyond its tokens count as absent."""
+    tokens = keys.fields.raw.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if isinstance(tokens, Sized) and len(tokens) else vocab_size
+    names = [name for name in keys.fields.raw if name.startswith("tokenizer.ggml.") and name.endswith("_token_id")]
+    return read_special_ids(keys.fields.raw, names, min(num_tokens, vocab_size))
 
 
 def _attention(
@@ -194,34 +209,34 @@ def _rotated_width(keys: GGUFKeys, head_dim: int) -> int | None:
 
 
 def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
-    """Return linear or YaRN scaling, or None. A factor without a type is linear; a linear factor of 0 or 1 is none."""
+    """Return linear or YaRN scaling, or None. A factor without a type is linear; a factor of 0 or 1 is none."""
     rope_type = keys.fields.text(keys.name("rope.scaling.type")) or "linear"
     if rope_type not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"{keys.fields.source}: {keys.name('rope.scaling.type')} {quoted(rope_type)} is not supported; "
             "known: none, linear, yarn"
         )
-    if rope_type == "yarn":
-        return _yarn(keys)
     names = (keys.name("rope.scaling.factor"), keys.name("rope.scale_linear"))
     factor = keys.fields.number(*names) or 1.0
     if factor < 0:
         raise keys.fields.wrong(names[0], factor, "above zero")
-    return None if rope_type == "none" or factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    if rope_type == "none" or factor == 1.0:
+        return None
+    return _scaling(keys, rope_type, factor)
 
 
-def _yarn(keys: GGUFKeys) -> RopeScaling | None:
-    """Return YaRN scaling, read as from a config.json; `truncate` is not stored, so the default counts."""
-    keys.check_required(("rope.scaling.factor", "rope.scaling.original_context_length"))
+def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | None:
+    """Return a scaling, read as from a config.json; YaRN's `truncate` is not stored, so the default counts."""
     names = {
-        "factor": "factor",
-        "original_context_length": "original_max_position_embeddings",
+        "original_context_length": ORIGINAL,
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
     }
     found = {name: keys.fields.raw.get(keys.name(f"rope.scaling.{key}")) for key, name in names.items()}
+    found = {name: value for name, value in found.items() if value != 0}  # 0 means unset in llama.cpp
     where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
-    return read_scaling(Fields({"rope_type": "yarn", **found}, where), keys.defaults)
+    stated = Fields({"rope_type": rope_type, "factor": factor, **found}, where)
+    return read_scaling(stated, keys.defaults, keys.required_size("context_length"))
 
 
 def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[float, ...]:
@@ -237,20 +252,27 @@ def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[
 
 
 def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
-    """Return the window of sliding layers in tokens, and the distance between full-attention layers; None for none."""
-    name = keys.name("attention.sliding_window")
-    if keys.defaults.window_rule != "pattern":
-        if keys.fields.raw.get(name) not in (None, 0):
-            raise UnsupportedError(
-                f"{keys.fields.source}: {name} is {quoted(keys.fields.raw[name])}, but the file does not say which "
-                "layers slide; use the safetensors checkpoint"
-            )
+    """Return the window of sliding layers in tokens, and the distance between full-attention layers; None for none.
+
+    Without a window all layers have full attention, as in llama.cpp (gemma3.cpp).
+    """
+    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in (None, 0):
         return None, None
-    keys.check_required(("attention.sliding_window",))
-    window, key = keys.required_size("attention.sliding_window"), "attention.sliding_window_pattern"
-    if key in keys.defaults.sizes_by_layer:
-        return window, None  # the family reads each layer's type
+    window, key = keys.required_size(WINDOW), "attention.sliding_window_pattern"
+    if keys.defaults.window_rule == "every" or key in keys.defaults.sizes_by_layer:
+        return window, None  # all layers slide, or the family reads each layer's type
     return window, keys.size(key) or keys.defaults.sliding_window_pattern
+
+
+def _note_on_window(keys: GGUFKeys) -> tuple[str, ...]:
+    """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
+    window = keys.fields.raw.get(keys.name(WINDOW))
+    if window in (None, 0) or keys.defaults.window_rule == "pattern":
+        return ()
+    stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
+    if keys.defaults.window_rule == "every":
+        return (f"{stated}: every layer slides, as in transformers' {keys.defaults.model_type}; llama.cpp ignores it",)
+    return (f"{stated}, which is ignored, as in llama.cpp: every layer of {keys.defaults.model_type} sees all tokens",)
 
 
 def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

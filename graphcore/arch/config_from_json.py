@@ -14,21 +14,24 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, read_pattern, read_window
 from graphcore.arch.config.model_config import AttentionConfig, DeltaConfig, ExpertsConfig, ModelConfig, read_head_dim
 from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
-from graphcore.arch.config.rope_parameters import read_rope
+from graphcore.arch.config.rope_parameters import note_on_dynamic, read_rope
 from graphcore.arch.config.ternary_scaling import BITNET_METHOD, read_ternary_scaling
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
+from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
 from graphcore.checkpoint.json_object import read_json_object
+from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
     """Read the typed configuration of a model folder, or of a config.json file.
 
-    A generation_config.json in the same folder adds its bos and eos token ids.
+    A generation_config.json in the same folder adds its bos and eos token ids; it is never refused.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -37,9 +40,9 @@ def load_model_config(path: str | Path) -> ModelConfig:
     """
     file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
-    generation_file = file.with_name("generation_config.json")
-    generation = read_json_object(generation_file) if generation_file.is_file() else None
-    return parse_model_config(read_json_object(file), str(file), generation)
+    generation = read_generation_config(file.parent)
+    config = parse_model_config(read_json_object(file), str(file), generation.settings)
+    return replace(config, notes=(*generation.notes, *config.notes))
 
 
 def parse_model_config(
@@ -50,7 +53,7 @@ def parse_model_config(
     Args:
         raw: parsed config.json; not changed.
         source: name of the file, for messages.
-        generation: parsed generation_config.json, or None.
+        generation: settings of generation_config.json, or None.
 
     Raises:
         CheckpointError: a setting is missing, of the wrong type, out of range, or contradicts another.
@@ -61,30 +64,33 @@ def parse_model_config(
     _refuse_quantization(fields, defaults)
     hidden_size = fields.size("hidden_size") or defaults.hidden_size
     num_layers = _num_layers(fields, defaults)
-    settings = Fields(generation or {}, f"generation_config.json beside {source}")
-    starts, ends = (_token_ids(name, fields, settings, defaults) for name in ("bos_token_id", "eos_token_id"))
+    vocab_size = fields.size("vocab_size") or defaults.vocab_size
+    special, notes = _special_tokens(fields, generation or {}, defaults, vocab_size)
+    longest = fields.size("max_position_embeddings") or defaults.max_position_embeddings
     tie, dtype = fields.flag("tie_word_embeddings"), fields.text("dtype", "torch_dtype")
     attention = _attention(fields, defaults, hidden_size, num_layers, source)
+    rope = read_rope(fields, defaults, attention.head_dim, longest) if defaults.has_rope else None
     eps = fields.positive("rms_norm_eps" if defaults.has_rope else "layer_norm_epsilon")
     config = ModelConfig(
         model_type=defaults.model_type,
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size") or defaults.intermediate_size or 4 * hidden_size,
         num_hidden_layers=num_layers,
-        vocab_size=fields.size("vocab_size") or defaults.vocab_size,
-        max_position_embeddings=fields.size("max_position_embeddings") or defaults.max_position_embeddings,
+        vocab_size=vocab_size,
+        max_position_embeddings=longest,
         attention=attention,
-        rope=read_rope(fields, defaults, attention.head_dim) if defaults.has_rope else None,
+        rope=rope,
         delta=_delta(fields, defaults, source),
         experts=_experts(fields, defaults, num_layers, source),
         norm_eps=eps or defaults.norm_eps,
         hidden_act=known_activation(fields.text("hidden_act") or defaults.hidden_act, fields.source),
         mlp_bias=_has_mlp_bias(fields, defaults),
         tie_word_embeddings=defaults.tie_word_embeddings if tie is None else tie,
-        bos_token_id=starts[0] if starts else None,
-        eos_token_ids=ends,
+        bos_token_id=next(iter(special["bos_token_id"]), None),
+        eos_token_ids=special["eos_token_id"],
         dtype=dtype.removeprefix("torch.") if dtype else None,
         ternary=read_ternary_scaling(fields),
+        notes=(*notes, *note_on_dynamic(rope, longest, fields.source)),
     )
     return ARCHITECTURES[defaults.model_type].complete_json(config, fields)
 
@@ -267,8 +273,19 @@ def _mlp_only_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 
-def _token_ids(name: str, fields: Fields, generation: Fields, defaults: ClassDefaults) -> tuple[int, ...]:
-    """Return the token ids of both files; the defaults only if neither file has the setting, not even as null."""
-    if not generation.has(name) and not fields.has(name):
-        return defaults.token_ids(name)
-    return tuple(dict.fromkeys(generation.token_ids(name) + fields.token_ids(name)))
+def _special_tokens(
+    fields: Fields, generation: Mapping[str, object], defaults: ClassDefaults, vocab_size: int
+) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]]:
+    """Return the special token ids of both files by setting, and notes about values that are no token ids.
+
+    The defaults count only if neither file has a setting, not even as null or as a number that is no token id.
+    """
+    first = read_special_ids(generation, SPECIAL_IDS, vocab_size)
+    then = read_special_ids(fields.raw, SPECIAL_IDS, vocab_size)
+    found = {
+        name: tuple(dict.fromkeys(first.ids.get(name, ()) + then.ids.get(name, ())))
+        if name in generation or name in fields.raw
+        else defaults.token_ids(name)
+        for name in SPECIAL_IDS
+    }
+    return found, (*first.note(f"{FILE_NAME} beside {fields.source}"), *then.note(fields.source))

@@ -15,6 +15,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 GGUF_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {name: one for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names}
 )
+WINDOWED_GGUF: Mapping[str, Architecture] = MappingProxyType(
+    {name: one for one in ARCHITECTURES.values() if one.defaults.window_rule == "every" for name in one.gguf_names}
+)
+"""Architecture of GGUF files that state a window for all layers: Mistral's have Llama's general.architecture."""
 NESTED_TYPES: Mapping[str, str] = MappingProxyType(
     {one.nested_in: one.model_type for one in ARCHITECTURES.values() if one.nested_in is not None}
 )

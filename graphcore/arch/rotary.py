@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
+from graphcore.arch.config.rope_parameters import ORIGINAL
 from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
@@ -44,7 +45,7 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
     if rope.freq_divisors is not None:
         return RopeSpec(rope.theta, DivisorScaling(rope.freq_divisors), rope.width)
     scaling = rope.scaling
-    if scaling is None:
+    if scaling is None or scaling["rope_type"] == "dynamic":  # its frequencies change beyond the longest context only
         return RopeSpec(rope.theta, width=rope.width)
     if scaling["rope_type"] == "linear":
         return RopeSpec(rope.theta, LinearScaling(float(scaling["factor"])), rope.width)
@@ -58,7 +59,7 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
         factor=float(scaling["factor"]),
         low_freq_factor=float(scaling["low_freq_factor"]),
         high_freq_factor=float(scaling["high_freq_factor"]),
-        original_context=int(scaling["original_max_position_embeddings"]),
+        original_context=int(scaling[ORIGINAL]),
     )
     return RopeSpec(rope.theta, bands, rope.width)
 
@@ -66,12 +67,29 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
 def _yarn_of(scaling: RopeScaling) -> YarnScaling:
     return YarnScaling(
         factor=float(scaling["factor"]),
-        original_context=int(scaling["original_max_position_embeddings"]),
+        original_context=int(scaling[ORIGINAL]),
         attention_factor=float(scaling["attention_factor"]),
         beta_fast=float(scaling["beta_fast"]),
         beta_slow=float(scaling["beta_slow"]),
         rounds_ramp=bool(scaling["truncate"]),
     )
+
+
+def longest_context(config: ModelConfig) -> int:
+    """Return the longest context in tokens: the stated one, or its extension by a rope scaling if that is longer.
+
+    Published recipes for long contexts (Qwen 2.5) add a scaling and leave max_position_embeddings as it was. Files of
+    Gemma 3, the type with a theta of its own for sliding layers, state the extended context, as do those of Llama 3.
+    """
+    stated, rope = config.max_position_embeddings, config.rope
+    if rope is None or rope.scaling is None or rope.local_theta is not None:
+        return stated
+    if rope.scaling["rope_type"] not in ("linear", "llama3", "yarn"):
+        return stated
+    original = float(rope.scaling.get(ORIGINAL, stated))
+    if rope.scaling["rope_type"] == "llama3" and stated > original:
+        return stated
+    return max(stated, int(original * float(rope.scaling["factor"])))
 
 
 def layer_types(config: ModelConfig) -> tuple[str, ...]:
@@ -130,7 +148,7 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
         vocab=config.vocab_size,
         blocks=blocks,
         norm=norm,
-        context=config.max_position_embeddings,
+        context=longest_context(config),
         embedding_scale=config.hidden_size**0.5 if is_gemma else 1.0,
         tied=config.tie_word_embeddings,
     )

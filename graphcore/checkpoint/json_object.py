@@ -4,6 +4,7 @@ Python's parser takes the last of two equal keys and accepts NaN and Infinity. I
 damage, and other readers could see a different model.
 """
 
+import codecs
 import json
 from collections import Counter
 from pathlib import Path
@@ -47,14 +48,14 @@ def _refuse_constant(constant: str) -> object:
 
 
 def read_json_object(file: Path) -> dict[str, object]:
-    """Read a model's JSON file, which must hold one object.
+    """Read a model's JSON file, which must hold one object; a byte order mark before it is left out.
 
     Raises:
         CheckpointNotFoundError: the file does not exist.
         CheckpointError: the file cannot be read, or does not hold a JSON object.
     """
     try:
-        return parse_json_object(file.read_bytes(), str(file))
+        return parse_json_object(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFoundError(
             f"{file}: no such file; give a model folder that holds config.json, or a .gguf file"

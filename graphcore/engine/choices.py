@@ -121,7 +121,7 @@ def choices_on(
         packing=PackingPolicy(
             library, choose_rounding(settings.quant.activations, dtype), settings.quant.format, on_gpu=on_gpu
         ),
-        notes=(*([graph_note] if graph_note else []), *note_on_kv_types(kv_types, model)),
+        notes=(*model.config.notes, *([graph_note] if graph_note else []), *note_on_kv_types(kv_types, model)),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters
+from graphcore.arch.config.rope_parameters import ORIGINAL
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -148,9 +149,11 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
         "rope.dimension_count": head_dim,
         "rope.freq_base": rope.theta,
     }
-    if rope.scaling is not None and rope.scaling["rope_type"] == "linear":
-        found["rope.scaling.type"] = "linear"
+    if rope.scaling is not None and rope.scaling["rope_type"] in ("linear", "yarn"):
+        found["rope.scaling.type"] = str(rope.scaling["rope_type"])
         found["rope.scaling.factor"] = float(rope.scaling["factor"])
+        if ORIGINAL in rope.scaling:
+            found["rope.scaling.original_context_length"] = int(rope.scaling[ORIGINAL])
     return found
 
 

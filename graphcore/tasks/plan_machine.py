@@ -87,4 +87,4 @@ def choices_for(machine: Machine, settings: Settings, model: Model) -> Choices:
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
     library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]
-    return replace(choices_on(settings, model, machine.device, dtype, library, on_gpu), notes=())
+    return replace(choices_on(settings, model, machine.device, dtype, library, on_gpu), notes=model.config.notes)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from graphcore.checkpoint.token_ids import token_id_of
 from graphcore.errors import TokenizerError
 
 T = TypeVar("T")
@@ -86,8 +87,8 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     """Return the vocabulary in a GGUF file's metadata.
 
     Raises:
-        TokenizerError: a key is missing, of the wrong type or length, an id lies outside the vocabulary, or the
-            tokenizer is of a kind that graphcore does not rebuild.
+        TokenizerError: a key is missing, of the wrong type or length, or the tokenizer is of a kind that graphcore does
+            not rebuild.
     """
     reader = _Reader(metadata, source)
     model = reader.required("model", str)
@@ -131,11 +132,7 @@ def merge_pairs(vocab: GGUFVocab) -> list[tuple[str, str]]:
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
-    """Return the id in `tokenizer.ggml.<name>`, or None if the file has no such key.
-
-    Raises:
-        TokenizerError: the id lies outside the vocabulary.
-    """
+    """Return the id in `tokenizer.ggml.<name>`; None if the file has no such key or the vocabulary no such id."""
     return _Reader(metadata, vocab.source).token_id(name, len(vocab.tokens), None)
 
 
@@ -179,11 +176,9 @@ class _Reader:
         return values
 
     def token_id(self, name: str, count: int, default: int | None) -> int | None:
-        value = self.optional(name, int)
-        token_id = default if value is None else value
-        if token_id is not None and not 0 <= token_id < count:
-            raise self._error(name, f"is {token_id}, outside the vocabulary of {count} tokens")
-        return token_id
+        """Return the stated id, or the default where it is absent or outside the vocabulary, as in llama.cpp."""
+        stated = token_id_of(self._metadata.get(_PREFIX + name), count)
+        return token_id_of(default, count) if stated is None else stated
 
     def _error(self, name: str, problem: str) -> TokenizerError:
         return TokenizerError(f"{self._source}: {_PREFIX}{name} {problem}")

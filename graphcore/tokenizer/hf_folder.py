@@ -12,6 +12,8 @@ from pathlib import Path
 
 import tokenizers
 
+from graphcore.checkpoint.generation_config import read_generation_config
+from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_template import default_template
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
@@ -43,7 +45,7 @@ def read_folder(folder: Path) -> TokenizerParts:
         backend=backend,
         source=str(folder),
         bos_id=bos_id,
-        eos_ids=_eos_ids(eos_id, _read_json(folder / "generation_config.json"), model_config, folder),
+        eos_ids=_eos_ids(eos_id, read_generation_config(folder).settings, model_config),
         chat_template=_chat_template(folder, config),
         template_variables=texts,
         id_limit=_vocab_size(model_config),
@@ -112,7 +114,7 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except RecursionError as error:
         raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
@@ -141,17 +143,11 @@ def _token_id(backend: tokenizers.Tokenizer, texts: Mapping[str, str], name: str
     return token_id
 
 
-def _eos_ids(
-    eos_id: int | None, generation: Mapping[str, object], model: Mapping[str, object], folder: Path
-) -> tuple[int, ...]:
+def _eos_ids(eos_id: int | None, generation: Mapping[str, object], model: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the ids that end a generation; values that are no ids of the vocabulary are left out."""
     found = set() if eos_id is None else {eos_id}
     for config in (generation, model, _text_config(model)):
-        value = config.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        for token_id in ids:
-            if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise TokenizerError(f"{folder}: eos_token_id is {value!r}, where an id or a list of ids is expected")
-            found.add(token_id)
+        found.update(read_special_ids(config, ("eos_token_id",), _vocab_size(model)).ids.get("eos_token_id", ()))
     return tuple(sorted(found))
 
 

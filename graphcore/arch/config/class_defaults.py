@@ -89,7 +89,7 @@ class ClassDefaults:
     required: tuple[str, ...] = SIZES
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Return the default of "bos_token_id" or "eos_token_id" as a tuple."""
+        """Return the default of a setting such as "bos_token_id" as a tuple."""
         if name == "eos_token_id":
             return self.eos_token_ids
-        return () if self.bos_token_id is None else (self.bos_token_id,)
+        return (self.bos_token_id,) if name == "bos_token_id" and self.bos_token_id is not None else ()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.gguf_keys import GGUFKeys
+from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
 from graphcore.arch.config.layer_types import layer_types_of_pattern
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
@@ -93,6 +93,7 @@ def read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str,
         CheckpointError: a key is wrong.
         UnsupportedError: layers that should be alike differ.
     """
+    keys.check_required((WINDOW,))
     num_layers = config.num_hidden_layers
     types = _gguf_layer_types(keys, num_layers)
     shared = _count(keys.fields, keys.name("attention.shared_kv_layers"), num_layers)

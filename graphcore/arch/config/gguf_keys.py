@@ -7,6 +7,8 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError
 
+WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in tokens
+
 
 @dataclass(frozen=True)
 class GGUFKeys:

@@ -1,9 +1,10 @@
 """`ModelConfig`: the typed settings of a model, in one form for every kind of checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
 
@@ -72,9 +73,10 @@ class RopeParameters:
 
     Attributes:
         theta: base of the frequencies; only of full-attention layers if there is a local_theta.
-        scaling: None, or {"rope_type": "linear" | "llama3" | "yarn" | "proportional", ...} with exactly the keys of
-            that type in `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow, attention_factor and
-            truncate, for proportional partial_rotary_factor and factor.
+        scaling: None, or {"rope_type": "linear" | "dynamic" | "llama3" | "yarn" | "proportional", ...} with exactly
+            the keys of that type in `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow,
+            attention_factor and truncate, for proportional partial_rotary_factor and factor, and for linear
+            original_max_position_embeddings if the file has it.
         local_theta: base for sliding layers, which is never scaled (Gemma 3); None if all layers share one base.
         freq_divisors: [head_dim / 2] divisors of the frequencies, instead of a scaling (GGUF's rope_freqs).
         width: number of features of a head that rotate, from the first on; None for all.
@@ -132,8 +134,10 @@ class OwnSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(HuggingFaceNames):
     """The normalised settings of a checkpoint's model, with the names of Hugging Face's config.json.
+
+    Settings of a group are also read without it, as in config.json (`num_key_value_heads`, `rope_theta`).
 
     Attributes:
         model_type: key of `ARCHITECTURES`.
@@ -153,6 +157,7 @@ class ModelConfig:
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
         own: settings that only the model's family has; None for families without such.
+        notes: lines for the user about settings that were ignored.
     """
 
     model_type: str
@@ -175,6 +180,7 @@ class ModelConfig:
     num_predicting_layers: int = 0
     ternary: TernaryScaling | None = None
     own: OwnSettings | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def cut(self, num_layers: int | None, source: str) -> "ModelConfig":
         """Return the config of a model that is cut to its first `num_layers` layers; unchanged for None.

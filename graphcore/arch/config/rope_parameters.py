@@ -16,19 +16,25 @@ from graphcore.arch.config.model_config import RopeParameters, RopeScaling
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
+ORIGINAL = "original_max_position_embeddings"
 YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
 
 SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL),
     "proportional": (),
 }
 
 
-def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int) -> RopeParameters:
-    """Return the rotary parameters of a config.json, for heads of `head_dim` features.
+def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int, context: int) -> RopeParameters:
+    """Return the rotary parameters of a config.json.
+
+    Args:
+        head_dim: number of features of a head.
+        context: max_position_embeddings, in tokens.
 
     Raises:
         CheckpointError: a key is missing, or of the wrong type or sign.
@@ -38,12 +44,12 @@ def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int) -> RopePar
     full = _of_layers(fields, "full_attention")
     width = _read_width(fields, full, defaults, head_dim)
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
-    scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults)
+    scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults, context)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
         return RopeParameters(theta, scaling, width=width)
     local = _of_layers(fields, "sliding_attention")
-    if read_scaling(local, defaults) is not None:
+    if read_scaling(local, defaults, context) is not None:
         raise UnsupportedError(
             f"{local.source}: sliding layers have a rope_type other than 'default', which no reader of "
             f"{defaults.model_type} knows; correct the file or use a checkpoint without it"
@@ -77,8 +83,11 @@ def _completed(rope: Fields, defaults: ClassDefaults) -> Fields:
     return Fields({**(defaults.rope_scaling or {}), **rope.raw}, rope.source)
 
 
-def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
+def read_scaling(rope: Fields, defaults: ClassDefaults, context: int) -> RopeScaling | None:
     """Return the scaling that a flat object describes; None for unscaled frequencies.
+
+    Args:
+        context: max_position_embeddings in tokens, the default of original_max_position_embeddings.
 
     Raises:
         CheckpointError: a key that the rope type needs is missing, or of the wrong type or sign.
@@ -93,15 +102,36 @@ def read_scaling(rope: Fields, defaults: ClassDefaults) -> RopeScaling | None:
         return _proportional(rope)
     if defaults.partial_rotary_factor is None and rope.number("partial_rotary_factor") not in (None, 1.0):
         raise UnsupportedError(f"{rope.source}: partial_rotary_factor other than 1 is not supported")
+    if ORIGINAL in SCALING_KEYS[rope_type]:
+        rope = _with_original(rope, context)
     missing = [key for key in SCALING_KEYS[rope_type] if rope.raw.get(key) is None]
     if missing:
         raise CheckpointError(f"{rope.source}: rope_type '{rope_type}' needs {', '.join(missing)}; add what is missing")
     scaling: dict[str, str | float] = {"rope_type": rope_type}
     scaling.update((key, _scaling_value(rope, key)) for key in SCALING_KEYS[rope_type])
+    if rope_type == "linear" and rope.whole(ORIGINAL) is not None:
+        scaling[ORIGINAL] = _scaling_value(rope, ORIGINAL)
     _check_bands(rope, scaling)
     if rope_type == "yarn":
         return _with_yarn(scaling, rope, defaults)
     return scaling if len(scaling) > 1 else None
+
+
+def _with_original(rope: Fields, context: int) -> Fields:
+    """Return the settings with the context before scaling, and with the factor that transformers uses for null."""
+    original = rope.whole(ORIGINAL) or context
+    factor = {"factor": context / original} if rope.is_null("factor") else {}
+    return Fields({**rope.raw, ORIGINAL: original, **factor}, rope.source)
+
+
+def note_on_dynamic(rope: RopeParameters | None, context: int, source: str) -> tuple[str, ...]:
+    """Return a line about a dynamic scaling, which is computed only up to `context` tokens; empty without one."""
+    if rope is None or rope.scaling is None or rope.scaling["rope_type"] != "dynamic":
+        return ()
+    return (
+        f"{source}: rope_type 'dynamic' changes nothing up to max_position_embeddings ({context} tokens), the longest "
+        "context here; model.fallback=transformers runs longer ones",
+    )
 
 
 def _proportional(rope: Fields) -> RopeScaling:
@@ -138,7 +168,7 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
 
 
 def _scaling_value(rope: Fields, key: str) -> float:
-    value = rope.size(key) if key == "original_max_position_embeddings" else rope.positive(key)
+    value = rope.whole(key) if key == ORIGINAL else rope.positive(key)
     assert value is not None, f"{key} was checked to be there"
     return value
 
@@ -158,7 +188,8 @@ def _of_layers(fields: Fields, layer_type: str) -> Fields:
         if _is_per_layer_type(rope):
             merged.update(rope.section(layer_type).raw)
         elif layer_type == "full_attention":
-            merged.update(rope.raw)
+            outside = {ORIGINAL: fields.raw[ORIGINAL]} if fields.raw.get(ORIGINAL) is not None else {}
+            merged.update({**rope.raw, **outside})  # transformers prefers the one beside the rotary settings
     return Fields(merged, f"{fields.source}: {' and '.join(found) or 'rope_parameters'}")
 
 

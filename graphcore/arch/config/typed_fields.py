@@ -56,6 +56,17 @@ class Fields:
             raise self.wrong(name, value, f"at most {LARGEST_SIZE}")
         return value
 
+    def whole(self, name: str) -> int | None:
+        """Return an integer as `size` does, also from a float such as 32.0.
+
+        Raises:
+            CheckpointError: the value is anything else.
+        """
+        value = self._first((name,))[1]
+        if not isinstance(value, float) or not value.is_integer():
+            return self.size(name)
+        return Fields({name: int(value)}, self.source).size(name)
+
     def number(self, *names: str) -> float | None:
         """Return a finite number.
 
@@ -124,24 +135,13 @@ class Fields:
             CheckpointError: the value is not a list of integers from 0 to `LARGEST_SIZE`.
         """
         value = self.raw.get(name)
-        if value is not None and not isinstance(value, list | tuple):
-            raise self.wrong(name, value, "a list of indices")
-        return self.token_ids(name)
-
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        """Return one token id, or a list of them, as a tuple; empty if the setting is absent or null.
-
-        Raises:
-            CheckpointError: a member is not an integer from 0 to `LARGEST_SIZE`.
-        """
-        name, value = self._first((name,))
         if value is None:
             return ()
-        members: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
-        ids = tuple(member for member in members if type(member) is int and 0 <= member <= LARGEST_SIZE)
-        if len(ids) < len(members):
-            raise self.wrong(name, value, "a token id or a list of token ids")
-        return ids
+        if not isinstance(value, list | tuple) or not all(
+            type(one) is int and 0 <= one <= LARGEST_SIZE for one in value
+        ):
+            raise self.wrong(name, value, "a list of indices")
+        return tuple(value)
 
     def section(self, name: str) -> "Fields":
         """Return the settings of a nested object; empty if it is absent or null.

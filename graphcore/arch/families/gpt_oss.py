@@ -11,11 +11,12 @@ Source: openai/gpt-oss, gpt_oss/torch/model.py; transformers, modeling_gpt_oss; 
 from collections.abc import Mapping
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
-from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
+from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.folds import Fold, PickRows, Transpose
-from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
+from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types, longest_context
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec, NormSpec
 
@@ -39,7 +40,7 @@ class GptOss(Architecture):
             vocab=config.vocab_size,
             blocks=tuple(BlockSpec(config.hidden_size, norm, attention[kind], mlp) for kind in layer_types(config)),
             norm=norm,
-            context=config.max_position_embeddings,
+            context=longest_context(config),
             tied=config.tie_word_embeddings,
         )
 
@@ -79,22 +80,21 @@ class GptOss(Architecture):
             return alone, TensorSource(gguf_name(name, {module: "ffn_gate_up_exps"}), (rows,))
         return (alone,)
 
+    def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
+        """Return the config unchanged, after a check that the file states the window, as llama.cpp needs it."""
+        keys.check_required((WINDOW,))
+        keys.required_size(WINDOW)
+        return config
+
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
-        """Return the keys of the window, the experts and YaRN."""
-        assert config.rope is not None, "every gpt_oss is rotated"
+        """Return the keys of the window and the experts."""
         assert config.experts is not None, "every gpt_oss has experts"
-        found: dict[str, MetadataScalar] = {
-            "attention.sliding_window": config.attention.sliding_window or 0,
+        return {
+            WINDOW: config.attention.sliding_window or 0,
             "expert_count": config.experts.num_local_experts,
             "expert_used_count": config.experts.num_experts_per_tok,
             "expert_feed_forward_length": config.intermediate_size,
         }
-        scaling = config.rope.scaling
-        if scaling is not None and scaling["rope_type"] == "yarn":
-            found["rope.scaling.type"] = "yarn"
-            found["rope.scaling.factor"] = float(scaling["factor"])
-            found["rope.scaling.original_context_length"] = int(scaling["original_max_position_embeddings"])
-        return found
 
 
 def _experts_of(config: ModelConfig) -> MoESpec:

@@ -1,10 +1,14 @@
 """Llama 2 and 3, SmolLM2, TinyLlama, and Mistral: pre-norm blocks, gated SiLU, no per-head norms."""
 
+from collections.abc import Mapping
+
 from graphcore.arch.architecture import Architecture, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.gguf_keys import WINDOW
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import SplitPairs
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
+from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec, NormSpec
 
 
@@ -29,6 +33,11 @@ class Llama(Architecture):
         module = leaf.rpartition(".")[0]
         folds = (SplitPairs(heads[module]),) if module in heads else ()
         return TensorSource(gguf_name(name, GGUF_LEAVES), folds)
+
+    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
+        """Return the key of Mistral's window, which llama.cpp ignores."""
+        window = config.attention.sliding_window
+        return {} if window is None else {WINDOW: window}
 
 
 LLAMA = Llama(

@@ -31,7 +31,7 @@ from graphcore.arch.config.layer_types import layer_types_of_pattern
 from graphcore.arch.config.model_config import DeltaConfig, ExpertsConfig, ModelConfig
 from graphcore.arch.families.qwen_moe import EXPERTS, NEUTRAL_GGUF, QwenMoe, mixture_spec
 from graphcore.arch.folds import AddOne, AsOneRow, Fold, GroupHeads, NegatedExp, PickParts, WithoutChannelAxis
-from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types
+from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types, longest_context
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -95,7 +95,7 @@ class QwenDelta(QwenMoe):
             vocab=config.vocab_size,
             blocks=blocks,
             norm=norm,
-            context=config.max_position_embeddings,
+            context=longest_context(config),
             tied=config.tie_word_embeddings,
         )
 

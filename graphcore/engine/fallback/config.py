@@ -10,13 +10,14 @@ import torch
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.checkpoint.json_object import parse_json_object
+from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
+from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-GENERATION = "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -107,17 +108,17 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
     names = config.attribute_map
     heads = _size(values, names, "num_attention_heads")
     hidden = _size(values, names, "hidden_size")
-    file = folder / GENERATION
-    generation = Fields(parse_json_object(file.read_bytes(), str(file)) if file.is_file() else {}, str(file))
-    ends = generation.token_ids("eos_token_id") + values.token_ids("eos_token_id")
-    starts = generation.token_ids("bos_token_id") + values.token_ids("bos_token_id")
+    generation, vocab_size = read_generation_config(folder), _size(values, names, "vocab_size")
+    first = read_special_ids(generation.settings, SPECIAL_IDS, vocab_size)
+    then = read_special_ids(values.raw, SPECIAL_IDS, vocab_size)
+    starts, ends = (first.ids.get(name, ()) + then.ids.get(name, ()) for name in SPECIAL_IDS)
     return ModelConfig(
         model_type=config.model_type,
         hidden_size=hidden,
         intermediate_size=values.size(names.get("intermediate_size", "intermediate_size")) or 4 * hidden,
         num_hidden_layers=_size(values, names, "num_hidden_layers"),
-        vocab_size=_size(values, names, "vocab_size"),
-        max_position_embeddings=values.size(*CONTEXT_NAMES) or UNBOUNDED_CONTEXT,
+        vocab_size=vocab_size,
+        max_position_embeddings=_longest_context(values) or UNBOUNDED_CONTEXT,
         attention=AttentionConfig(
             num_attention_heads=heads,
             num_key_value_heads=values.size("num_key_value_heads", "num_kv_heads") or heads,
@@ -127,7 +128,17 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
         bos_token_id=starts[0] if starts else None,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         dtype=values.text("dtype"),
+        notes=(*generation.notes, *first.note(str(folder / FILE_NAME)), *then.note(values.source)),
     )
+
+
+def _longest_context(values: Fields) -> int | None:
+    """Return the longest context in tokens, extended by a rope scaling that all layers share; None if unknown."""
+    stated, rope = values.size(*CONTEXT_NAMES), values.section("rope_parameters")
+    if stated is None or rope.text("rope_type") in (None, "default"):
+        return stated
+    original = rope.positive("original_max_position_embeddings") or stated
+    return max(stated, int((rope.positive("factor") or 1.0) * original))
 
 
 def check_sizes(config: ModelConfig, checkpoint: Checkpoint) -> None:

@@ -154,7 +154,7 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
     if settings.model.attention == "flash_attention_2":
         _check_flash(device, dtype)
     context = choose_context(settings, model.config.max_position_embeddings)
-    notes = [f"{model.config.model_type} runs through transformers' own classes, eager"]
+    notes = [*model.config.notes, f"{model.config.model_type} runs through transformers' own classes, eager"]
     runs_whole = why_whole(config)
     if runs_whole:
         notes.append(f"prompts run whole, and one by one: {runs_whole}")

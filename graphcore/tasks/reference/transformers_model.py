@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig, RopeParameters
+from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.checkpoint import Checkpoint
@@ -181,8 +181,8 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
     attention, experts = config.attention, config.experts
     scalar = attention.query_pre_attn_scalar
     optional = {
-        "rope_parameters": None if config.rope is None else _rope_settings(config.rope),
-        "layer_types": list(attention.layer_types) if attention.layer_types else None,
+        "rope_parameters": config.rope_parameters,
+        "layer_types": config.layer_types,
         "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
         **({} if experts is None else _expert_settings(experts)),
     }
@@ -213,17 +213,6 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
 def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
     """Return the experts' settings; transformers wants lists."""
     return {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
-
-
-def _rope_settings(rope: RopeParameters) -> dict[str, Any]:
-    """Return the rope settings in the form of transformers' config classes."""
-    full: dict[str, Any] = {**(rope.scaling or {"rope_type": "default"}), "rope_theta": rope.theta}
-    if rope.local_theta is None:
-        return full
-    return {
-        "full_attention": full,
-        "sliding_attention": {"rope_type": "default", "rope_theta": rope.local_theta},
-    }
 
 
 @torch.no_grad()

@@ -162,12 +162,62 @@ def test_end_tokens_are_those_of_both_files_generation_first(config, generation,
     assert parse({**without(LLAMA, "eos_token_id"), **config}, generation).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("wrong", [-1, "2", True, [1, "2"], 1.5, {"a": 1}])
-def test_wrong_token_ids_are_refused_by_name(wrong):
-    with pytest.raises(CheckpointError, match=r"eos_token_id.*token id"):
-        parse(LLAMA, eos_token_id=wrong)
-    with pytest.raises(CheckpointError, match=r"generation_config.json.*eos_token_id"):
-        parse(LLAMA, {"eos_token_id": wrong})
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ()),
+        ([], ()),
+        ("2", (2,)),
+        (2.0, (2,)),
+        ([2, None], (2,)),
+        (["2", 3.0, None, 4], (2, 3, 4)),
+    ],
+    ids=str,
+)
+def test_token_ids_that_can_be_understood_are_taken_without_a_note(value, expected):
+    for config in (parse(LLAMA, eos_token_id=value), parse(LLAMA, {"eos_token_id": value}, eos_token_id=None)):
+        assert (config.eos_token_ids, config.notes) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (-1, ()),
+        (2**32 - 1, ()),
+        (10**400, ()),
+        (LLAMA["vocab_size"], ()),
+        ([2, -1], (2,)),
+        (True, ()),
+        (1.5, ()),
+        (float("nan"), ()),
+        ("</s>", ()),
+        ("", ()),
+        ({"a": 1}, ()),
+        ([[2], 3], (3,)),
+        (["9" * 5000, 3], (3,)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id"])
+def test_token_ids_that_are_none_count_as_absent_with_one_note(name, value, expected):
+    stated = parse(LLAMA, **{name: value})
+    beside = parse(LLAMA, {name: value}, **{name: None})
+    for config, file in ((stated, "config.json"), (beside, "generation_config.json beside config.json")):
+        found = config.eos_token_ids if name == "eos_token_id" else (config.bos_token_id,)
+        assert found == (expected if name == "eos_token_id" else (next(iter(expected), None),))
+        (note,) = config.notes
+        assert note.startswith(f"{file}: ignored special token ids that are not in the vocabulary: {name} ")
+        assert "\n" not in note
+        assert len(note) < 300
+
+
+def test_ids_of_no_token_are_named_in_one_note_together():
+    config = parse(LLAMA, bos_token_id=-1, eos_token_id=[-1, -2, -3, 7], pad_token_id=-1)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, (7,))
+    assert config.notes == (
+        "config.json: ignored special token ids that are not in the vocabulary: bos_token_id -1, eos_token_id -1, "
+        "eos_token_id -2, eos_token_id -3 and 1 more",
+    )
 
 
 def write(folder: Path, raw: object, name: str = "config.json") -> Path:
@@ -186,6 +236,19 @@ def test_generation_config_beside_it_adds_its_end_tokens(tmp_path):
     write(tmp_path, LLAMA)
     write(tmp_path, {"eos_token_id": [5, 128001]}, "generation_config.json")
     assert load_model_config(tmp_path).eos_token_ids == (5, 128001, 128008, 128009)
+
+
+def test_a_generation_config_that_means_nothing_is_ignored_with_a_note(tmp_path):
+    write(tmp_path, LLAMA)
+    file = write(tmp_path, "null", "generation_config.json")
+    config = load_model_config(tmp_path)
+    assert config == parse(LLAMA)
+    assert config.notes == (f"{file}: is a JSON NoneType, not an object; it is ignored",)
+
+
+def test_a_byte_order_mark_before_config_json_is_left_out(tmp_path):
+    write(tmp_path, "\ufeff" + json.dumps(LLAMA))
+    assert load_model_config(tmp_path) == parse(LLAMA)
 
 
 def test_a_missing_file_says_what_to_give(tmp_path):

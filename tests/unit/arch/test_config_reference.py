@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from dev_models import EVERY, LLAMA, config_of
 from hub_configs import FAMILIES, parse
 
+from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.arch.config_from_json import ModelConfig, load_model_config, parse_model_config
 from graphcore.arch.registry import ARCHITECTURES
 
@@ -114,3 +116,43 @@ def test_configs_that_transformers_5_saved_are_read(name):
     config = load_model_config(TINY / name)
     raw = json.loads((TINY / name / "config.json").read_text())
     assert_agrees(config, raw)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "mistral", "qwen3_moe", "gpt_oss"])
+def test_settings_are_read_under_the_names_of_transformers(name):
+    """Every name of the table that transformers' own config of the model has gives the same value."""
+    from transformers import AutoConfig
+
+    ours, theirs = config_of(EVERY[name]), AutoConfig.for_model(**copy.deepcopy(EVERY[name]))
+    compared = set()
+    for alias in (one for one in vars(HuggingFaceNames) if not one.startswith(("_", "rope_", "torch_"))):
+        stated, found = getattr(theirs, alias, None), getattr(ours, alias)
+        if stated is not None and found is not None:
+            assert found == stated, alias
+            compared.add(alias)
+    assert compared >= {"num_key_value_heads", "num_attention_heads", "head_dim", "rms_norm_eps"}
+    assert ours.rope_theta == rope_of(theirs.rope_parameters)["rope_theta"]
+    assert rope_of(ours.rope_parameters).items() >= rope_of(theirs.rope_parameters).items()
+
+
+def rope_of(parameters: dict) -> dict:
+    return parameters.get("full_attention", parameters)
+
+
+def test_the_names_of_the_first_requirements_are_read_and_not_written():
+    """The dataclass of phase 1a: flat names, computed_head_dim among them."""
+    config = config_of(EVERY["gemma3_text"])
+    flat = {
+        "hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+        "computed_head_dim": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "rope_scaling": None, "attention_bias": False, "mlp_bias": False, "hidden_act": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "sliding_window": 512, "sliding_window_pattern": 6, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert {name: getattr(config, name) for name in flat} == flat
+    assert [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"] == [5, 11, 17, 23]
+    assert config_of(EVERY["llama"]).computed_head_dim == LLAMA["hidden_size"] // LLAMA["num_attention_heads"]
+    for name in ("rms_norm_eps", "computed_head_dim", "hidden_size"):
+        with pytest.raises(AttributeError):
+            setattr(config, name, 1)
+    with pytest.raises(AttributeError):
+        config.rms_norm_epsilon  # noqa: B018

@@ -78,10 +78,15 @@ def test_a_gpt_oss_file_needs_its_experts_and_its_window(key):
         parse(**{key.replace(".", "__"): None})
 
 
-@pytest.mark.parametrize("key", ["factor", "original_context_length"])
-def test_yarn_needs_its_factor_and_context(key):
-    with pytest.raises(CheckpointError, match=rf"gpt-oss\.rope\.scaling\.{key}"):
-        parse(**{f"rope__scaling__{key}": None})
+def test_yarn_without_its_context_scales_from_the_context_length_and_without_its_factor_not_at_all():
+    """llama.cpp's rule (llama-model.cpp): n_ctx_orig_yarn is n_ctx_train, and an unset factor is 1."""
+    assert (
+        parse(rope__scaling__original_context_length=None).rope.scaling
+        == parse(rope__scaling__original_context_length=parse().max_position_embeddings).rope.scaling
+    )
+    assert parse(rope__scaling__original_context_length=0) == parse(rope__scaling__original_context_length=None)
+    assert parse(rope__scaling__factor=None).rope.scaling is None
+    assert parse(rope__scaling__factor=None, rope__scale_linear=32.0) == parse()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import copy
 import math
 
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from graphcore.arch.config.model_config import RopeParameters
 from graphcore.arch.config.rope_parameters import read_rope
@@ -12,7 +15,10 @@ from graphcore.arch.families.gemma3 import GEMMA3
 from graphcore.arch.families.gpt_oss import GPT_OSS
 from graphcore.arch.families.llama import LLAMA
 from graphcore.arch.families.qwen import QWEN3
+from graphcore.arch.rotary import rope_of
 from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.nn.rope import rope_frequencies
+from graphcore.nn.rope_spec import YarnScaling
 
 LLAMA3 = {
     "factor": 8.0,
@@ -23,8 +29,8 @@ LLAMA3 = {
 LLAMA3_FORM = {"rope_type": "llama3", **LLAMA3}
 
 
-def read(raw: dict, architecture=LLAMA) -> RopeParameters:
-    return read_rope(Fields(raw, "config.json"), architecture.defaults, head_dim=64)
+def read(raw: dict, architecture=LLAMA, context: int = 131_072) -> RopeParameters:
+    return read_rope(Fields(raw, "config.json"), architecture.defaults, head_dim=64, context=context)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +99,17 @@ def test_default_rope_has_no_scaling(rope):
     assert read({"rope_scaling": rope}) == RopeParameters(1e4)
 
 
-@pytest.mark.parametrize("rope_type", ["longrope", "dynamic", "su", "mrope", "x" * 300])
+@pytest.mark.parametrize("rope_type", ["longrope", "su", "mrope", "x" * 300])
 def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
     with pytest.raises(
-        UnsupportedError, match=r"rope_scaling: rope_type .*; known: default, linear, llama3, proportional, yarn"
+        UnsupportedError,
+        match=r"rope_scaling: rope_type .*; known: default, dynamic, linear, llama3, proportional, yarn",
     ) as caught:
         read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("missing", sorted(LLAMA3))
+@pytest.mark.parametrize("missing", sorted(LLAMA3.keys() - {"original_max_position_embeddings"}))
 def test_a_missing_key_is_named(missing):
     rope = {key: value for key, value in LLAMA3_FORM.items() if key != missing}
     with pytest.raises(CheckpointError, match=f"'llama3' needs {missing}"):
@@ -205,3 +212,39 @@ def test_gpt_oss_with_plain_frequencies_has_them():
 def test_wrong_yarn_values_are_refused_by_name(key, value):
     with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
         read({"rope_parameters": {**YARN, key: value}}, GPT_OSS)
+
+
+def frequencies_of_transformers(context: int = 64, **settings: object) -> tuple[torch.Tensor, float]:
+    """Return the frequencies [head_dim / 2] and the factor of cosines that transformers computes for these settings."""
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=context, **settings)
+    rotary = LlamaRotaryEmbedding(config)
+    return rotary.inv_freq, rotary.attention_scaling
+
+
+YARN_4 = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3_8 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_scaling": YARN_4},
+        {"rope_scaling": {**YARN_4, "original_max_position_embeddings": 32.0}},
+        {"rope_scaling": {**YARN_4, "original_max_position_embeddings": 32}, "original_max_position_embeddings": 16},
+        {"rope_scaling": {**YARN_4, "factor": None, "original_max_position_embeddings": 16}},
+        {"rope_scaling": LLAMA3_8},
+        {"rope_scaling": {**LLAMA3_8, "original_max_position_embeddings": 16.0}},
+        {"rope_parameters": {**LLAMA3_8, "rope_theta": 500.0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        {"rope_scaling": {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 16}},
+        {"rope_scaling": {"factor": 4.0}},
+    ],
+    ids=str,
+)
+def test_frequencies_are_those_of_transformers_where_the_file_says_less_than_all(settings):
+    theirs, their_scale = frequencies_of_transformers(**copy.deepcopy(settings))
+    spec = rope_of(read(settings, context=64))
+    scale = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
+    # float32 powers, and other orders of the same operations: a few units in the last place.
+    torch.testing.assert_close(rope_frequencies(spec, 64).float(), theirs, rtol=1e-6, atol=0.0)
+    assert scale == pytest.approx(their_scale, abs=1e-12)
