@@ -80,6 +80,9 @@ class Tokenizer:
         return self._checked(ids)
 
     def _checked(self, ids: list[int]) -> list[int]:
+        pieces = self._parts.bytes_of_pieces
+        if pieces:
+            ids = [token_id for piece in ids for token_id in pieces.get(piece, (piece,))]
         limit = self._parts.id_limit
         if limit is not None and ids and max(ids) >= limit:
             raise TokenizerError(
@@ -97,16 +100,29 @@ class Tokenizer:
         if ids and min(ids) < 0:
             raise TokenizerError(f"token id {min(ids)} is negative")
         with without_panics(self._parts.source):
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self._backend.decode(self._spelt(ids), skip_special_tokens=skip_special_tokens)
+
+    def _spelt(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that have a spelling, in the place of those that do not."""
+        same_as = self._parts.same_as
+        if not same_as:
+            return list(ids)
+        return [token_id for given in ids if (token_id := same_as.get(given, given)) is not None]
 
     def id_to_piece(self, token_id: int) -> str:
         """Return the vocabulary's spelling of an id; empty for rows that only pad the embedding."""
-        return self._backend.id_to_token(token_id) or ""
+        spelt = self._spelt([token_id])
+        return self._backend.id_to_token(spelt[0]) or "" if spelt else ""
 
     @property
     def vocab_size(self) -> int:
         """The number of ids that have a spelling."""
-        return self._backend.get_vocab_size()
+        return self._backend.get_vocab_size() - len(self._parts.bytes_of_pieces)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about what was ignored or assumed when the vocabulary was read."""
+        return self._parts.notes
 
     @property
     def bos_token_id(self) -> int | None:

@@ -5,7 +5,7 @@ from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
+from graphcore.tokenizer.gguf_splitters import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def test_ids_are_those_of_the_published_tokenizer(name: str) -> None:
 
 def words(pre: str, text: str) -> list[tuple[int, int]]:
     """Return the begin and end of each word that a splitter cuts text into."""
-    (pattern,) = find_splitter(pre, 0, "m").patterns
+    (pattern,) = find_splitter(pre, 0).patterns
     splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
     return [place for _, place in splitter.pre_tokenize_str(text)]
 
