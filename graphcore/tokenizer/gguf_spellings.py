@@ -6,7 +6,7 @@ transformers' tables; both decode to it. A token whose bytes are not UTF-8 is no
 The lists are those of llama.cpp's src/llama-vocab.cpp (`llama_vocab::impl::load`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 END_OF_TURN = (
@@ -35,8 +35,9 @@ END_OF_TURN = (
 """Spellings that end a generation if the vocabulary has them as special tokens. A file names one eos_token_id, but
 models end their turn with other tokens, too. Ordinary tokens with such a spelling do not count."""
 
-NOT_AN_END = (("<|end|>", ("<|return|>", "<|call|>")), ("<|end|>", ("<|flush|>", "<|calls|>")))
-"""Spellings of `END_OF_TURN` that end nothing in a vocabulary that has all of the others."""
+NOT_AN_END = (("<|end|>", ("<|return|>", "<|call|>")), ("<|end|>", ("<|flush|>", "<|calls|>")),
+              ("</s>", ("<|tool_response>",)))  # fmt: skip
+"""Spellings that end nothing in a vocabulary that has all of the others."""
 
 _CODE = (
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>",
@@ -45,8 +46,7 @@ _CODE = (
     "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>", "<|fim_pad|>", "<fim-pad>",
     "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
-CONTROL = frozenset((*END_OF_TURN, *_CODE, "</s>"))
-"""Spellings of control tokens, where the file does not say which tokens are."""
+_CONTROL = frozenset((*END_OF_TURN, *_CODE, "</s>"))
 
 _NOBODYS = "\U0010fffe"  # begins spellings that no text has: a noncharacter
 
@@ -100,11 +100,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def ends_of_turn(tokens: Mapping[str, int]) -> list[int]:
-    """Return the ids of the spellings that end a generation.
+def ends_of_turn(ids: Mapping[str, int]) -> list[int]:
+    """Return the ids of the spellings that end a generation, given the ids by spelling."""
+    return [ids[spelling] for spelling in END_OF_TURN if spelling in ids and spelling not in _kept_out(ids)]
 
-    Args:
-        tokens: ids by spelling.
-    """
-    kept_out = {spelling for spelling, others in NOT_AN_END if all(other in tokens for other in others)}
-    return [tokens[spelling] for spelling in END_OF_TURN if spelling in tokens and spelling not in kept_out]
+
+def control_spellings(tokens: Collection[str]) -> frozenset[str]:
+    """Return the spellings of control tokens, for a vocabulary that does not say which tokens are."""
+    return _CONTROL - _kept_out(tokens)
+
+
+def _kept_out(tokens: Collection[str]) -> set[str]:
+    return {spelling for spelling, others in NOT_AN_END if all(other in tokens for other in others)}

@@ -14,7 +14,7 @@ import tokenizers
 from graphcore.checked_file import read_checked, write_checked
 from graphcore.tokenizer.gguf_bpe import build_bpe
 from graphcore.tokenizer.gguf_merges import bytes_of_pieces
-from graphcore.tokenizer.gguf_spellings import ends_of_turn, is_unicode
+from graphcore.tokenizer.gguf_spellings import ends_of_turn
 from graphcore.tokenizer.gguf_splitters import SPLITTERS, note_on_splitter
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
@@ -50,12 +50,17 @@ def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | Non
         source=source,
         bos_id=vocab.bos_id,
         eos_ids=_eos_ids(metadata, vocab),
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=_readable(template) if isinstance(template, str) else None,
         template_variables=_template_variables(metadata, vocab),
         same_as=vocab.same_as,
         bytes_of_pieces=pieces,
         notes=_notes(vocab, len(pieces)),
     )
+
+
+def _readable(text: str) -> str:
+    """Return a text in which bytes that are not UTF-8 are U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _notes(vocab: GGUFVocab, num_pieces: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_spellings import CONTROL, distinct_spellings
+from graphcore.tokenizer.gguf_spellings import control_spellings, distinct_spellings
 from graphcore.tokenizer.gguf_splitters import SPM_LIKE
 
 T = TypeVar("T")
@@ -106,10 +106,12 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         )
     spm = model == SENTENCEPIECE
     spelt = distinct_spellings(reader.array("tokens", str), source)
-    tokens, notes = spelt.tokens, list(spelt.notes)
+    tokens, notes = spelt.tokens, reader.notes
+    notes += spelt.notes
     types = reader.per_token("token_type", int, len(tokens))
     if not types:
-        types = tuple(int(TokenType.CONTROL if token in CONTROL else TokenType.NORMAL) for token in tokens)
+        control = control_spellings(frozenset(tokens))
+        types = tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
         notes.append(f"{source}: tokenizer.ggml.token_type is missing; control tokens are told by their spelling")
     scores = reader.per_token("scores", float, len(tokens)) if spm else ()
     if spm and not scores:
@@ -147,11 +149,16 @@ def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -
 
 
 class _Reader:
-    """Reads `tokenizer.ggml.` keys, and names a key that is wrong."""
+    """Reads `tokenizer.ggml.` keys, and names a key that is wrong.
+
+    Attributes:
+        notes: lines for the user about what was ignored.
+    """
 
     def __init__(self, metadata: Mapping[str, object], source: str) -> None:
         self._metadata = metadata
         self._source = source
+        self.notes: list[str] = []
 
     def optional(self, name: str, kind: type[T]) -> T | None:
         value = self._metadata.get(_PREFIX + name)
@@ -181,8 +188,11 @@ class _Reader:
         if _PREFIX + name not in self._metadata:
             return ()
         values = self.array(name, kind)
+        surplus = f"has {len(values)} elements for {count} tokens"
         if len(values) < count:
-            raise self._error(name, f"has {len(values)} elements for {count} tokens")
+            raise self._error(name, surplus)
+        if len(values) > count:
+            self.notes.append(f"{self._source}: {_PREFIX}{name} {surplus}; the first ones count")
         return values[:count]
 
     def token_id(self, name: str, count: int, default: int | None) -> int | None:
