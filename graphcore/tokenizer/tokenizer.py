@@ -62,7 +62,8 @@ class Tokenizer:
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
         """The ids that `decode` leaves out by default."""
-        self._controls = ControlTokens(parts.backend, parts.eos_ids, parts.chat_template or "")
+        templates = "\n".join(filter(None, (parts.chat_template, parts.tool_template)))
+        self._controls = ControlTokens(parts.backend, parts.eos_ids, templates)
 
     def encode(self, text: str, add_special_tokens: bool = True, is_plain: bool = False) -> list[int]:
         """Return the ids of a text, with BOS and EOS around it where the checkpoint asks for them.
@@ -165,7 +166,7 @@ class Tokenizer:
             TemplateError: the template gives no text for them; see `ChatTemplate.render`.
         """
         variables = {**self._parts.template_variables, **(options or {})}
-        return self._chat_template.render(messages, variables, add_generation_prompt, tools)
+        return self._template_for(tools).render(messages, variables, add_generation_prompt, tools)
 
     def prepare_chat(self) -> None:
         """Start the chat template's process, if there is a template, without waiting for it."""
@@ -205,7 +206,7 @@ class Tokenizer:
             return text
 
         with without_panics(self._parts.source):
-            ids = encode_apart(render, messages, tools, self._template_words, self._parts.source)
+            ids = encode_apart(render, messages, tools, self._words_for(tools), self._parts.source)
         return self._checked(ids)
 
     @cached_property
@@ -213,10 +214,25 @@ class Tokenizer:
         return TemplateWords(self._parts.chat_template or "", self._controls)
 
     @cached_property
+    def _tool_words(self) -> TemplateWords:
+        return TemplateWords(self._parts.tool_template or "", self._controls)
+
+    @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self._parts.chat_template is None:
             raise TokenizerError(f"{self._parts.source}: has no chat template; give the prompt as plain text")
         return ChatTemplate(self._parts.chat_template, self._parts.source)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate | None:
+        text = self._parts.tool_template
+        return None if text is None else ChatTemplate(text, self._parts.source)
+
+    def _template_for(self, tools: Sequence[Tool] | None) -> ChatTemplate:
+        return self._chat_template if tools is None or self._tool_template is None else self._tool_template
+
+    def _words_for(self, tools: Sequence[Tool] | None) -> TemplateWords:
+        return self._template_words if tools is None or self._tool_template is None else self._tool_words
 
 
 def _check_unicode(text: str, name: str = "the text") -> None:

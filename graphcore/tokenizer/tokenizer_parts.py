@@ -17,6 +17,7 @@ class TokenizerParts:
         bos_id: id that starts a text, if the vocabulary has one.
         eos_ids: ids that end a generation, ascending.
         chat_template: Jinja source, or None.
+        tool_template: Jinja source for conversations with tools; None if `chat_template` serves them, too.
         template_variables: variables for chat templates: `bos_token`, `eos_token` and the like.
         id_limit: rows of the model's embedding where known; an id at or above it cannot be fed to the model.
         same_as: for ids without a spelling of their own, the id that decodes in their place; None decodes to nothing.
@@ -31,6 +32,7 @@ class TokenizerParts:
     chat_template: str | None
     template_variables: Mapping[str, str]
     id_limit: int | None = None
+    tool_template: str | None = None
     same_as: Mapping[int, int | None] = field(default_factory=dict)
     bytes_of_pieces: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ A JSONL file has a module of its own (`request_lines`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import STANDARD_STREAM
@@ -129,7 +130,7 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
         text, messages = prompt.content, messages_of(settings, prompt.content)
     elif isinstance(prompt.content[0], Mapping):
         messages = _with_system(settings, prompt)
-        text = messages[-1]["content"]
+        text = _text_of(messages[-1])
     else:
         if settings.system is not None or settings.chat == "on":
             raise ConfigError(f"{prompt.where}: token ids run as they are; system and chat=on need a prompt of text")
@@ -138,6 +139,13 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
     token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
     label = text if len(text) <= 60 else text[:57] + "..."
     return EncodedPrompt(text, token_ids, label.replace("\n", " "))
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content may be a list of parts, or absent."""
+    content = message.get("content") or ""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return "".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def check_prompt(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> None:
