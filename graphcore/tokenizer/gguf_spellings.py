@@ -9,6 +9,8 @@ The lists are those of llama.cpp's src/llama-vocab.cpp (`llama_vocab::impl::load
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphcore.errors import quoted
+
 END_OF_TURN = (
     "<|im_end|>",  # Qwen, SmolLM
     "<|eot_id|>",  # Llama 3
@@ -85,7 +87,7 @@ def distinct_spellings(stored: Sequence[str], source: str) -> Spellings:
             same_as[token_id] = last[token]
     tokens = tuple(f"{_NOBODYS}{at}" if at in same_as else token for at, token in enumerate(named))
     twice = [stored[at] for at, other in same_as.items() if other is not None]
-    notes = [f"{source}: {len(twice)} of tokenizer.ggml.tokens stand there twice ('{twice[0]}')"] if twice else []
+    notes = [f"{source}: {len(twice)} of tokenizer.ggml.tokens stand there twice ({quoted(twice[0])})"] if twice else []
     if broken := len(same_as) - len(twice):
         notes.append(f"{source}: {broken} of tokenizer.ggml.tokens are not UTF-8; no text is encoded with them")
     return Spellings(tokens, same_as, tuple(notes))

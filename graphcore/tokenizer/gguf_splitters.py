@@ -8,6 +8,8 @@ It applies no Unicode normalisation, either.
 
 from dataclasses import dataclass
 
+from graphcore.errors import quoted
+
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DIGIT = r"\p{N}"
@@ -172,7 +174,7 @@ def note_on_splitter(pre: str | None, vocab_size: int, source: str) -> tuple[str
     """Return a note if the default splitter stands in for that of the model."""
     if find_splitter(pre, vocab_size) is not DEFAULT:
         return ()
-    problem = "missing" if pre is None else f"'{pre}'" if pre in DEFAULT.names else f"'{pre}', which is unknown"
+    problem = "missing" if pre is None else f"{quoted(pre)}{'' if pre in DEFAULT.names else ', which is unknown'}"
     return (
         f"{source}: tokenizer.ggml.pre is {problem}: text may be cut into other tokens than the model was trained with, "
         "which makes answers worse; convert the model again with a newer llama.cpp",

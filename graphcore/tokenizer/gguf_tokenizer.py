@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 def has_vocab(metadata: Mapping[str, object]) -> bool:
     """Return whether the file has a vocabulary."""
-    return "tokenizer.ggml.tokens" in metadata
+    return "tokenizer.ggml.tokens" in metadata and metadata.get("tokenizer.ggml.model") not in ("none", "no_vocab")
 
 
 def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | None) -> TokenizerParts:

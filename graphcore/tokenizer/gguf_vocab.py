@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from graphcore.errors import TokenizerError
+from graphcore.errors import TokenizerError, UnreadTokenizerError
 from graphcore.tokenizer.gguf_spellings import control_spellings, distinct_spellings
 from graphcore.tokenizer.gguf_splitters import SPM_LIKE
 
@@ -100,7 +100,7 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     if model == BYTE_LEVEL and pre in SPM_LIKE:
         model = GEMMA4
     if model not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
-        raise TokenizerError(
+        raise UnreadTokenizerError(
             f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama, gemma4; run on token ids "
             "(prompt_ids)"
         )

@@ -116,14 +116,14 @@ def _notes(
     for text, at in stated.items():
         if backend.token_to_id(text) != at:
             yield (
-                f"{folder}: the files give '{text}' the id {at}, which tokenizer.json cannot give it; as in transformers "
+                f"{folder}: the files give {quoted(text)} the id {at}, which tokenizer.json cannot give it; as in transformers "
                 f"its id is {backend.token_to_id(text)}"
             )
             break
     for text in special:
         if text not in stated and (backend.token_to_id(text) or 0) >= before:
             yield (
-                f"{folder}: tokenizer.json has no '{text}', which other files name; as in transformers its id is "
+                f"{folder}: tokenizer.json has no {quoted(text)}, which other files name; as in transformers its id is "
                 f"{backend.token_to_id(text)}"
             )
             break

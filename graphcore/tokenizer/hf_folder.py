@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from graphcore.errors import TokenizerError
+from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
 from graphcore.tokenizer.chat_template import named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
@@ -73,12 +73,15 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (ImportError, OSError, TypeError, ValueError, LookupError) as error:
         reason = " ".join(str(error).split())
-        raise TokenizerError(
+        raise UnreadTokenizerError(
             f"{folder}: no tokenizer.json, and transformers cannot make one of the other files ({reason:.200}); save "
-            "one with AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            "one with AutoTokenizer.from_pretrained(...).save_pretrained(folder), or run on token ids (prompt_ids)"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise TokenizerError(f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form; text needs one")
+        raise UnreadTokenizerError(
+            f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form, which text needs; run on token ids "
+            "(prompt_ids)"
+        )
     return tokenizer.backend_tokenizer
 
 
@@ -87,7 +90,7 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig") or "null")
+        value = json.loads(path.read_text(encoding="utf-8-sig").strip() or "null")
     except RecursionError as error:
         raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
@@ -104,14 +107,14 @@ def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
 
 
 def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    names = ", ".join(sorted(templates))
+    names = quoted(", ".join(sorted(templates))).strip("'")
     return (f"{folder}: no chat template is called 'default' ({names})",) if names and "default" not in templates else ()
 
 
 def _notes_on_empty_files(folder: Path) -> tuple[str, ...]:
     files = [folder / name for name in _OPTIONAL_FILES]
     empty = [file.name for file in files if file.is_file() and file.read_bytes().strip() in (b"", b"null")]
-    return (f"{folder}: {', '.join(empty)} say nothing",) if empty else ()
+    return tuple(f"{folder}: {name} says nothing" for name in empty)
 
 
 def _eos_ids(

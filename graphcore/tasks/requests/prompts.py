@@ -12,7 +12,7 @@ from typing import Any
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.engine.engine import Engine
-from graphcore.engine.prompt_encoder import PromptEncoder
+from graphcore.engine.prompt_encoder import NOTE_ON_BOS, PromptEncoder
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
 from graphcore.tasks.task_engine import model_name
@@ -82,6 +82,8 @@ def encode_prompts(
             f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
             "use an instruct model for answers, or say chat=off"
         )
+    if any(_spells_bos(engine.prompts, settings, prompt) for prompt in prompts):
+        note(NOTE_ON_BOS)
     if prompts:
         return [encode_prompt(engine, settings, prompt) for prompt in prompts]
     if engine.has_tokenizer:
@@ -91,6 +93,12 @@ def encode_prompts(
         f"the checkpoint has no tokenizer: running token ids {list(DEFAULT_IDS)} (choose others with prompt_ids=[...])"
     )
     return [encode_prompt(engine, settings, Prompt(DEFAULT_IDS, "the default prompt"))]
+
+
+def _spells_bos(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> bool:
+    """Return whether a raw text begins with the BOS token that is put before every text."""
+    is_raw = isinstance(prompt.content, str) and encoder.known is not None and not uses_chat(encoder, settings)
+    return is_raw and encoder.spells_bos(str(prompt.content))
 
 
 def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:

@@ -135,6 +135,8 @@ def _content(value: Any, key: str, where: str) -> str | tuple[Any, ...]:
             return value
         case "prompt_ids", [*ids] if all(type(token_id) is int for token_id in ids):
             return tuple(ids)
+        case "messages", []:
+            return ()
         case "messages", [dict(), *_]:
             return tuple(_messages(value, where))
     expected = {
