@@ -67,6 +67,10 @@ class TokenizerError(GraphcoreError, ValueError):
     """Text cannot become token ids, or the reverse, with what the checkpoint holds."""
 
 
+class UnreadTokenizerError(TokenizerError):
+    """A tokenizer of a kind that graphcore does not read; the model runs on token ids alone."""
+
+
 class TemplateError(TokenizerError):
     """A chat template gives no text: it is invalid, rejects the messages, fails on them, or exceeds its bounds."""
 

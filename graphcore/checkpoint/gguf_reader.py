@@ -89,8 +89,8 @@ class GGUFReader:
         return count
 
     def string(self, what: str, limit: int = MAX_HEADER) -> str:
-        """Return the next string of at most `limit` bytes."""
-        return self._text(self.take(self.count(f"bytes in {what}", 1, limit), what), what)
+        """Return the next string of at most `limit` bytes; bytes that are not UTF-8 become surrogates."""
+        return self.take(self.count(f"bytes in {what}", 1, limit), what).decode("utf-8", "surrogateescape")
 
     def name(self, what: str) -> str:
         """Return the next string of at most `MAX_NAME` bytes: the name of a key or a tensor."""
@@ -149,19 +149,7 @@ class GGUFReader:
         self.position = self._end - left
         if self._stream.tell() != self.position:
             raise self._cut_off(0, what)
-        try:
-            return tuple([text.decode("utf-8") for text in texts])
-        except UnicodeDecodeError as error:
-            raise self._not_text(what, error) from error
-
-    def _text(self, raw: bytes, what: str) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self._not_text(what, error) from error
-
-    def _not_text(self, what: str, error: UnicodeDecodeError) -> CheckpointError:
-        return CheckpointError(f"{self.source}: {what} is not UTF-8 ({error.reason}); fetch the file again")
+        return tuple([text.decode("utf-8", "surrogateescape") for text in texts])
 
     def _cut_off(self, nbytes: int, what: str) -> CheckpointError:
         return CheckpointError(

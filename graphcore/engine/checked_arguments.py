@@ -54,19 +54,18 @@ def check_messages(messages: object) -> Sequence[Message]:
     """Return the messages of a conversation.
 
     Raises:
-        ConfigError: `messages` is no list of messages, or a message has no role or no content.
+        ConfigError: `messages` is no list of messages, or a message has no role, or nothing besides.
     """
     if not is_conversation(messages):
         raise ConfigError(f"{messages!r:.40} is no list of messages; give [{{'role': 'user', 'content': '...'}}]")
     for index, message in enumerate(messages):
-        missing = [key for key in ("role", "content") if key not in message]
-        if missing:
-            raise ConfigError(f"message {index} has no '{missing[0]}'; give {{'role': 'user', 'content': '...'}}")
+        if "role" not in message or len(message) < 2:
+            missing = "content" if "role" in message else "role"
+            raise ConfigError(f"message {index} has no '{missing}'; give {{'role': 'user', 'content': '...'}}")
         if not isinstance(message["role"], str):
             raise ConfigError(f"message {index}: role must be a text, found {message['role']!r:.40}")
-        content = message["content"]
-        is_call = content is None and len(message) > len(("role", "content"))  # of a tool, in a field of its own
-        if not isinstance(content, str | list | tuple) and not is_call:
+        content = message.get("content")  # absent or None beside a call of a tool, in a field of its own
+        if content is not None and not isinstance(content, str | list | tuple):
             raise ConfigError(f"message {index}: content must be a text or a list of parts, found {content!r:.40}")
     return messages
 

@@ -125,7 +125,7 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     return_freed_memory()
     if free_memory is not None:
         free_memory.look("loaded")
-    notes = (note for note in (loaded.weight_stream.note, spinning_note()) if note)
+    notes = (note for note in (*loaded.prompts.notes, loaded.weight_stream.note, spinning_note()) if note)
     choices = replace(loaded.choices, notes=(*loaded.choices.notes, *notes))
     return replace(loaded, choices=choices, free_memory=free_memory)
 
@@ -163,4 +163,4 @@ def load_fallback(settings: Settings, on_progress: Progress, check: Check) -> Lo
 
 def _encoder(settings: Settings, model: "Model | TransformersModel") -> PromptEncoder:
     source, vocab = model.checkpoint.source, model.config.vocab_size
-    return PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab)
+    return PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)

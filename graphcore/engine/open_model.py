@@ -19,7 +19,7 @@ from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.checkpoint.stacked_checkpoint import with_stacked_experts
 from graphcore.config.settings import ModelSettings
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, UnreadTokenizerError
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
@@ -37,6 +37,7 @@ class Model:
         dtype: name in torch of the dtype of the stored weights ("bfloat16"); None where they are packed or it is not
             stated.
         tokenizer: the tokenizer; None if the checkpoint has none.
+        unread: reason why the checkpoint's tokenizer is not read; empty if it is, or if there is none.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +47,7 @@ class Model:
     stored_layers: int
     dtype: str | None
     tokenizer: Tokenizer | None
+    unread: str = ""
 
 
 def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress: Progress) -> Model:
@@ -72,8 +74,8 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     weights = with_ternary_weights(checkpoint, config)
     weights = weights if config.experts is None else with_stacked_experts(weights)
     dtype = stored_dtype(weights, config)
-    tokenizer = read_tokenizer(checkpoint, cache_dir)
-    return Model(weights, path, config, spec, stored.num_hidden_layers, dtype, tokenizer)
+    tokenizer, unread = read_tokenizer(checkpoint, cache_dir)
+    return Model(weights, path, config, spec, stored.num_hidden_layers, dtype, tokenizer, unread)
 
 
 def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model:
@@ -89,10 +91,13 @@ def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model
     )
 
 
-def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> Tokenizer | None:
-    """Return the checkpoint's tokenizer, or None if it has none."""
-    if isinstance(checkpoint, GGUFCheckpoint):
-        has_one = has_vocab(checkpoint.metadata)
-        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.source, cache_dir) if has_one else None
-    assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no tokenizer of its own"
-    return Tokenizer.from_folder(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None
+def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> tuple[Tokenizer | None, str]:
+    """Return the checkpoint's tokenizer, or None and the reason why it is not read; an empty one if it has none."""
+    try:
+        if isinstance(checkpoint, GGUFCheckpoint):
+            has_one = has_vocab(checkpoint.metadata)
+            return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.source, cache_dir) if has_one else None, ""
+        assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no tokenizer of its own"
+        return Tokenizer.from_folder(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None, ""
+    except UnreadTokenizerError as error:
+        return None, str(error)

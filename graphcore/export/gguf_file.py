@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from graphcore.quant.registry import ENCODINGS
+from graphcore.tokenizer.gguf_spellings import is_unicode
 
 FieldValue = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 """Stored as bool, u32 (i64 where negative or too large), f32, string; arrays as i32, f32, strings."""
@@ -77,6 +78,13 @@ class TensorEntry:
         return prod(self.shape)
 
 
+def _as_stored(value: object) -> object:
+    """Return a value for gguf's writer: texts with surrogates, which stand for bytes that are not UTF-8, as bytes."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_stored, value)) if isinstance(value[0], str) else value
+    return value if not isinstance(value, str) or is_unicode(value) else value.encode("utf-8", "surrogateescape")
+
+
 class GGUFFile:
     """A GGUF file that is being written; the header is written at once.
 
@@ -95,7 +103,7 @@ class GGUFFile:
     ) -> None:
         self._writer = gguf.GGUFWriter(path, architecture)
         for key, field in fields.items():
-            self._writer.add_key_value(key, field.value, field.kind, field.element)
+            self._writer.add_key_value(_as_stored(key), _as_stored(field.value), field.kind, field.element)
         for entry in entries:
             # A dtype other than uint8 makes gguf take the shape unchanged; it need not know the type.
             kind = ENCODINGS[entry.encoding].ggml_id

@@ -18,6 +18,7 @@ Tool = Mapping[str, object]
 """A function that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 _NOT_OPTIONS = ("messages", "tools", "add_generation_prompt")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
 
 
@@ -67,7 +68,7 @@ class ChatTemplate:
             if name in variables:
                 raise TokenizerError(f"{self._source}: '{name}' is no option of a chat template, but an argument")
         listed = None if tools is None else list(tools)
-        inputs = {"messages": list(messages), "tools": listed, "documents": None, **variables}
+        inputs = {"messages": list(map(_plain, messages)), "tools": listed, "documents": None, **variables}
         try:
             return self._usable_process().render({**inputs, "add_generation_prompt": add_generation_prompt})
         except NoTextError as error:
@@ -82,17 +83,33 @@ class ChatTemplate:
         return process
 
 
-def default_template(value: object, source: str) -> str | None:
-    """Return the template in a `chat_template` entry: a text, or the one named "default" in a list.
+def _plain(message: Message) -> Message:
+    """Return a message without fields that are null, and with its reasoning under the names that templates read.
+
+    Source: transformers, utils/chat_template_utils.py: `_normalize_chat_messages` and `_alias_reasoning_fields`.
+    """
+    kept = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def named_templates(value: object, source: str) -> dict[str, str]:
+    """Return the templates in a `chat_template` entry by name: a text ("default"), a list of named ones, or an object.
 
     Raises:
-        TokenizerError: the list has no "default", or the entry is neither a text nor a list.
+        TokenizerError: the entry is none of these.
     """
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
-        if isinstance(named.get("default"), str):
-            return str(named["default"])
-        raise TokenizerError(f"{source}: chat_template has no 'default' among {', '.join(named) or 'nothing'}")
-    raise TokenizerError(f"{source}: chat_template is {type(value).__name__}, where a text or a list is expected")
+    match value:
+        case None:
+            return {}
+        case str():
+            return {"default": value}
+        case list():
+            entries = [(one.get("name"), one.get("template")) for one in value if isinstance(one, dict)]
+        case dict():
+            entries = list(value.items())
+        case _:
+            raise TokenizerError(
+                f"{source}: chat_template is {type(value).__name__}, where a text or a list is expected"
+            )
+    return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}

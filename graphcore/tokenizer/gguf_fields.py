@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_bpe import GPT2_PATTERN, SPLITTERS, Splitter
+from graphcore.tokenizer.gguf_splitters import GPT2_PATTERN, SPLITTERS, Splitter
 from graphcore.tokenizer.gguf_spm import SPACE
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, SENTENCEPIECE, TokenType

@@ -13,7 +13,8 @@ Files of Gemma 4 list these merges (`tokenizer.ggml.model` is "gemma4"). llama.c
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from graphcore.tokenizer.gguf_vocab import GEMMA4, GGUFVocab, TokenType, merge_pairs
+from graphcore.tokenizer.gguf_merges import listed_merges
+from graphcore.tokenizer.gguf_vocab import GEMMA4, GGUFVocab, TokenType
 from graphcore.tokenizer.tokenizer_parts import bos_eos_processor
 
 SPACE = "\u2581"
@@ -23,9 +24,10 @@ _NEVER_MERGED = {TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE}
 def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     """Return the tokenizer, without its special tokens."""
     pieces = spm_pieces(vocab)
+    listed = listed_merges(vocab) if vocab.model == GEMMA4 else None
     model = models.BPE(
-        {piece: token_id for token_id, piece in enumerate(pieces)},
-        merge_pairs(vocab) if vocab.model == GEMMA4 else spm_merges(vocab, pieces),
+        {piece: token_id for token_id, piece in enumerate(pieces)} if listed is None else listed.ids,
+        spm_merges(vocab, pieces) if listed is None else listed.pairs,
         unk_token=None if vocab.unk_id is None else pieces[vocab.unk_id],
         fuse_unk=True,
         byte_fallback=True,
@@ -39,7 +41,7 @@ def build_spm(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     else:
         backend.normalizer = spaces
     backend.decoder = decoders.Sequence(unspaced)
-    adds_bos = vocab.model == GEMMA4 or vocab.add_bos is not False
+    adds_bos = bool(vocab.add_bos) if vocab.pre == "sarvam-moe" else vocab.model == GEMMA4 or vocab.add_bos is not False
     backend.post_processor = bos_eos_processor(
         vocab.bos_id if adds_bos else None, vocab.eos_id if vocab.add_eos else None
     )

@@ -12,35 +12,23 @@ from pathlib import Path
 import tokenizers
 
 from graphcore.checked_file import read_checked, write_checked
-from graphcore.tokenizer.gguf_bpe import SPLITTERS, build_bpe
+from graphcore.tokenizer.gguf_bpe import build_bpe
+from graphcore.tokenizer.gguf_merges import bytes_of_pieces
+from graphcore.tokenizer.gguf_spellings import ends_of_turn
+from graphcore.tokenizer.gguf_splitters import SPLITTERS, note_on_splitter
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
 from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
-END_OF_TURN = (
-    "<|im_end|>",  # Qwen, SmolLM
-    "<|eot_id|>",  # Llama 3
-    "<|eom_id|>",  # Llama 3, before a tool call
-    "<end_of_turn>",  # Gemma
-    "<turn|>",  # Gemma 4
-    "<|tool_response>",  # Gemma 4, after a tool call
-    "<|return|>",  # gpt-oss
-    "<|call|>",  # gpt-oss, before a tool call; <|end|> only ends one of its messages
-    "<|end_of_text|>",
-    "<|endoftext|>",
-)
-"""Spellings that end a generation if the vocabulary has them as special tokens. A file names one eos_token_id, but
-models end their turn with other tokens, too. Ordinary tokens with such a spelling do not count."""
-
-_BUILD = 1  # raise this when the same vocabulary should give a different tokenizer
+_BUILD = 2  # raise this when the same vocabulary should give a different tokenizer
 
 _log = logging.getLogger(__name__)
 
 
 def has_vocab(metadata: Mapping[str, object]) -> bool:
     """Return whether the file has a vocabulary."""
-    return "tokenizer.ggml.tokens" in metadata
+    return "tokenizer.ggml.tokens" in metadata and metadata.get("tokenizer.ggml.model") not in ("none", "no_vocab")
 
 
 def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | None) -> TokenizerParts:
@@ -52,18 +40,33 @@ def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | Non
         cache_dir: folder that keeps built tokenizers; None builds anew each time.
 
     Raises:
-        TokenizerError: the vocabulary or its splitter is wrong; see `read_vocab` and `find_splitter`.
+        TokenizerError: the vocabulary is wrong; see `read_vocab`.
     """
     vocab = read_vocab(metadata, source)
-    template = metadata.get("tokenizer.chat_template")
+    backend = _build(vocab) if cache_dir is None else _cached(vocab, cache_dir / "tokenizers")
+    template, pieces = metadata.get("tokenizer.chat_template"), bytes_of_pieces(backend, vocab)
     return TokenizerParts(
-        backend=_build(vocab) if cache_dir is None else _cached(vocab, cache_dir / "tokenizers"),
+        backend=backend,
         source=source,
         bos_id=vocab.bos_id,
         eos_ids=_eos_ids(metadata, vocab),
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=_readable(template) if isinstance(template, str) else None,
         template_variables=_template_variables(metadata, vocab),
+        same_as=vocab.same_as,
+        bytes_of_pieces=pieces,
+        notes=_notes(vocab, len(pieces)),
     )
+
+
+def _readable(text: str) -> str:
+    """Return a text in which bytes that are not UTF-8 are U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _notes(vocab: GGUFVocab, num_pieces: int) -> tuple[str, ...]:
+    on_splitter = note_on_splitter(vocab.pre, len(vocab.tokens), vocab.source) if vocab.model == BYTE_LEVEL else ()
+    on_merges = f"{vocab.source}: tokenizer.ggml.merges names {num_pieces} pieces that are no tokens"
+    return (*vocab.notes, *on_splitter, *([on_merges] if num_pieces else []))
 
 
 def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
@@ -85,6 +88,7 @@ def _cached(vocab: GGUFVocab, folder: Path) -> tokenizers.Tokenizer:
 def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     is_bytes = vocab.model == BYTE_LEVEL
     backend = build_bpe(vocab) if is_bytes else build_spm(vocab)
+    num_pieces = backend.get_vocab_size()
     spelt = tuple(zip(vocab.tokens if is_bytes else spm_pieces(vocab), vocab.types, strict=True))
     kinds = {TokenType.CONTROL, TokenType.UNKNOWN}
     if vocab.model == GEMMA4:  # its control tokens around tool calls and thoughts are stored as user-defined ones
@@ -94,17 +98,14 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     # Each has an id in the vocabulary already: adding any other would give it an id beyond the model's embedding.
     backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
-    assert backend.get_vocab_size() == len(vocab.tokens), f"{vocab.source}: special tokens got ids of their own"
+    assert backend.get_vocab_size() == num_pieces, f"{vocab.source}: special tokens got ids of their own"
     return backend
 
 
 def _eos_ids(metadata: Mapping[str, object], vocab: GGUFVocab) -> tuple[int, ...]:
     named = {vocab.eos_id, *(read_token_id(metadata, name, vocab) for name in ("eot_token_id", "eom_token_id"))}
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    for text in END_OF_TURN:
-        token_id = vocab.ids.get(text)
-        if token_id is not None and vocab.types[token_id] in special:
-            named.add(token_id)
+    named |= {token_id for token_id in ends_of_turn(vocab.ids) if vocab.types[token_id] in special}
     return tuple(sorted(token_id for token_id in named if token_id is not None))
 
 

@@ -15,7 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from graphcore.checkpoint.token_ids import token_id_of
-from graphcore.errors import TokenizerError
+from graphcore.errors import TokenizerError, UnreadTokenizerError
+from graphcore.tokenizer.gguf_spellings import control_spellings, distinct_spellings
+from graphcore.tokenizer.gguf_splitters import SPM_LIKE
 
 T = TypeVar("T")
 
@@ -46,11 +48,13 @@ class GGUFVocab:
         pre: the splitter's name, None if the file has none.
         tokens: one distinct spelling per id.
         types: one `TokenType` per id.
+        same_as: for ids whose stored spelling cannot be theirs alone, the id that decodes in their place, or None.
         merges: merges as "left right", best first; empty for SentencePiece.
         scores: one score per id, higher ones merge first; empty where merges are listed.
         bos_id, eos_id, unk_id: special ids; None if the vocabulary has none.
         add_bos, add_eos: True if `encode` adds the token; None if the file does not say.
         add_space_prefix: True if a space is put before text (SentencePiece only).
+        notes: lines for the user about what was ignored or assumed.
     """
 
     source: str
@@ -58,6 +62,7 @@ class GGUFVocab:
     pre: str | None
     tokens: tuple[str, ...]
     types: tuple[int, ...]
+    same_as: Mapping[int, int | None]
     merges: tuple[str, ...]
     scores: tuple[float, ...]
     bos_id: int | None
@@ -66,6 +71,7 @@ class GGUFVocab:
     add_bos: bool | None
     add_eos: bool | None
     add_space_prefix: bool
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
@@ -91,44 +97,47 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
             not rebuild.
     """
     reader = _Reader(metadata, source)
-    model = reader.required("model", str)
+    model, pre = reader.required("model", str), reader.optional("pre", str)
+    if model == BYTE_LEVEL and pre in SPM_LIKE:
+        model = GEMMA4
     if model not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
-        raise TokenizerError(f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama, gemma4")
+        raise UnreadTokenizerError(
+            f"{source}: tokenizer.ggml.model '{model}' is not supported; known: gpt2, llama, gemma4; run on token ids "
+            "(prompt_ids)"
+        )
     spm = model == SENTENCEPIECE
-    tokens = _distinct(reader.array("tokens", str), source)
+    spelt = distinct_spellings(reader.array("tokens", str), source)
+    tokens, notes = spelt.tokens, reader.notes
+    notes += spelt.notes
+    types = reader.per_token("token_type", int, len(tokens))
+    if not types:
+        control = control_spellings(frozenset(tokens))
+        types = tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
+        notes.append(f"{source}: tokenizer.ggml.token_type is missing; control tokens are told by their spelling")
+    scores = reader.per_token("scores", float, len(tokens)) if spm else ()
+    if spm and not scores:
+        scores = (0.0,) * len(tokens)
+        notes.append(f"{source}: tokenizer.ggml.scores is missing; text may be cut into other tokens")
+    merges = () if spm else reader.array("merges", str)
+    if malformed := sum(merge.find(" ", 1) < 0 for merge in merges):
+        notes.append(f"{source}: {malformed} of tokenizer.ggml.merges do not name two tokens and are left out")
     return GGUFVocab(
         source=source,
         model=model,
-        pre=reader.optional("pre", str),
+        pre=pre,
         tokens=tokens,
-        types=reader.per_token("token_type", int, len(tokens)) or (int(TokenType.NORMAL),) * len(tokens),
-        merges=() if spm else reader.array("merges", str),
-        scores=reader.per_token("scores", float, len(tokens)) if spm else (),
+        types=tuple(int(TokenType.UNUSED) if at in spelt.same_as else kind for at, kind in enumerate(types)),
+        same_as=spelt.same_as,
+        merges=merges,
+        scores=scores,
         bos_id=reader.token_id("bos_token_id", len(tokens), 1 if spm else None),
         eos_id=reader.token_id("eos_token_id", len(tokens), 2 if spm else None),
         unk_id=reader.token_id("unknown_token_id", len(tokens), 0 if spm else None),
         add_bos=reader.optional("add_bos_token", bool),
         add_eos=reader.optional("add_eos_token", bool),
         add_space_prefix=spm and reader.optional("add_space_prefix", bool) is not False,
+        notes=tuple(notes),
     )
-
-
-def merge_pairs(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    """Return the listed merges as pairs; tokens spell spaces otherwise, so the first space separates.
-
-    Raises:
-        TokenizerError: a merge names a token that the vocabulary lacks.
-    """
-    pairs = []
-    for rank, merge in enumerate(vocab.merges):
-        left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocab.ids.keys():
-            raise TokenizerError(
-                f"{vocab.source}: tokenizer.ggml.merges has '{merge}' at {rank}, whose parts are not in the "
-                "vocabulary; the file is damaged"
-            )
-        pairs.append((left, right))
-    return pairs
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
@@ -137,11 +146,16 @@ def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -
 
 
 class _Reader:
-    """Reads `tokenizer.ggml.` keys, and names a key that is wrong."""
+    """Reads `tokenizer.ggml.` keys, and names a key that is wrong.
+
+    Attributes:
+        notes: lines for the user about what was ignored.
+    """
 
     def __init__(self, metadata: Mapping[str, object], source: str) -> None:
         self._metadata = metadata
         self._source = source
+        self.notes: list[str] = []
 
     def optional(self, name: str, kind: type[T]) -> T | None:
         value = self._metadata.get(_PREFIX + name)
@@ -167,13 +181,16 @@ class _Reader:
         return tuple(value)
 
     def per_token(self, name: str, kind: type[T], count: int) -> tuple[T, ...]:
-        """Return an array with one element per token; empty if token_type is missing."""
-        if name == "token_type" and _PREFIX + name not in self._metadata:
+        """Return the first `count` elements of an array with one per token; empty if the file has no such key."""
+        if _PREFIX + name not in self._metadata:
             return ()
         values = self.array(name, kind)
-        if len(values) != count:
-            raise self._error(name, f"has {len(values)} elements for {count} tokens")
-        return values
+        surplus = f"has {len(values)} elements for {count} tokens"
+        if len(values) < count:
+            raise self._error(name, surplus)
+        if len(values) > count:
+            self.notes.append(f"{self._source}: {_PREFIX}{name} {surplus}; the first ones count")
+        return values[:count]
 
     def token_id(self, name: str, count: int, default: int | None) -> int | None:
         """Return the stated id, or the default where it is absent or outside the vocabulary, as in llama.cpp."""
@@ -182,13 +199,3 @@ class _Reader:
 
     def _error(self, name: str, problem: str) -> TokenizerError:
         return TokenizerError(f"{self._source}: {_PREFIX}{name} {problem}")
-
-
-def _distinct(tokens: tuple[str, ...], source: str) -> tuple[str, ...]:
-    """Return the tokens, with names for empty ones as in llama.cpp; reject a spelling that has two ids."""
-    named = tuple([token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)])
-    if len(set(named)) == len(named):
-        return named
-    ids = {token: token_id for token_id, token in enumerate(named)}
-    twice = next(token for token_id, token in enumerate(named) if ids[token] != token_id)
-    raise TokenizerError(f"{source}: tokenizer.ggml.tokens has '{twice}' twice; the file is damaged")

@@ -4,6 +4,7 @@
 effect beside it, as in transformers 5). These files are optional: `tokenizer_config.json` and `special_tokens_map.json`
 (special tokens), `generation_config.json` and `config.json` (more ids that end a generation), and
 `chat_template.jinja`, `chat_template.json` or an entry of `tokenizer_config.json` (the first that exists counts).
+Further templates have names, in `additional_chat_templates/` or in the entry; "tool_use" is used where tools are given.
 """
 
 import json
@@ -14,14 +15,14 @@ import tokenizers
 
 from graphcore.checkpoint.generation_config import read_generation_config
 from graphcore.checkpoint.token_ids import read_special_ids
-from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import default_template
+from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
+from graphcore.tokenizer.chat_template import named_templates
+from graphcore.tokenizer.hf_added_tokens import add_special_tokens
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -37,18 +38,20 @@ def read_folder(folder: Path) -> TokenizerParts:
     """
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
-    _add_missing(backend, config, folder)
-    texts = {**_token_texts(_read_json(folder / "special_tokens_map.json")), **_token_texts(config)}
-    model_config = _read_json(folder / "config.json")
-    bos_id, eos_id = (_token_id(backend, texts, name, folder) for name in ("bos_token", "eos_token"))
+    others = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
+    special = add_special_tokens(backend, config, *others, str(folder))
+    templates, model_config = _chat_templates(folder, config), _read_json(folder / "config.json")
+    bos_id, eos_id = (_token_id(backend, special.named.get(name)) for name in ("bos_token", "eos_token"))
     return TokenizerParts(
         backend=backend,
         source=str(folder),
         bos_id=bos_id,
         eos_ids=_eos_ids(eos_id, read_generation_config(folder).settings, model_config),
-        chat_template=_chat_template(folder, config),
-        template_variables=texts,
+        chat_template=templates.get("default") or None,
+        tool_template=templates.get("tool_use") or None,
+        template_variables=special.named,
         id_limit=_vocab_size(model_config),
+        notes=(*special.notes, *_notes_on_empty_files(folder), *_notes_on_templates(templates, folder)),
     )
 
 
@@ -72,41 +75,16 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (ImportError, OSError, TypeError, ValueError, LookupError) as error:
         reason = " ".join(str(error).split())
-        raise TokenizerError(
+        raise UnreadTokenizerError(
             f"{folder}: no tokenizer.json, and transformers cannot make one of the other files ({reason:.200}); save "
-            "one with AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            "one with AutoTokenizer.from_pretrained(...).save_pretrained(folder), or run on token ids (prompt_ids)"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise TokenizerError(f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form; text needs one")
+        raise UnreadTokenizerError(
+            f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form, which text needs; run on token ids "
+            "(prompt_ids)"
+        )
     return tokenizer.backend_tokenizer
-
-
-def _add_missing(backend: tokenizers.Tokenizer, config: Mapping[str, object], folder: Path) -> None:
-    """Add tokens that tokenizer_config.json has under an id and tokenizer.json lacks, as transformers does."""
-    for token_id, token in _stated_tokens(config, folder):
-        if backend.token_to_id(token.content) is not None:
-            continue
-        backend.add_tokens([token])
-        if backend.token_to_id(token.content) != token_id:
-            raise TokenizerError(
-                f"{folder}: tokenizer_config.json gives '{token.content}' the id {token_id}, which tokenizer.json "
-                "cannot give it; the files do not match"
-            )
-
-
-def _stated_tokens(config: Mapping[str, object], folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
-    """Return the entries of `added_tokens_decoder`, by id."""
-    stated = config.get("added_tokens_decoder") or {}
-    try:
-        tokens = [
-            (int(token_id), tokenizers.AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in _FLAGS}))
-            for token_id, entry in dict(stated).items()  # type: ignore[call-overload]  # TypeError: not an object
-        ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(
-            f"{folder}/tokenizer_config.json: added_tokens_decoder is malformed ({error!r})"
-        ) from error
-    return sorted(tokens, key=lambda entry: entry[0])
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -114,33 +92,33 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig").strip() or "null")
     except RecursionError as error:
         raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
         raise TokenizerError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: holds {type(value).__name__}, where an object is expected")
     return value
 
 
-def _token_texts(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the spellings of the named special tokens: a text, or an object with its text under "content"."""
-    entries = {name: config.get(name) for name in _NAMED_TOKENS}
-    texts = {name: entry.get("content") if isinstance(entry, dict) else entry for name, entry in entries.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
+    return None if text is None else backend.token_to_id(text)
 
 
-def _token_id(backend: tokenizers.Tokenizer, texts: Mapping[str, str], name: str, folder: Path) -> int | None:
-    if name not in texts:
-        return None
-    try:
-        token_id = backend.token_to_id(texts[name])
-    except UnicodeEncodeError:  # half a surrogate pair, which no vocabulary has
-        token_id = None
-    if token_id is None:
-        raise TokenizerError(f"{folder}: {name} '{texts[name]}' is not in tokenizer.json; the files do not match")
-    return token_id
+def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    names = quoted(", ".join(sorted(templates))).strip("'")
+    return (
+        (f"{folder}: no chat template is called 'default' ({names})",) if names and "default" not in templates else ()
+    )
+
+
+def _notes_on_empty_files(folder: Path) -> tuple[str, ...]:
+    files = [folder / name for name in _OPTIONAL_FILES]
+    empty = [file.name for file in files if file.is_file() and file.read_bytes().strip() in (b"", b"null")]
+    return tuple(f"{folder}: {name} says nothing" for name in empty)
 
 
 def _eos_ids(eos_id: int | None, generation: Mapping[str, object], model: Mapping[str, object]) -> tuple[int, ...]:
@@ -162,12 +140,17 @@ def _vocab_size(model: Mapping[str, object]) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        try:
-            return jinja.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{jinja}: is not UTF-8 (byte {error.start}); fetch the file again") from error
+def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Return the chat templates by name; the one that is used without tools is called "default"."""
     processor = _read_json(folder / "chat_template.json")
-    return default_template(processor.get("chat_template", config.get("chat_template")), str(folder))
+    found = named_templates(processor.get("chat_template", config.get("chat_template")), str(folder))
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files = {"default": folder / "chat_template.jinja", **{file.stem: file for file in others}}
+    return {**found, **{name: _read_text(file) for name, file in files.items() if file.is_file()}}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{file}: is not UTF-8 (byte {error.start}); fetch the file again") from error

@@ -6,7 +6,7 @@ Nothing here bounds time or memory: it runs in a process that does (template_wor
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 import jinja2
@@ -69,7 +69,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_PublicNamespace, dict=_new_dict
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_PublicNamespace, dict=_Dict()
     )
     return environment
 
@@ -95,7 +95,7 @@ class _PublicNamespace(Namespace):
     """Jinja's `namespace()`, without names that Python uses internally."""
 
     def __init__(self, /, *args: object, **kwargs: object) -> None:
-        values = _new_dict(*args, **kwargs)
+        values: dict[str, object] = dict(*args, **kwargs)
         for name in values:
             _check_public(name)
         super().__init__(values)
@@ -110,8 +110,15 @@ def _check_public(name: object) -> None:
         raise SecurityError(f"a namespace cannot hold '{name}'")
 
 
-def _new_dict(*args: object, **kwargs: object) -> dict[str, object]:
-    return dict(*args, **kwargs)
+class _Dict:
+    """The `dict` of templates: it makes dictionaries, and gives no access to the type."""
+
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, object]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[str], value: object = None) -> dict[str, object]:
+        """Return a dictionary with the same value under each key."""
+        return dict.fromkeys(keys, value)
 
 
 def _raise_exception(message: str) -> None:

@@ -62,7 +62,8 @@ class Tokenizer:
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
         """The ids that `decode` leaves out by default."""
-        self._controls = ControlTokens(parts.backend, parts.eos_ids, parts.chat_template or "")
+        templates = "\n".join(filter(None, (parts.chat_template, parts.tool_template)))
+        self._controls = ControlTokens(parts.backend, parts.eos_ids, templates)
 
     def encode(self, text: str, add_special_tokens: bool = True, is_plain: bool = False) -> list[int]:
         """Return the ids of a text, with BOS and EOS around it where the checkpoint asks for them.
@@ -80,6 +81,9 @@ class Tokenizer:
         return self._checked(ids)
 
     def _checked(self, ids: list[int]) -> list[int]:
+        pieces = self._parts.bytes_of_pieces
+        if pieces:
+            ids = [token_id for piece in ids for token_id in pieces.get(piece, (piece,))]
         limit = self._parts.id_limit
         if limit is not None and ids and max(ids) >= limit:
             raise TokenizerError(
@@ -97,16 +101,29 @@ class Tokenizer:
         if ids and min(ids) < 0:
             raise TokenizerError(f"token id {min(ids)} is negative")
         with without_panics(self._parts.source):
-            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self._backend.decode(self._spelt(ids), skip_special_tokens=skip_special_tokens)
+
+    def _spelt(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that have a spelling, in the place of those that do not."""
+        same_as = self._parts.same_as
+        if not same_as:
+            return list(ids)
+        return [token_id for given in ids if (token_id := same_as.get(given, given)) is not None]
 
     def id_to_piece(self, token_id: int) -> str:
         """Return the vocabulary's spelling of an id; empty for rows that only pad the embedding."""
-        return self._backend.id_to_token(token_id) or ""
+        spelt = self._spelt([token_id])
+        return self._backend.id_to_token(spelt[0]) or "" if spelt else ""
 
     @property
     def vocab_size(self) -> int:
         """The number of ids that have a spelling."""
-        return self._backend.get_vocab_size()
+        return self._backend.get_vocab_size() - len(self._parts.bytes_of_pieces)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about what was ignored or assumed when the vocabulary was read."""
+        return self._parts.notes
 
     @property
     def bos_token_id(self) -> int | None:
@@ -149,7 +166,7 @@ class Tokenizer:
             TemplateError: the template gives no text for them; see `ChatTemplate.render`.
         """
         variables = {**self._parts.template_variables, **(options or {})}
-        return self._chat_template.render(messages, variables, add_generation_prompt, tools)
+        return self._template_for(tools).render(messages, variables, add_generation_prompt, tools)
 
     def prepare_chat(self) -> None:
         """Start the chat template's process, if there is a template, without waiting for it."""
@@ -189,7 +206,7 @@ class Tokenizer:
             return text
 
         with without_panics(self._parts.source):
-            ids = encode_apart(render, messages, tools, self._template_words, self._parts.source)
+            ids = encode_apart(render, messages, tools, self._words_for(tools), self._parts.source)
         return self._checked(ids)
 
     @cached_property
@@ -197,10 +214,25 @@ class Tokenizer:
         return TemplateWords(self._parts.chat_template or "", self._controls)
 
     @cached_property
+    def _tool_words(self) -> TemplateWords:
+        return TemplateWords(self._parts.tool_template or "", self._controls)
+
+    @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self._parts.chat_template is None:
             raise TokenizerError(f"{self._parts.source}: has no chat template; give the prompt as plain text")
         return ChatTemplate(self._parts.chat_template, self._parts.source)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate | None:
+        text = self._parts.tool_template
+        return None if text is None else ChatTemplate(text, self._parts.source)
+
+    def _template_for(self, tools: Sequence[Tool] | None) -> ChatTemplate:
+        return self._chat_template if tools is None or self._tool_template is None else self._tool_template
+
+    def _words_for(self, tools: Sequence[Tool] | None) -> TemplateWords:
+        return self._template_words if tools is None or self._tool_template is None else self._tool_words
 
 
 def _check_unicode(text: str, name: str = "the text") -> None:

@@ -1,5 +1,6 @@
 """Reads `tokenizer.json`, the file format of the `tokenizers` library, and turns the library's panics into errors."""
 
+import codecs
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
     """
     try:
         with without_panics(where):
-            backend = tokenizers.Tokenizer.from_buffer(content)
+            backend = tokenizers.Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
         if isinstance(error, TokenizerError):
             raise

@@ -1,7 +1,7 @@
 """The parts of a tokenizer in one shape, whether they come from a folder or a GGUF file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tokenizers
 from tokenizers import processors
@@ -17,8 +17,12 @@ class TokenizerParts:
         bos_id: id that starts a text, if the vocabulary has one.
         eos_ids: ids that end a generation, ascending.
         chat_template: Jinja source, or None.
+        tool_template: Jinja source for conversations with tools; None if `chat_template` serves them, too.
         template_variables: variables for chat templates: `bos_token`, `eos_token` and the like.
         id_limit: rows of the model's embedding where known; an id at or above it cannot be fed to the model.
+        same_as: for ids without a spelling of their own, the id that decodes in their place; None decodes to nothing.
+        bytes_of_pieces: for ids of the backend that are no tokens, the tokens that stand for them.
+        notes: lines for the user about what was ignored or assumed.
     """
 
     backend: tokenizers.Tokenizer
@@ -28,6 +32,10 @@ class TokenizerParts:
     chat_template: str | None
     template_variables: Mapping[str, str]
     id_limit: int | None = None
+    tool_template: str | None = None
+    same_as: Mapping[int, int | None] = field(default_factory=dict)
+    bytes_of_pieces: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def bos_eos_processor(bos_id: int | None, eos_id: int | None) -> processors.PostProcessor:

@@ -53,11 +53,13 @@ class TransformersModel:
     Attributes:
         config: sizes and token ids that any model has; all else stays in the class's own config.
         tokenizer: the tokenizer; None if the checkpoint has none.
+        unread: reason why the checkpoint's tokenizer is not read; empty if it is, or if there is none.
     """
 
     checkpoint: Checkpoint
     config: ModelConfig
     tokenizer: Tokenizer | None
+    unread: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def open_transformers(
         raise UnsupportedError(f"{checkpoint.source}: {WITHOUT} reads Hugging Face folders with safetensors, not GGUF")
     config = read_transformers_config(checkpoint.folder)
     model = TransformersModel(
-        checkpoint, model_config_of(config, checkpoint.folder), read_tokenizer(checkpoint, cache_dir)
+        checkpoint, model_config_of(config, checkpoint.folder), *read_tokenizer(checkpoint, cache_dir)
     )
     check_sizes(model.config, checkpoint)
     choices = fallback_choices(settings, model, config)

@@ -7,11 +7,12 @@ A JSONL file has a module of its own (`request_lines`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.engine.engine import Engine
-from graphcore.engine.prompt_encoder import PromptEncoder
+from graphcore.engine.prompt_encoder import NOTE_ON_BOS, PromptEncoder
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
 from graphcore.tasks.task_engine import model_name
@@ -82,6 +83,8 @@ def encode_prompts(
             f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
             "use an instruct model for answers, or say chat=off"
         )
+    if any(_spells_bos(engine.prompts, settings, prompt) for prompt in prompts):
+        note(NOTE_ON_BOS)
     if prompts:
         return [encode_prompt(engine, settings, prompt) for prompt in prompts]
     if engine.has_tokenizer:
@@ -98,6 +101,12 @@ def _default_text(engine: Engine, settings: Settings, note: Callable[[str], None
         return DEFAULT_QUESTION
     note(f'no prompt was given: going on from "{" ".join(DEFAULT_OPENING.split())}"; choose another with prompt=...')
     return DEFAULT_OPENING
+
+
+def _spells_bos(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> bool:
+    """Return whether a raw text begins with the BOS token that is put before every text."""
+    is_raw = isinstance(prompt.content, str) and encoder.known is not None and not uses_chat(encoder, settings)
+    return is_raw and encoder.spells_bos(str(prompt.content))
 
 
 def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:
@@ -137,7 +146,7 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
         text, messages = prompt.content, messages_of(settings, prompt.content)
     elif isinstance(prompt.content[0], Mapping):
         messages = _with_system(settings, prompt)
-        text = messages[-1]["content"]
+        text = _text_of(messages[-1])
     else:
         if settings.system is not None or settings.chat == "on":
             raise ConfigError(f"{prompt.where}: token ids run as they are; system and chat=on need a prompt of text")
@@ -146,6 +155,13 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
     token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
     label = text if len(text) <= 60 else text[:57] + "..."
     return EncodedPrompt(text, token_ids, label.replace("\n", " "))
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content may be a list of parts, or absent."""
+    content = message.get("content") or ""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return "".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def check_prompt(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> None:

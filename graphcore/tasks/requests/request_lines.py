@@ -15,11 +15,13 @@ from typing import Any
 
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.config.validate import UNLIMITED
+from graphcore.engine.checked_arguments import check_messages
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.tasks.requests.prompts import Prompt, checked_prompt
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
+from graphcore.tokenizer.chat_template import Message
 
 CONTENTS = ("prompt", "prompt_ids", "messages")
 SAMPLING = tuple(vars(SamplingParams()))
@@ -135,18 +137,23 @@ def _content(value: Any, key: str, where: str) -> str | tuple[Any, ...]:
             return value
         case "prompt_ids", [*ids] if all(type(token_id) is int for token_id in ids):
             return tuple(ids)
-        case "messages", [*messages] if all(map(_is_message, messages)):
-            return tuple(messages)
+        case "messages", []:
+            return ()
+        case "messages", [dict(), *_]:
+            return tuple(_messages(value, where))
     expected = {
         "prompt": "a text",
         "prompt_ids": "a list of whole numbers",
-        "messages": 'a list of objects with "role" and "content" as texts',
+        "messages": 'a list of objects with "role" and "content"',
     }
     raise ConfigError(f"{where}: {key} must be {expected[key]}")
 
 
-def _is_message(item: object) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+def _messages(value: object, where: str) -> Sequence[Message]:
+    try:
+        return check_messages(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: messages: {error}") from error
 
 
 def _check_own(item: Mapping[str, Any], where: str) -> None:

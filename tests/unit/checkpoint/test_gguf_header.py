@@ -84,11 +84,13 @@ def test_bools_other_than_0_and_1_are_refused(tmp_path, broken):
     assert "bool" in refusal(GGUF(entries=[ARCH, broken]).write(tmp_path / "m.gguf"))
 
 
-@pytest.mark.parametrize(
-    "broken", [entry("a", STRING, text(b"\xff")), array(STRING, 1, text(b"\xc3")), entry(b"\xff", 7, b"\1")]
-)
-def test_text_that_is_not_utf8_is_refused(tmp_path, broken):
-    assert "UTF-8" in refusal(GGUF(entries=[ARCH, broken]).write(tmp_path / "m.gguf"))
+def test_text_that_is_not_utf8_is_kept_byte_for_byte(tmp_path):
+    """llama.cpp reads strings as bytes: a name in another encoding does not keep a model from running."""
+    entries = [ARCH, entry("general.name", STRING, text(b"caf\xe9")), array(STRING, 2, text(b"ok") + text(b"\xff\xfe"))]
+    metadata = GGUFCheckpoint(GGUF(entries=[*entries, entry(b"\xff", 7, b"\1")]).write(tmp_path / "m.gguf")).metadata
+    stored = metadata["general.name"], *metadata["a"]
+    assert [one.encode("utf-8", "surrogateescape") for one in stored] == [b"caf\xe9", b"ok", b"\xff\xfe"]
+    assert metadata["\udcff"] is True
 
 
 def test_empty_arrays_strings_and_text_with_nul_are_read(tmp_path):

@@ -8,7 +8,7 @@ from golden_vocab import golden_tokenizer, golden_vocab
 from transformers import PreTrainedTokenizerFast
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import ChatTemplate, default_template
+from graphcore.tokenizer.chat_template import ChatTemplate, named_templates
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 SMOLLM2 = golden_vocab("smollm").metadata["tokenizer.chat_template"]
@@ -153,15 +153,14 @@ def test_a_template_that_is_no_template_is_named_with_its_line() -> None:
         ChatTemplate("\n{% if %}", "m").render(CHATS[0], {})
 
 
-def test_of_named_templates_the_default_counts() -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert default_template(named, "m") == "d"
-    assert default_template("x", "m") == "x"
-    assert default_template(None, "m") is None
-    with pytest.raises(TokenizerError, match="m: chat_template has no 'default' among tool_use"):
-        default_template(named[:1], "m")
+def test_an_entry_is_one_template_or_several_with_names() -> None:
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, {"name": 3, "template": "x"}]
+    assert named_templates(named, "m") == named_templates({"tool_use": "t", "default": "d"}, "m")
+    assert named_templates(named, "m") == {"tool_use": "t", "default": "d"}
+    assert named_templates("x", "m") == {"default": "x"}
+    assert named_templates(None, "m") == {}
     with pytest.raises(TokenizerError, match="m: chat_template is int"):
-        default_template(3, "m")
+        named_templates(3, "m")
 
 
 def test_a_date_in_the_template_is_today() -> None:

@@ -5,7 +5,7 @@ from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
+from graphcore.tokenizer.gguf_splitters import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def test_ids_are_those_of_the_published_tokenizer(name: str) -> None:
 
 def words(pre: str, text: str) -> list[tuple[int, int]]:
     """Return the begin and end of each word that a splitter cuts text into."""
-    (pattern,) = find_splitter(pre, 0, "m").patterns
+    (pattern,) = find_splitter(pre, 0).patterns
     splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
     return [place for _, place in splitter.pre_tokenize_str(text)]
 
@@ -143,8 +143,6 @@ def test_eot_and_eom_keys_count_and_ordinary_lookalikes_do_not() -> None:
         "tokenizer.ggml.eot_token_id": 1,
         "tokenizer.ggml.eom_token_id": 0,
     }
-    with pytest.raises(TokenizerError, match="'a b' at 0"):
-        Tokenizer.from_gguf(metadata, "m.gguf")
     metadata["tokenizer.ggml.tokens"] = ("a", "b", "<|im_end|>", "<|eot_id|>", "ab")
     metadata["tokenizer.ggml.token_type"] = (1, 1, 1, 4, 1)
     tokenizer = Tokenizer.from_gguf(metadata, "m.gguf")
@@ -197,21 +195,16 @@ def test_control_tokens_are_left_out_of_decoded_text_and_user_defined_ones_are_n
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"pre": "qwen53"}, "pre 'qwen53' is unknown; known: .*gpt-2, gpt-4o"),
-        ({"pre": None}, "pre is missing.*vocabulary of.*prompt_ids"),
-        ({"pre": "default"}, "pre is default"),
         ({"pre": 3}, "pre is 3, where str is expected"),
         ({"model": None}, "model is missing"),
-        ({"model": "t5"}, "model 't5' is not supported; known: gpt2, llama, gemma4"),
+        ({"model": "t5"}, "model 't5' is not supported; known: gpt2, llama, gemma4; run on token ids"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": ()}, "tokens is not an array with elements"),
         ({"tokens": "abc"}, "tokens is not an array"),
         ({"merges": None}, "merges is missing"),
         ({"merges": (1, 2)}, "merges holds int, where str is expected"),
-        ({"merges": ("ab",)}, "merges has 'ab' at 0"),
         ({"token_type": (1,)}, "token_type has 1 elements for 1237 tokens"),
         ({"add_bos_token": 1}, "add_bos_token is 1, where bool is expected"),
-        ({"tokens": ("same", "same")}, "tokens has 'same' twice"),
     ],
 )
 def test_a_damaged_vocabulary_is_refused_with_its_key(keys: dict[str, object], message: str) -> None:
