@@ -16,11 +16,11 @@ from torch import Tensor
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
+from graphcore.engine.checked_arguments import Prompt, check_count, check_hidden, equal_rows, load_overrides, token_row
 from graphcore.engine.choices import describe_choices
 from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
-from graphcore.engine.forward_state import ForwardState
+from graphcore.engine.forward_state import Extension, ForwardState, extend_states
 from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import Check, LoadedModel, load_model, no_check
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
@@ -395,6 +395,41 @@ class Engine:
             return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states))
         waves = torch.split(hidden_states, runner.sizes.batch_size)
         return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(wave) for wave in waves]))
+
+    def extend(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        states: Sequence[ForwardState],
+        num_logits: int = 1,
+        output_hidden_states: bool = False,
+    ) -> Extension:
+        """Run tokens of several sequences after what their states hold, and return logits and the states after them.
+
+        States are not changed: a sequence may go on from one of them several times, in several ways, as beams do.
+
+        Args:
+            token_ids: new tokens of each sequence, at least one; any number of sequences, batch_size run together.
+            states: state of each sequence, a new `ForwardState()` for one that begins; entries may be the same.
+            num_logits: number of last tokens of each sequence whose logits are returned, at least 1.
+            output_hidden_states: True also returns the residual stream after the embedding and after each block.
+
+        Raises:
+            ConfigError: a sequence is empty or longer than the context, an id is no token, a state belongs to another
+                engine, the model runs through transformers' own class, or the engine is closed.
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        runner, vocab = self.runner, self.config.vocab_size
+        if not isinstance(runner, ProgramRunner):
+            raise ConfigError("extend: a transformers model keeps one cache for all rows; leave out model.fallback")
+        if len(token_ids) != len(states):
+            raise ConfigError(f"extend: {len(token_ids)} sequences and {len(states)} states; give one for each")
+        check_count("num_logits", num_logits)
+        rows = [token_row(row, vocab) for row in token_ids]
+
+        def work() -> Extension:
+            return extend_states(runner, rows, states, num_logits, output_hidden_states)
+
+        return self._scheduler.run_alone("extend", work)
 
     def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile the programs for `num_sequences` sequences, or load them from the cache on disk, and report the time.
