@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from graphcore.engine.pretrained.causal_model import GraphcoreForCausalLM
 
 
 class Engine:
@@ -402,6 +405,7 @@ class Engine:
         states: Sequence[ForwardState],
         num_logits: int = 1,
         output_hidden_states: bool = False,
+        keep_states: bool = True,
     ) -> Extension:
         """Run tokens of several sequences after what their states hold, and return logits and the states after them.
 
@@ -412,6 +416,7 @@ class Engine:
             states: state of each sequence, a new `ForwardState()` for one that begins; entries may be the same.
             num_logits: number of last tokens of each sequence whose logits are returned, at least 1.
             output_hidden_states: True also returns the residual stream after the embedding and after each block.
+            keep_states: False returns no states.
 
         Raises:
             ConfigError: a sequence is empty or longer than the context, an id is no token, a state belongs to another
@@ -427,9 +432,24 @@ class Engine:
         rows = [token_row(row, vocab) for row in token_ids]
 
         def work() -> Extension:
-            return extend_states(runner, rows, states, num_logits, output_hidden_states)
+            return extend_states(runner, rows, states, num_logits, output_hidden_states, keep_states)
 
         return self._scheduler.run_alone("extend", work)
+
+    def as_transformers(self) -> "GraphcoreForCausalLM":
+        """Return a transformers PreTrainedModel over this engine: `generate` with all that transformers has.
+
+        Its logits, hidden states and `past_key_values` are the engine's, which has to stay open; several models may
+        share an engine. docs/python.md says what differs from a model that transformers has loaded.
+
+        Raises:
+            ConfigError: the model runs through transformers' own class already, or the engine is closed.
+        """
+        from graphcore.engine.pretrained.causal_model import GraphcoreForCausalLM  # brings transformers
+
+        if not isinstance(self.runner, ProgramRunner):
+            raise ConfigError("as_transformers: this model is transformers' own already; leave out model.fallback")
+        return GraphcoreForCausalLM(self)
 
     def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile the programs for `num_sequences` sequences, or load them from the cache on disk, and report the time.

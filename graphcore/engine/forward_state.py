@@ -76,7 +76,7 @@ class Extension:
 
     Attributes:
         logits: [t, V] float32, the logits after its last tokens.
-        states: state after its last token.
+        states: state after its last token; empty unless states are kept.
         hidden_states: residual stream after the embedding and after each block, [T, D] float32 on the CPU; empty
             unless it was asked for.
     """
@@ -92,6 +92,7 @@ def extend_states(
     states: Sequence[ForwardState],
     num_logits: int,
     output_hidden_states: bool,
+    keep_states: bool,
 ) -> Extension:
     """Run the tokens of some sequences after their states, batch_size of them together; arguments as `Engine.extend`.
 
@@ -113,7 +114,7 @@ def extend_states(
         else:
             logits += runner.last_logits(wave, starts, num_logits)
         ends = (start + len(ids) for start, ids in zip(starts, wave, strict=True))
-        after += [ForwardState.of_row(runner, row, end) for row, end in enumerate(ends)]
+        after += [ForwardState.of_row(runner, row, end) for row, end in enumerate(ends) if keep_states]
     return Extension(logits, after, hidden)
 
 
