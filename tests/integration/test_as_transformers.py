@@ -261,7 +261,10 @@ def test_generation_goes_on_from_the_cache_of_an_earlier_one(
     turn = torch.cat([first.sequences, tiny.ids[:, :5]], dim=1)
     mask = torch.cat([padded(tiny)["attention_mask"], torch.ones(2, 11, dtype=torch.long)], dim=1)
     _, expected = both(ours, tiny.reference, input_ids=turn, attention_mask=mask)
-    found = ours.generate(turn, attention_mask=mask, cache=first.past_key_values, pad_token_id=0, max_new_tokens=10)
+    from graphcore.engine.pretrained.causal_model import CACHE  # as this version of transformers calls it
+
+    going_on = {CACHE: first.past_key_values}
+    found = ours.generate(turn, attention_mask=mask, pad_token_id=0, max_new_tokens=10, **going_on)
     assert torch.equal(found, expected)
     chunked = ours.generate(turn, attention_mask=mask, prefill_chunk_size=4, pad_token_id=0, max_new_tokens=10)
     assert torch.equal(chunked, expected)

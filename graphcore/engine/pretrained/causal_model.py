@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from graphcore.engine.forward_state import Extension
 from graphcore.engine.pretrained.padded_batch import PaddedBatch
 from graphcore.engine.pretrained.pretrained_config import generation_config, pretrained_config
 from graphcore.engine.pretrained.sequence_cache import EngineCache
@@ -102,21 +103,11 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
         if input_ids is None or inputs_embeds is not None:
             raise ConfigError("inputs_embeds: an engine takes token ids; give input_ids")
         past = self._past_of(past_key_values if cache is None else cache)
-        sequences = past.rows.sequences_of(len(input_ids))
         batch = PaddedBatch.of(input_ids, attention_mask, past.rows.get_seq_length())
-        batch.check_positions(position_ids, [sequence.num_tokens for sequence in sequences])
+        batch.check_positions(position_ids, past.rows.num_tokens(len(input_ids)))
         num_logits = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep else input_ids.shape[1]
         keeps_states = self._uses_cache if use_cache is None else use_cache
-        begun = [(sequence, new) for sequence, new in zip(sequences, batch.tokens, strict=True) if new]
-        found = self.engine.extend(
-            [[*sequence.pending, *new] for sequence, new in begun],
-            [sequence.states[-1] for sequence, _ in begun],
-            num_logits,
-            bool(output_hidden_states),
-            keeps_states,
-        )
-        if keeps_states:
-            past.rows.append(sequences, batch.columns, found.states)
+        found = self._extend(past, batch, num_logits, bool(output_hidden_states), keeps_states)
         logits = batch.spread(found.logits, num_logits)
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep.to(logits.device)]
@@ -147,6 +138,19 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
                 "this model returned or made (model.new_cache())"
             )
         return cache
+
+    def _extend(
+        self, past: EngineCache, batch: PaddedBatch, num_logits: int, output_hidden_states: bool, keeps_states: bool
+    ) -> Extension:
+        """Run the tokens of a batch after those of the cache, in rows that have some, and bring the cache forward."""
+        sequences = past.rows.sequences_of(len(batch.ids))
+        begun = [(sequence, new) for sequence, new in zip(sequences, batch.tokens, strict=True) if new]
+        rows = [[*sequence.pending, *new] for sequence, new in begun]
+        states = [sequence.states[-1] for sequence, _ in begun]
+        found = self.engine.extend(rows, states, num_logits, output_hidden_states, keeps_states)
+        if keeps_states:
+            past.rows.append(sequences, batch.columns, found.states)
+        return found
 
     def _hidden_states(self, batch: PaddedBatch, rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """Return the residual stream of each layer [B, T, D], the last one after the final norm, as transformers."""

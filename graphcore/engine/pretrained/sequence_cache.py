@@ -89,6 +89,10 @@ class SequencesLayer(CacheLayerMixin):
             raise ConfigError(f"input_ids has {count} rows and past_key_values {len(self.sequences)}; give as many")
         return self.sequences or [CachedSequence() for _ in range(count)]
 
+    def num_tokens(self, count: int) -> list[int]:
+        """Return the number of tokens of each row; arguments and errors are those of `sequences_of`."""
+        return [sequence.num_tokens for sequence in self.sequences_of(count)]
+
     def append(
         self, rows: Sequence[CachedSequence], columns: Sequence[list[int | None]], states: Iterable[ForwardState]
     ) -> None:
