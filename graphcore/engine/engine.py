@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch import Tensor
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.checked_arguments import Prompt, check_hidden, equal_rows, load_overrides
+from graphcore.engine.checked_arguments import Prompt, check_count, check_hidden, equal_rows, load_overrides, token_row
 from graphcore.engine.choices import describe_choices
 from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
-from graphcore.engine.forward_state import ForwardState
+from graphcore.engine.forward_state import Extension, ForwardState, extend_states
 from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import Check, LoadedModel, load_model, no_check
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
@@ -39,6 +39,9 @@ from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from graphcore.engine.pretrained.causal_model import GraphcoreForCausalLM
 
 
 class Engine:
@@ -395,6 +398,58 @@ class Engine:
             return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states))
         waves = torch.split(hidden_states, runner.sizes.batch_size)
         return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(wave) for wave in waves]))
+
+    def extend(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        states: Sequence[ForwardState],
+        num_logits: int = 1,
+        output_hidden_states: bool = False,
+        keep_states: bool = True,
+    ) -> Extension:
+        """Run tokens of several sequences after what their states hold, and return logits and the states after them.
+
+        States are not changed: a sequence may go on from one of them several times, in several ways, as beams do.
+
+        Args:
+            token_ids: new tokens of each sequence, at least one; any number of sequences, batch_size run together.
+            states: state of each sequence, a new `ForwardState()` for one that begins; entries may be the same.
+            num_logits: number of last tokens of each sequence whose logits are returned, at least 1.
+            output_hidden_states: True also returns the residual stream after the embedding and after each block.
+            keep_states: False returns no states.
+
+        Raises:
+            ConfigError: a sequence is empty or longer than the context, an id is no token, a state belongs to another
+                engine, the model runs through transformers' own class, or the engine is closed.
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        runner, vocab = self.runner, self.config.vocab_size
+        if not isinstance(runner, ProgramRunner):
+            raise ConfigError("extend: a transformers model keeps one cache for all rows; leave out model.fallback")
+        if len(token_ids) != len(states):
+            raise ConfigError(f"extend: {len(token_ids)} sequences and {len(states)} states; give one for each")
+        check_count("num_logits", num_logits)
+        rows = [token_row(row, vocab) for row in token_ids]
+
+        def work() -> Extension:
+            return extend_states(runner, rows, states, num_logits, output_hidden_states, keep_states)
+
+        return self._scheduler.run_alone("extend", work)
+
+    def as_transformers(self) -> "GraphcoreForCausalLM":
+        """Return a transformers PreTrainedModel over this engine: `generate` with all that transformers has.
+
+        Its logits, hidden states and `past_key_values` are the engine's, which has to stay open; several models may
+        share an engine. docs/python.md says what differs from a model that transformers has loaded.
+
+        Raises:
+            ConfigError: the model runs through transformers' own class already, or the engine is closed.
+        """
+        from graphcore.engine.pretrained.causal_model import GraphcoreForCausalLM  # brings transformers
+
+        if not isinstance(self.runner, ProgramRunner):
+            raise ConfigError("as_transformers: this model is transformers' own already; leave out model.fallback")
+        return GraphcoreForCausalLM(self)
 
     def warm_up(self, num_sequences: int = 1, params: SamplingParams | None = None) -> CompileReport:
         """Compile the programs for `num_sequences` sequences, or load them from the cache on disk, and report the time.

@@ -6,13 +6,13 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.model_runner import ModelRunner, RunnerSizes
+from graphcore.engine.model_runner import BringBack, ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
 from graphcore.engine.prompt_pieces import RowPiece, pieces_of
 from graphcore.engine.sampler import SamplingParams
@@ -85,12 +85,12 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     @torch.inference_mode()
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
         """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
-        kept = {row: self.pages.copy_out(row, tokens) for row in rows}
+        kept = [self.pages.copy_out(row, tokens) for row in rows]
 
-        def bring_back() -> None:
-            for row, sequence in kept.items():
+        def bring_back(first: int = 0) -> None:
+            for row, sequence in enumerate(kept, start=first):
                 self.pages.free(row)
                 if not self.pages.copy_in(row, sequence):
                     raise self._no_pages(tokens)
@@ -139,19 +139,27 @@ class ProgramRunner(ModelRunner):
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
         logits = torch.empty(len(rows), len(rows[0]), self.sizes.vocab, dtype=torch.float32, device="cpu")
-        for found in self._run_blocks(rows):
-            projected = self._project([state.hidden for _, state in found])
+        for found in self._run_blocks(rows, [0] * len(rows)):
+            projected = self.project([state.hidden for _, state in found])
             for (piece, _), part in zip(found, projected, strict=True):
                 logits[piece.row, piece.begin : piece.end] = part[0]
         return logits
 
     @torch.inference_mode()
-    def project(self, hidden: Tensor) -> Tensor:
-        """Return the logits of a row's hidden states after the last block: [1, T, D] to [1, T, V] float32."""
-        return self._project([hidden])[0]
+    def last_logits(self, rows: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> list[Tensor]:
+        """Append tokens to the rows' caches; return the logits after each row's last `count` tokens, [t, V] float32."""
+        if count == 1:
+            return [logits[None] for logits in self.feed(rows, starts)]
+        kept: list[list[Tensor]] = [[] for _ in rows]
+        for found in self._run_blocks(rows, starts):
+            for piece, state in found:
+                skipped = max(0, len(rows[piece.row]) - count - piece.begin)
+                kept[piece.row].append(state.hidden[:, skipped:].clone())  # the next piece overwrites it
+        return [logits[0] for logits in self.project([torch.cat(parts, dim=1) for parts in kept])]
 
-    def _project(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Return the logits of hidden states of several rows, [1, T, D] to [1, T, V] each, in one pass."""
+    @torch.inference_mode()
+    def project(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of rows' hidden states after the last block, [1, T, D] to [1, T, V] each, in one pass."""
         programs = [self.builder.score(1, is_one_token=hidden.shape[1] == 1) for hidden in rows]
         for program, hidden in zip(programs, rows, strict=True):
             program.state.hidden = hidden
@@ -161,12 +169,13 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
         """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        for ((_, state),) in self._run_blocks([token_ids]):
+        for ((_, state),) in self._run_blocks([token_ids], [0]):
             yield state.hidden
 
-    def _run_blocks(self, rows: Sequence[Sequence[int]]) -> Iterator[list[tuple[RowPiece, StepState]]]:
-        """Run rows from empty caches, pass by pass; yield the pieces, with the states that they were run in."""
-        starts = [0] * len(rows)
+    def _run_blocks(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Iterator[list[tuple[RowPiece, StepState]]]:
+        """Run rows at their positions, pass by pass; yield the pieces, with the states that they were run in."""
         for pieces in self._pieces(rows, starts):
             programs = [self._program_of(piece, rows, starts) for piece in pieces]
             run_together([program.without_head() for program in programs], self.policy)
@@ -177,9 +186,16 @@ class ProgramRunner(ModelRunner):
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
-        layers: list[Tensor] = []
-        starts = [0] * len(rows)
-        shape = len(rows), len(rows[0]), self.builder.decoder.spec.dim
+        return tuple(map(torch.stack, self.residuals_by_layer(rows, [0] * len(rows))))
+
+    @torch.inference_mode()
+    def residuals_by_layer(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[Tensor]]:
+        """Append tokens to the rows' caches; return each row's residual stream, [T, D] on the CPU, by layer.
+
+        Layer 0 is the embedding.
+        """
+        layers: list[list[Tensor]] = []
+        dim = self.builder.decoder.spec.dim
         for pieces in self._pieces(rows, starts):
             programs = [self._program_of(piece, rows, starts).without_head() for piece in pieces]
             each = [single_blocks(program.steps) for program in programs]
@@ -187,12 +203,12 @@ class ProgramRunner(ModelRunner):
                 pairs = list(zip(programs, steps, strict=True))
                 run_together([Program(program.state, [step]) for program, step in pairs], self.policy)
                 if index == len(layers):
-                    layers.append(torch.empty(shape, dtype=programs[0].state.hidden.dtype, device="cpu"))
+                    layers.append([torch.empty(len(ids), dim, dtype=RESIDUAL_DTYPE, device="cpu") for ids in rows])
                 for piece, program in zip(pieces, programs, strict=True):
-                    layers[index][piece.row, piece.begin : piece.end] = program.state.hidden[0]
+                    layers[index][piece.row][piece.begin : piece.end] = program.state.hidden[0]
             for program in programs:
                 program.state.free_activations()
-        return tuple(layers)
+        return layers
 
     def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Raise ConfigError: attention runs as one operation, which never stores its weights."""

@@ -71,7 +71,9 @@ def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int)
         for at in range(start, end, most):
             upto = min(at + most, end)
             pieces.append(
-                cross_entropy(runner.project(hidden[:, at - done : upto - done])[0], targets[at:upto], reduction="none")
+                cross_entropy(
+                    runner.project([hidden[:, at - done : upto - done]])[0][0], targets[at:upto], reduction="none"
+                )
             )
         done = end
     return pieces

@@ -37,6 +37,9 @@ def test_the_examples_about_threads_and_tasks_run(smollm2_gguf: Path, capsys: py
             engine.generate(prompt)[0].text for prompt in ("One", "Two", "Three", "Four")
         ]
         assert len(names["texts"]) == 2
+        assert engine.tokenizer.decode(names["beams"][0].tolist()).startswith("The capital of France is Paris")
+        assert names["following"].shape == (1, 1, engine.config.vocab_size)
+        assert names["loader"].num_groups == 6
         asked = ("One, two,", "One, two,", "A, B,")
         alone = [engine.generate(prompt, max_new_tokens=8)[0].text for prompt in asked]
     assert sorted(capsys.readouterr().out) == sorted("".join(alone))

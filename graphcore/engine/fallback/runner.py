@@ -13,7 +13,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from graphcore.engine.fallback.config import torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import BringBack, RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -190,13 +190,13 @@ class TransformersRunner(WaveRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
         """Take another cache from now on; the function that is returned takes the one of before again."""
         if not rows:
-            return lambda: None
+            return lambda first=0: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 
-        def bring_back() -> None:
+        def bring_back(first: int = 0) -> None:  # noqa: ARG001  # all rows share one cache
             self.cached = kept
 
         return bring_back

@@ -11,15 +11,16 @@ Legend: T tokens, D model dim, V vocab.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import AddOne
 from graphcore.arch.registry import architecture_of
+from graphcore.arch.transformers_settings import transformers_settings
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
@@ -174,45 +175,6 @@ def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
 def is_shared(name: str, loader: Loader) -> bool:
     """Return whether the weight is the head's and tied to the embedding's."""
     return loader.is_tied and name == HEAD
-
-
-def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
-    """Return graphcore's config under the names of transformers' config classes, which ignore names they lack."""
-    attention, experts = config.attention, config.experts
-    scalar = attention.query_pre_attn_scalar
-    optional = {
-        "rope_parameters": config.rope_parameters,
-        "layer_types": config.layer_types,
-        "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
-        **({} if experts is None else _expert_settings(experts)),
-    }
-    names_of_activation = ("hidden_act", "hidden_activation", "activation_function")
-    return {
-        "model_type": config.model_type,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "n_inner": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": attention.num_attention_heads,
-        "num_key_value_heads": attention.num_key_value_heads,
-        "head_dim": attention.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.norm_eps,
-        "layer_norm_epsilon": config.norm_eps,
-        "attention_bias": attention.output_bias,
-        "mlp_bias": config.mlp_bias,
-        "sliding_window": attention.sliding_window,
-        "use_sliding_window": attention.sliding_window is not None,
-        "tie_word_embeddings": is_tied,
-        **dict.fromkeys(names_of_activation, config.hidden_act),
-        **{name: value for name, value in optional.items() if value is not None},
-    }
-
-
-def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
-    """Return the experts' settings; transformers wants lists."""
-    return {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
 
 
 @torch.no_grad()

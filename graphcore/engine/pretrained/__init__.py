@@ -1,0 +1,1 @@
+"""The engine behind the interface of transformers: a PreTrainedModel with its cache and config."""
