@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +124,15 @@ class ModelRunner(ABC):
     @abstractmethod
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
+
+    @abstractmethod
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32.
+
+        Args:
+            first: index of the first token whose logits are needed.
+            most: most tokens in a slice.
+        """
 
     @abstractmethod
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:

@@ -146,9 +146,15 @@ class ProgramRunner(ModelRunner):
         return logits
 
     @torch.inference_mode()
-    def project(self, hidden: Tensor) -> Tensor:
-        """Return the logits of a row's hidden states after the last block: [1, T, D] to [1, T, V] float32."""
-        return self._project([hidden])[0]
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
+        done = 0
+        for ((_, state),) in self._run_blocks([token_ids]):
+            end = done + state.hidden.shape[1]
+            for at in range(max(done, first), end, most):
+                (logits,) = self._project([state.hidden[:, at - done : min(at + most, end) - done]])
+                yield logits[0]
+            done = end
 
     def _project(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Return the logits of hidden states of several rows, [1, T, D] to [1, T, V] each, in one pass."""
@@ -157,12 +163,6 @@ class ProgramRunner(ModelRunner):
             program.state.hidden = hidden
         run_together(programs, self.policy)
         return [program.state.logits for program in programs]
-
-    @torch.inference_mode()
-    def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        for ((_, state),) in self._run_blocks([token_ids]):
-            yield state.hidden
 
     def _run_blocks(self, rows: Sequence[Sequence[int]]) -> Iterator[list[tuple[RowPiece, StepState]]]:
         """Run rows from empty caches, pass by pass; yield the pieces, with the states that they were run in."""

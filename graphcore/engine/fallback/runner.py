@@ -226,6 +226,16 @@ class TransformersRunner(WaveRunner):
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
+        done = 0
+        for chunk in self._from_empty([token_ids]):
+            logits = self.cached.run(*chunk, all_logits=True).logits[0]
+            for part in logits[max(0, first - done) :].split(most):
+                yield part.float()
+            done += len(logits)
+
+    @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         chunks: list[list[Tensor]] = []
