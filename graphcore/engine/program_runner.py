@@ -6,7 +6,7 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +70,14 @@ class ProgramRunner(ModelRunner):
     def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
         """Return a program of a decode step; phases are those of `Programs.of_width`."""
         return self.programs.of_width(phase, width, is_greedy)
+
+    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
+        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it."""
+        return [program for program, _ in self.programs.step(tokens, is_greedy=True)]
+
+    def num_passes(self, lengths: Sequence[int]) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+        return sum(1 for _ in pieces_of(lengths, self.sizes.prefill_chunk, self.prompt_tokens))
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
