@@ -75,18 +75,23 @@ def _decode_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) ->
     """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
     targets = torch.tensor(token_ids, device=runner.device)
     return [
-        cross_entropy(logits[None], targets[position : position + 1], reduction="none")
-        for position, logits in enumerate(decoded_logits(runner, token_ids[:-1]), start=1)
+        cross_entropy(logits, targets[position : position + 1], reduction="none")
+        for position, logits in enumerate(logits_by_token(runner, [token_ids[:-1]]), start=1)
         if position >= first
     ]
 
 
-def decoded_logits(runner: ModelRunner, token_ids: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the logits after each token, from an empty cache, each token in a decode step of its own: [V] float32.
+def logits_by_token(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Yield the logits after each token of rows of one length, from empty caches, in decode steps: [B, V] float32.
 
     Raises:
-        ConfigError: the ids do not fit in the context.
+        ConfigError: the rows do not fit in the context.
     """
-    runner.sizes.check_context(len(token_ids))
-    for position, token_id in enumerate(token_ids):
-        yield runner.feed([[token_id]], [position])[0]
+    runner.sizes.check_context(len(rows[0]))
+    for position, tokens in enumerate(zip(*rows, strict=True)):
+        yield runner.feed([[token_id] for token_id in tokens], [position] * len(rows))
+
+
+def decoded_logits(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits after each token of rows of one length, made by decode steps: [B, T, V] float32 on the CPU."""
+    return torch.stack([logits.cpu() for logits in logits_by_token(runner, rows)], dim=1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.choices import Choices
-from graphcore.engine.fallback.layer_hooks import LayerHooks
+from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.model_runner import RunnerSizes, WaveRunner
@@ -251,7 +251,7 @@ class TransformersRunner(WaveRunner):
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         chunks: list[list[Tensor]] = []
         for chunk in self._from_empty(rows):
-            with self.hooks.recording() as seen:
+            with recording(self.hooks.layers) as seen:
                 self.cached.run(*chunk)
             chunks.append([layer.cpu() for layer in seen])
         return tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
@@ -286,7 +286,7 @@ class TransformersRunner(WaveRunner):
         for token_ids, positions in self._chunks(rows) if start else self._from_empty(rows):
             upto = done + token_ids.shape[1]
             piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
-            with self.hooks.starting_from(piece), self.hooks.recording() as seen:
+            with self.hooks.starting_from(piece), recording(self.hooks.layers) as seen:
                 self.cached.run(token_ids, positions)
             parts.append(seen[-1])
             done = upto

@@ -12,7 +12,7 @@ from ternary_models import save_ternary
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.byte_sizes import both_in_words
 from graphcore.tasks.commands import verify
-from graphcore.tasks.reference import transformers_model
+from graphcore.tasks.reference import reference_memory, transformers_model
 from graphcore.tasks.reference.transformers_model import FROM_FOLDER, FROM_OUR_WEIGHTS
 from graphcore.weights.conversion import RowConversion
 
@@ -123,10 +123,10 @@ def test_a_prompt_of_ones_own_is_compared(run_task: RunTask) -> None:
 def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = load_file(TINY / "llama3" / "model.safetensors")
     largest = 4 * max(tensor.numel() for tensor in stored.values())
-    needed = 4 * sum(tensor.numel() for tensor in stored.values()) + largest + verify.TRANSFORMERS_NBYTES
+    needed = 4 * sum(tensor.numel() for tensor in stored.values()) + largest + reference_memory.TRANSFORMERS_NBYTES
     monkeypatch.setattr(verify, "load_engine", lambda context: pytest.fail("something was loaded"))
     for free, instead in ((needed - 1, "model.num_hidden_layers=1"), (1000, "task=perplexity")):
-        monkeypatch.setattr(verify, "free_device_nbytes", lambda device, free=free: free)
+        monkeypatch.setattr(reference_memory, "free_device_nbytes", lambda device, free=free: free)
         run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
         assert run.status == 1
         assert "takes {}, {} are free".format(*both_in_words(needed, free)) in str(run.error)
