@@ -12,6 +12,7 @@ Legend: T tokens, D model dim, V vocab.
 
 import ctypes
 import importlib.util
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,9 +47,8 @@ def run_llama_cpp(file: Path, token_ids: Sequence[int], threads: int) -> Outputs
         UnsupportedError: llama.cpp cannot load or run the file.
     """
     import llama_cpp
-    from llama_cpp._logger import set_verbose
 
-    set_verbose(False)
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it prints llama.cpp's lines from that level on
     graph = _GraphReader(llama_cpp)
     with ExitStack() as stack:
         model_params = llama_cpp.llama_model_default_params()

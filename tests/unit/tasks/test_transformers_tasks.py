@@ -11,7 +11,10 @@ from tiny_models import add_tokenizer
 from torch.nn import functional
 
 from graphcore import Engine
+from graphcore.config.byte_sizes import both_in_words
+from graphcore.engine.fallback import weights_in_place
 from graphcore.tasks.measuring.random_batch import RandomBatch
+from graphcore.tasks.reference import reference_memory
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,68 @@ def test_perplexity_is_that_of_transformers(
     assert run.record["tokens"] == 29 + 4
     mean = (29 * losses[0] + 4 * losses[1]) / 33
     assert run.record["perplexity"] == pytest.approx(mean.exp().item(), rel=1e-5)
+
+
+VERIFY = ("task=verify", "task.tokens=20", "task.new_tokens=4")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("olmo2", ("dtype=fp32", "streaming=on")),
+        ("olmo2", ("dtype=bf16",)),
+        ("granite", ("dtype=fp32",)),  # a tied head, and scales of its own
+        ("bloom", ("dtype=fp32",)),
+        ("gpt_neox", ("dtype=fp32",)),
+        ("lfm2", ("dtype=fp32",)),
+    ],
+)
+def test_verify_compares_with_transformers_own_class(
+    run_task: RunTask, tmp_path: Path, name: str, asked: tuple[str, ...]
+) -> None:
+    saved = save_fallback(name, tmp_path / name)
+    run = run_task(*VERIFY, *keys(saved)[:3], "prefill_chunk=8", *asked)
+    record = run.record
+    assert (run.status, record["reference"], record["first_beyond"]) == (0, "transformers' from_pretrained", None)
+    assert len(record["layers"]) == 1 + 3
+    assert record["layers"][0]["max"] <= (0.0 if "dtype=fp32" in asked else 0.1)
+    assert record["greedy"]["tokens"] == 4
+    assert record["cached"]["tokens"] == 20
+    if "dtype=fp32" in asked:
+        assert record["logits"]["max"] < 1e-5
+        assert min(line["cosine"] for line in (*record["layers"], record["logits"], record["cached"])) > 1 - 1e-9
+    else:
+        assert 0 < record["logits"]["max"] <= record["tolerance"]
+
+
+@pytest.mark.parametrize(("change", "said"), [(1.05, "the logits differ by"), (float("nan"), "logits are not finite")])
+def test_verify_names_the_layer_of_a_wrong_weight(
+    run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch, change: float, said: str
+) -> None:
+    right = weights_in_place.fill
+
+    def wrong(loader: object, name: str, view: torch.Tensor) -> None:
+        right(loader, name, view)
+        if name == "model.layers.1.mlp.down_proj.weight":
+            view[3].mul_(change)
+
+    monkeypatch.setattr(weights_in_place, "fill", wrong)
+    run = run_task(*VERIFY, *keys(model))
+    assert (run.status, run.record["first_beyond"]) == (1, "layers.1")
+    assert said in run.record["error"]
+    assert "layers.1 is the first layer beyond the tolerance" in run.record["error"]
+    assert [layer["not_finite"] > 0 for layer in run.record["layers"][:3]] == [False, False, change != 1.05]
+
+
+def test_verify_of_a_model_that_does_not_fit_twice_is_refused(
+    run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = model.reference.state_dict().values()
+    needed = 4 * sum(tensor.numel() for tensor in tensors) + 4 * max(tensor.numel() for tensor in tensors)
+    needed += reference_memory.TRANSFORMERS_NBYTES
+    monkeypatch.setattr(reference_memory, "free_device_nbytes", lambda device: needed - 1)
+    run = run_task(*VERIFY, *keys(model))
+    assert "takes {}, {} are free; task=perplexity".format(*both_in_words(needed, needed - 1)) in str(run.error)
 
 
 def test_packing_knows_graphcores_own_models_only(run_task: RunTask, model: FallbackModel, tmp_path: Path) -> None:
