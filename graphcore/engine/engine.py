@@ -6,6 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -31,6 +32,7 @@ from graphcore.engine.running_request import Generation
 from graphcore.engine.sampler import SamplingParams
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scheduler import Scheduler
+from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
 from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.engine.waves import WavePasses
@@ -345,6 +347,7 @@ class Engine:
         token_ids: Tensor | Sequence[Sequence[int]],
         output_hidden_states: bool = False,
         output_attentions: bool = False,
+        by_token: bool = False,
     ) -> Tensor | tuple[Tensor, *tuple[tuple[Tensor, ...], ...]]:
         """Return the logits after each of the given tokens, without sampling.
 
@@ -353,6 +356,8 @@ class Engine:
             output_hidden_states: True also returns the residual stream after the embedding and after each block.
             output_attentions: True also returns each layer's attention weights; only model.fallback=transformers with
                 model.attention=eager has them.
+            by_token: True makes the logits by decode steps over the KV cache, a token after another, as generating
+                does; False by passes over many tokens, as prompts run.
 
         Returns:
             [B, T, V] float32 on the CPU. If more is asked for, a tuple: logits, then num_hidden_layers + 1 hidden
@@ -370,7 +375,8 @@ class Engine:
         def work() -> tuple[Tensor, list[tuple[Tensor, ...]]]:
             # Attention weights first: a runner without them raises before anything is computed.
             weights = [by_layer(runner.attentions, waves)] if output_attentions else []
-            logits = torch.cat([runner.logits(wave) for wave in waves])
+            run = partial(decoded_logits, runner) if by_token else runner.logits
+            logits = torch.cat([run(wave) for wave in waves])
             states = [by_layer(runner.hidden_states, waves)] if output_hidden_states else []
             return logits, [*states, *weights]
 

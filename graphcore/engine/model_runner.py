@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,12 +66,14 @@ class ModelRunner(ABC):
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
         library: file of the C++ kernels, for choices on the host; None where there are none.
+        can_rewind: True if a row can be fed again from an earlier position than its end.
     """
 
     policy: Policy
     sizes: RunnerSizes
     device: torch.device
     library: str | None = None
+    can_rewind = True
 
     def enter_thread(self) -> None:
         """Make the runner's GPU the calling thread's current device, because Triton launches kernels there."""
@@ -100,6 +102,21 @@ class ModelRunner(ABC):
             width: number of rows.
             is_greedy: True for a program that chooses the likeliest next token and feeds it to itself.
         """
+
+    @abstractmethod
+    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
+        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it.
+
+        Args:
+            tokens: the id and the position of the token of each row of the caches.
+        """
+
+    @abstractmethod
+    def num_passes(self, lengths: Sequence[int]) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+
+    def reserve(self, row: int, begin: int, end: int) -> None:  # noqa: B027  # most caches grow by themselves
+        """Give a row of the caches the room that tokens at positions begin .. end - 1 need; other calls do it."""
 
     @abstractmethod
     def release(self) -> None:
@@ -134,6 +151,15 @@ class ModelRunner(ABC):
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
 
     @abstractmethod
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32.
+
+        Args:
+            first: index of the first token whose logits are needed.
+            most: most tokens in a slice.
+        """
+
+    @abstractmethod
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
 
@@ -151,7 +177,9 @@ class ModelRunner(ABC):
 
 
 class WaveRunner(ModelRunner):
-    """Runner whose sequences begin together: they share one cache, which none can join."""
+    """Runner whose sequences begin together: they share one cache, which none can join, and which only grows."""
+
+    can_rewind = False
 
     @property
     def needs_equal_lengths(self) -> bool:

@@ -6,7 +6,7 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +70,14 @@ class ProgramRunner(ModelRunner):
     def program(self, phase: str, width: int, is_greedy: bool = False) -> Program:
         """Return a program of a decode step; phases are those of `Programs.of_width`."""
         return self.programs.of_width(phase, width, is_greedy)
+
+    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
+        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it."""
+        return [program for program, _ in self.programs.step(tokens, is_greedy=True)]
+
+    def num_passes(self, lengths: Sequence[int]) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+        return sum(1 for _ in pieces_of(lengths, self.sizes.prefill_chunk, self.prompt_tokens))
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -158,6 +166,17 @@ class ProgramRunner(ModelRunner):
         return [logits[0] for logits in self.project([torch.cat(parts, dim=1) for parts in kept])]
 
     @torch.inference_mode()
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
+        done = 0
+        for ((_, state),) in self._run_blocks([token_ids], [0]):
+            end = done + state.hidden.shape[1]
+            for at in range(max(done, first), end, most):
+                (logits,) = self.project([state.hidden[:, at - done : min(at + most, end) - done]])
+                yield logits[0]
+            done = end
+
+    @torch.inference_mode()
     def project(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Return the logits of rows' hidden states after the last block, [1, T, D] to [1, T, V] each, in one pass."""
         programs = [self.builder.score(1, is_one_token=hidden.shape[1] == 1) for hidden in rows]
@@ -165,12 +184,6 @@ class ProgramRunner(ModelRunner):
             program.state.hidden = hidden
         run_together(programs, self.policy)
         return [program.state.logits for program in programs]
-
-    @torch.inference_mode()
-    def residuals(self, token_ids: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the residual stream after the last block, from an empty cache, chunk by chunk: [1, t, D] each."""
-        for ((_, state),) in self._run_blocks([token_ids], [0]):
-            yield state.hidden
 
     def _run_blocks(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int]

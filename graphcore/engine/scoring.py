@@ -9,15 +9,15 @@ is free, slices are shorter, and the head is read more often.
 Legend: T tokens, D model dim, V vocab.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport, measure_compile
-from graphcore.streaming.scheduler import run_program
 from graphcore.weights.planning.machine import free_device_nbytes
 
 PATHS = ("prefill", "decode")
@@ -25,19 +25,20 @@ SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32
 LOGIT_NBYTES = 3 * 4  # bytes of each logit: as projected, as float32 where that differs, and normalised
 
 
-def warm_up(runner: ProgramRunner, path: str) -> CompileReport:
+def warm_up(runner: ModelRunner, path: str) -> CompileReport:
     """Compile the programs of a path of `token_losses`, or load them from the cache on disk, and report the time."""
     with torch.inference_mode(), measure_compile() as report:
-        if path == "prefill":
-            runner.programs.of_row("prefill", 0)
-            runner.builder.score(1, is_one_token=False)
-        else:
-            runner.programs.step({0: (0, 0)})
+        if isinstance(runner, ProgramRunner):  # nothing is compiled of a transformers model
+            if path == "prefill":
+                runner.programs.of_row("prefill", 0)
+                runner.builder.score(1, is_one_token=False)
+            else:
+                runner.programs.step({0: (0, 0)})
     return report
 
 
 @torch.inference_mode()
-def token_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int, path: str) -> Tensor:
+def token_losses(runner: ModelRunner, token_ids: Sequence[int], first: int, path: str) -> Tensor:
     """Return minus the log probability of token `first` and of each after it.
 
     Args:
@@ -56,39 +57,41 @@ def token_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int, pa
     return torch.cat(losses(runner, token_ids, first)).double().cpu()
 
 
-def _prefill_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
+def _prefill_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses of slices of the sequence, in order."""
-    targets = torch.tensor(
-        token_ids[1:], device=runner.device, dtype=torch.int64
-    )  # [T - 1], by the position that predicts
+    targets = torch.tensor(token_ids[first:], dtype=torch.int64, device=runner.device)
     room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
-    most = max(2, room // runner.builder.decoder.spec.vocab)
+    most = max(2, room // runner.sizes.vocab)
     pieces: list[Tensor] = []
     done = 0
-    for hidden in runner.residuals(token_ids[:-1]):
-        end = done + hidden.shape[1]
-        start = max(done, first - 1)
-        for at in range(start, end, most):
-            upto = min(at + most, end)
-            pieces.append(
-                cross_entropy(
-                    runner.project([hidden[:, at - done : upto - done]])[0][0], targets[at:upto], reduction="none"
-                )
-            )
-        done = end
+    for logits in runner.logit_slices(token_ids[:-1], first - 1, most):
+        upto = done + len(logits)
+        pieces.append(cross_entropy(logits, targets[done:upto], reduction="none"))
+        done = upto
     return pieces
 
 
-def _decode_losses(runner: ProgramRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
+def _decode_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
-    runner.sizes.check_context(len(token_ids) - 1)
-    targets = torch.tensor(token_ids, device=runner.device, dtype=torch.int64)
-    pieces: list[Tensor] = []
-    for position, token_id in enumerate(token_ids[:-1]):
-        runner.reserve(0, position, position + 1)
-        ((program, rows),) = runner.programs.step({0: (token_id, position)})
-        run_program(program, runner.policy)
-        if position + 1 >= first:
-            target = targets[position + 1 : position + 2]
-            pieces.append(cross_entropy(program.state.logits[rows[0]][None], target, reduction="none"))
-    return pieces
+    targets = torch.tensor(token_ids, dtype=torch.int64, device=runner.device)
+    return [
+        cross_entropy(logits, targets[position : position + 1], reduction="none")
+        for position, logits in enumerate(logits_by_token(runner, [token_ids[:-1]]), start=1)
+        if position >= first
+    ]
+
+
+def logits_by_token(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Yield the logits after each token of rows of one length, from empty caches, in decode steps: [B, V] float32.
+
+    Raises:
+        ConfigError: the rows do not fit in the context.
+    """
+    runner.sizes.check_context(len(rows[0]))
+    for position, tokens in enumerate(zip(*rows, strict=True)):
+        yield runner.feed([[token_id] for token_id in tokens], [position] * len(rows))
+
+
+def decoded_logits(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits after each token of rows of one length, made by decode steps: [B, T, V] float32 on the CPU."""
+    return torch.stack([logits.cpu() for logits in logits_by_token(runner, rows)], dim=1)

@@ -55,7 +55,7 @@ def without_own_programs(task: str) -> ConfigError:
     """Return the error of a task that cannot run a transformers model."""
     return ConfigError(
         f"task={task} looks into graphcore's own programs, and model.fallback=transformers has none; use it with "
-        "task=generate, chat or plan"
+        "task=generate, chat, bench, perplexity, verify or plan"
     )
 
 

@@ -77,16 +77,6 @@ class LayerHooks:
         return [layer for group in self.layer_groups for layer in group]
 
     @contextmanager
-    def recording(self) -> Iterator[list[Tensor]]:
-        """Collect the residual stream before the first layer and after each: [B, T, D] tensors."""
-        seen: list[Tensor] = []
-        layers = self.layers
-        handles = [layers[0].register_forward_pre_hook(_recorder_of_input(seen), with_kwargs=True)]
-        handles += [layer.register_forward_hook(_recorder_of_output(seen)) for layer in layers]
-        with _removed(handles):
-            yield seen
-
-    @contextmanager
     def starting_from(self, hidden: Tensor) -> Iterator[None]:
         """Make the first layer see `hidden` [B, T, D] instead of what it is given."""
 
@@ -99,6 +89,16 @@ class LayerHooks:
 
         with _removed([self.layers[0].register_forward_pre_hook(substitute, with_kwargs=True)]):
             yield
+
+
+@contextmanager
+def recording(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the residual stream before the first layer and after each: [B, T, D] tensors."""
+    seen: list[Tensor] = []
+    handles = [layers[0].register_forward_pre_hook(_recorder_of_input(seen), with_kwargs=True)]
+    handles += [layer.register_forward_hook(_recorder_of_output(seen)) for layer in layers]
+    with _removed(handles):
+        yield seen
 
 
 def _recorder_of_input(seen: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:

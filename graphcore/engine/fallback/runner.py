@@ -13,7 +13,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.config import torchs_own_defaults
-from graphcore.engine.fallback.layer_hooks import LayerHooks
+from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.model_runner import BringBack, RunnerSizes, WaveRunner
@@ -184,6 +184,17 @@ class TransformersRunner(WaveRunner):
         steps: list[Step] = [PassStep(0, state, self.cached)]
         return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
 
+    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
+        """Return the program of one decode step of all rows; it chooses the likeliest token and feeds it."""
+        program = self.program("decode", len(tokens), is_greedy=True)
+        token_ids, positions = zip(*(tokens[row] for row in range(len(tokens))), strict=True)
+        program.state.put_rows([[token_id] for token_id in token_ids], positions)
+        return [program]
+
+    def num_passes(self, lengths: Sequence[int]) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+        return -(-max(lengths) // self.sizes.prefill_chunk)
+
     def release(self) -> None:
         """Do nothing: nothing was captured."""
 
@@ -231,11 +242,21 @@ class TransformersRunner(WaveRunner):
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
+        done = 0
+        for chunk in self._from_empty([token_ids]):
+            logits = self.cached.run(*chunk, all_logits=True).logits[0]
+            for part in logits[max(0, first - done) :].split(most):
+                yield part.float()
+            done += len(logits)
+
+    @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         chunks: list[list[Tensor]] = []
         for chunk in self._from_empty(rows):
-            with self.hooks.recording() as seen:
+            with recording(self.hooks.layers) as seen:
                 self.cached.run(*chunk)
             chunks.append([layer.cpu() for layer in seen])
         return tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
@@ -272,7 +293,7 @@ class TransformersRunner(WaveRunner):
         for token_ids, positions in self._chunks(rows) if start else self._from_empty(rows):
             upto = done + token_ids.shape[1]
             piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
-            with self.hooks.starting_from(piece), self.hooks.recording() as seen:
+            with self.hooks.starting_from(piece), recording(self.hooks.layers) as seen:
                 self.cached.run(token_ids, positions)
             parts.append(seen[-1])
             done = upto

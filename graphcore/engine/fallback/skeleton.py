@@ -107,7 +107,8 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
         model, used = _on_meta(config, attention, dtype, source)
     model.train(mode=False)
     model.requires_grad_(False)
-    _keep_in_float32(model, dtype)
+    for name in float32_names(model, dtype):  # as from_pretrained does
+        replace_parameter(model, name, torch.empty_like(model.get_parameter(name), dtype=torch.float32))
     aliases = untie(model)
     with torchs_own_defaults():
         materialise_buffers(model, source)
@@ -140,17 +141,16 @@ def _on_meta(
         ) from error
 
 
-def _keep_in_float32(model: "PreTrainedModel", dtype: torch.dtype) -> None:
-    """Make float32 the dtype of weights that the class keeps in float32, as from_pretrained does.
+def float32_names(model: "PreTrainedModel", dtype: torch.dtype) -> list[str]:
+    """Return the names of the parameters that the class keeps in float32 while others have `dtype`.
 
     Source: transformers/modeling_utils.py, PreTrainedModel._keep_in_fp32_modules: a few routers and scales.
     """
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype is not torch.float32 else set[str]()
     if dtype is torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        if any(re.search(pattern.replace("*", ".*"), name) for pattern in kept):
-            replace_parameter(model, name, torch.empty_like(parameter, dtype=torch.float32))
+    names = (str(name) for name, _ in model.named_parameters(remove_duplicate=False))
+    return [name for name in names if any(re.search(pattern.replace("*", ".*"), name) for pattern in kept)]
 
 
 def untie(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphcore.arch.transformers_settings import transformers_settings
-from graphcore.engine.fallback.config import CONFIG_ERRORS, GENERATION, read_transformers_config
+from graphcore.checkpoint.generation_config import read_generation_config
+from graphcore.engine.fallback.config import CONFIG_ERRORS, read_transformers_config
 from graphcore.engine.load_model import LoadedModel
 from graphcore.errors import UnsupportedError
 
@@ -42,9 +43,10 @@ def generation_config(loaded: LoadedModel) -> "GenerationConfig":
     from transformers import GenerationConfig
 
     folder = hf_folder(loaded)
-    if folder is not None and (folder / GENERATION).is_file():
+    settings = {} if folder is None else dict(read_generation_config(folder).settings)
+    if settings:
         try:
-            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+            return GenerationConfig.from_dict(settings)
         except CONFIG_ERRORS:
             pass  # loading the model has said what is wrong with it
     ends = sorted(loaded.end_ids)

@@ -21,7 +21,7 @@ from graphcore.tasks.results.run_record import bandwidth_of, compile_record, ran
 from graphcore.tasks.results.startup import seconds_since_start
 from graphcore.tasks.results.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.task_engine import describe, describe_compile, load_engine, own_runner
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
 COLUMNS = ("", "median", "min", "q1", "q3", "max")
 
@@ -51,7 +51,7 @@ def run(context: Context, task: BenchSettings) -> Record:
     began = time.perf_counter()
     with load_engine(replace(context, settings=settings)) as engine:
         load_seconds = time.perf_counter() - began
-        engine.runner.sizes.check_context(task.context)
+        check_room(engine, task)
         context.console.note(describe(engine, load_seconds))
         loaded = resident_now()
         compiled = engine.warm_up(task.batch)
@@ -60,12 +60,12 @@ def run(context: Context, task: BenchSettings) -> Record:
         watch = StreamWatch.begin(engine)
         work.first_prefill()
         first_token_at = seconds_since_start()
-        work.fill()
         timed, intervals = measure(context, engine, work, task.repeats)
         peak_nbytes, device = peak.nbytes(), watch.device()
         streaming = streaming_of(watch, intervals, device)
         ran = ran_record(engine)  # records free memory before the measurements take some
         bandwidth = bandwidth_of(engine)
+        work.fill()
         timed["decode"]["bandwidth_share"] = share_of(timed["decode"]["weight_gb_per_second"], bandwidth)
         record = {
             **ran,
@@ -105,9 +105,23 @@ def bench_settings(settings: Settings, task: BenchSettings) -> Settings:
     return replace(settings, batching=batching, context_length=context)
 
 
+def check_room(engine: Engine, task: BenchSettings) -> None:
+    """Check that the task's batch and depth fit into the loaded engine.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    sizes = engine.runner.sizes
+    sizes.check_context(task.context)
+    if task.batch > sizes.batch_size:
+        raise ConfigError(
+            f"task.batch={task.batch}, and prompts of {engine.config.model_type} run one by one; use task.batch=1"
+        )
+
+
 def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:
     """Return the batch to time; the settings' seed draws its tokens."""
-    runner, seed = own_runner(engine, "bench"), engine.settings.seed
+    runner, seed = engine.runner, engine.settings.seed
     return RandomBatch(runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, seed)
 
 
@@ -119,10 +133,11 @@ def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -
     phases = (("prefill", work.prefill, work.num_prefill_passes()), ("decode", work.decode, work.new_tokens))
     for phase, run_once, num_passes in phases:
         context.console.progress(f"bench {phase}", None, 0, 0)
+        work.fill()
         run_once()
         began = time.perf_counter()
-        seconds[phase] = time_repeats(run_once, repeats, device)
-        intervals[phase] = Interval(began, time.perf_counter(), num_passes * repeats)
+        seconds[phase] = time_repeats(run_once, repeats, device, work.fill)
+        intervals[phase] = Interval(began, time.perf_counter(), (num_passes + work.num_fill_passes()) * repeats)
     nbytes = work.weight_nbytes()
     step_seconds = Spread.of(seconds["decode"]).median / work.new_tokens
     record = {

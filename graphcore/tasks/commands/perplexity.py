@@ -21,7 +21,7 @@ from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
 from graphcore.tasks.results.run_record import compile_record, ran_record
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name, own_runner
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name
 
 DEFAULT_WINDOW = 1024  # tokens
 
@@ -65,7 +65,7 @@ def run(context: Context, task: PerplexitySettings) -> Record:
         load_seconds = time.perf_counter() - began
         cut = cut_text(engine, task, text)
         context.console.note(describe(engine, load_seconds))
-        compiled = warm_up(own_runner(engine, "perplexity"), task.path)
+        compiled = warm_up(engine.runner, task.path)
         context.console.note(f"[{len(cut.windows)} windows of {cut.length} tokens; {describe_compile(compiled)}]")
         began = time.perf_counter()
         losses = score(context, engine, cut, task.path)
@@ -155,7 +155,7 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
     for index, window in enumerate(cut.windows):
         context.console.progress(f"perplexity {path}", None, index, len(cut.windows))
         token_ids, first = cut.text.ids_of(window)
-        losses.append(token_losses(own_runner(engine, "perplexity"), token_ids, first, path))
+        losses.append(token_losses(engine.runner, token_ids, first, path))
         check_finite(losses[-1])
     context.console.progress(f"perplexity {path}", None, len(cut.windows), len(cut.windows))
     return losses

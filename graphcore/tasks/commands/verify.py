@@ -3,35 +3,44 @@
 ours:          the engine as configured (dtype, graph, device)
 expected:      transformers, float32, CPU
 transformers:  transformers in the engine's dtype, if that is not float32; its error is that of rounding alone
+llama.cpp:     the same GGUF file in llama.cpp on the CPU, if llama-cpp-python is installed
+cached:        the same tokens in decode steps over the KV cache, against the whole sequence in one call
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from omegaconf import MISSING
 from torch import Tensor
 
-from graphcore.config.byte_sizes import both_in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.engine import Engine
-from graphcore.engine.open_model import Model, open_model
-from graphcore.engine.prepare_model import match_model
-from graphcore.errors import ConfigError, PlanError
-from graphcore.nn.decoder import Decoder
-from graphcore.tasks.reference.comparison import allowed, compare, greedy_record, verdict
-from graphcore.tasks.reference.transformers_model import Outputs, Reference, load_reference
+from graphcore.errors import ConfigError, GraphError, UnsupportedError
+from graphcore.tasks.reference.comparison import (
+    PACKED_COSINE,
+    Outputs,
+    allowed,
+    cached_record,
+    compare,
+    compare_llama_cpp,
+    greedy_record,
+    verdict,
+)
+from graphcore.tasks.reference.llama_cpp_model import has_llama_cpp, run_llama_cpp
+from graphcore.tasks.reference.reference_memory import open_reference
+from graphcore.tasks.reference.transformers_model import Reference
 from graphcore.tasks.requests.generation_requests import check_prompts
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
 from graphcore.tasks.results.run_record import ran_record
 from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_without_effect
-from graphcore.tasks.task_engine import describe, load_engine, own_runner, without_own_programs
-from graphcore.weights.loader import Loader
-from graphcore.weights.planning.machine import free_device_nbytes
+from graphcore.tasks.task_engine import describe, load_engine
 
-TRANSFORMERS_NBYTES = 256 << 20  # transformers' code, and the outputs of a pass
+COLUMNS = ["", "max error", "mean error", "largest value", "cosine", "lowest"]
 
 
 @dataclass
@@ -42,6 +51,7 @@ class VerifySettings:
     tokens: int = MISSING
     new_tokens: int = MISSING
     tolerance: float | None = MISSING
+    cosine: float | None = MISSING
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,20 @@ class Ours:
 
     Attributes:
         token_ids: the compared sequence.
-        new_ids: greedy tokens after it.
+        outputs: outputs of the whole sequence in one call.
+        decoded: [T, V] logits of the same tokens in decode steps, one after another.
+        new_ids: greedy tokens after it; none if their logits were not finite.
+        file: GGUF file that llama.cpp can read too; else None.
+        is_float32: True if all tensors of that file are in float32.
     """
 
     token_ids: list[int]
-    new_ids: list[int]
     outputs: Outputs
+    decoded: Tensor
+    new_ids: list[int]
     dtype: torch.dtype
+    file: Path | None
+    is_float32: bool
     record: Record
 
 
@@ -64,28 +81,33 @@ def run(context: Context, task: VerifySettings) -> Record:
     """Compare the engine with transformers; the status is "failed" if the errors exceed the tolerance."""
     prompts = read_prompts(context.settings)
     _check(context.settings, task, prompts)
-    model, loader = open_reference(context)  # refuses a model that will not fit, before anything is loaded
+    load = open_reference(context)  # refuses a model that will not fit, before anything is loaded
     ours = run_ours(context, task, prompts)
     context.console.progress("transformers in float32", None, 0, 0)
-    reference = load_reference(model, loader)
+    reference = load()
     whole = reference.run(ours.token_ids + ours.new_ids[:-1])
     tokens = len(ours.token_ids)
     expected = Outputs(tuple(layer[:tokens] for layer in whole.layers), whole.logits[:tokens])
     theirs = None
     if ours.dtype is not torch.float32:
         context.console.progress(f"transformers in {ours.record['dtype']}", None, 0, 0)
-        theirs = run_cast(context, reference, ours)
-    tolerance = allowed(task.tolerance, ours.dtype, theirs, expected)
+        theirs = run_cast(context, reference, load, ours)
     errors = compare(ours.outputs, expected, theirs)
-    greedy = greedy_record(whole.logits[tokens - 1 :], ours.new_ids)
+    tolerance = allowed(task.tolerance, task.cosine, ours.dtype, errors)
+    compared = {
+        **errors,
+        "cached": cached_record(ours.decoded, ours.outputs.logits),
+        "greedy": greedy_record(whole.logits[tokens - 1 :], ours.new_ids),
+        "llama_cpp": run_peer(context, ours, tolerance.cosine, task.cosine is not None),
+    }
     record = {
         **ours.record,
         "reference": reference.origin,
-        **errors,
-        "greedy": greedy,
+        **compared,
         "tolerance": tolerance.value,
         "tolerance_reason": tolerance.reason,
-        **verdict(errors["logits"], greedy, tolerance),
+        "cosine_tolerance": tolerance.cosine,
+        **verdict(compared, tolerance),
     }
     show(context, record)
     return record
@@ -97,12 +119,12 @@ def _check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> N
     Raises:
         ConfigError: a key is out of range, or another setting has no effect.
     """
-    if settings.model.fallback is not None:
-        raise without_own_programs("verify")
     at_least(1, "task.", task, ("tokens", "new_tokens"))
     refuse_without_effect(settings, "verify", ("stop", *CACHE_KEYS) if prompts else ("stop", "system", *CACHE_KEYS))
     if task.tolerance is not None and not task.tolerance > 0:
         raise ConfigError(f"task.tolerance={task.tolerance} must be above 0")
+    if task.cosine is not None and not -1 <= task.cosine <= 1:
+        raise ConfigError(f"task.cosine={task.cosine} must be between -1 and 1")
 
 
 def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> Ours:
@@ -116,11 +138,24 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
             token_ids = encode_prompts(engine, settings, prompts, context.console.note)[0].token_ids
         else:
             token_ids = random_ids(engine.config.vocab_size, task.tokens, settings.seed)
-        own_runner(engine, "verify").sizes.check_context(len(token_ids) + task.new_tokens)
+        engine.runner.sizes.check_context(len(token_ids) + task.new_tokens)
         outputs = engine_outputs(engine, token_ids)
-        new_ids = engine.generate([token_ids], task.new_tokens, ignore_eos=True)[0].token_ids
+        new_ids = greedy_ids(engine, token_ids, task.new_tokens)
+        decoded = engine.logits([token_ids], by_token=True)
+        assert isinstance(decoded, Tensor), "nothing else was asked for"
         record = {**ran_record(engine), "load_seconds": load_seconds, "tokens": len(token_ids)}
-        return Ours(token_ids, list(new_ids), outputs, engine.choices.dtype, record)
+        stored = engine.loaded.loader.checkpoint
+        file = next(iter(stored.files)) if stored.layout == "gguf" else None
+        is_float32 = all(tensor.encoding == "f32" for tensor in stored.tensors.values())
+        return Ours(token_ids, outputs, decoded[0], new_ids, engine.choices.dtype, file, is_float32, record)
+
+
+def greedy_ids(engine: Engine, token_ids: list[int], new_tokens: int) -> list[int]:
+    """Return greedy tokens after the sequence; none if logits are not finite, which the comparison reports."""
+    try:
+        return list(engine.generate([token_ids], new_tokens, ignore_eos=True)[0].token_ids)
+    except GraphError:
+        return []
 
 
 def random_ids(vocab: int, tokens: int, seed: int) -> list[int]:
@@ -137,78 +172,76 @@ def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
     return Outputs(tuple(layer[0].float() for layer in more[0]), logits[0])
 
 
-def open_reference(context: Context) -> tuple[Model, Loader]:
-    """Return the opened checkpoint and the loader from which transformers' model will be made; no weight is read.
-
-    Raises:
-        PlanError: transformers' model would not fit in host memory.
-    """
-    settings = context.settings
-    model = open_model(settings.model, settings.seed, settings.cache_folder, context.console.progress)
-    decoder, loader = match_model(model, torch.float32)
-    needed, free = reference_nbytes(decoder, loader), free_device_nbytes(torch.device("cpu"))
-    if needed > free:
-        fewest = reference_nbytes(decoder, loader, num_layers=1)
-        instead = "task=perplexity compares with no reference, and streams"
-        if fewest <= free:
-            each = (needed - fewest) // max(1, len(decoder.layers) - 1)
-            most = 1 + (free - fewest) // max(1, each)
-            instead = f"compare the first layers only with model.num_hidden_layers={most}"
-        takes, has = both_in_words(needed, free)
-        raise PlanError(
-            f"task=verify runs transformers in float32 on the CPU, which takes {takes}, {has} are free; {instead}"
-        )
-    return model, loader
-
-
-def reference_nbytes(decoder: Decoder, loader: Loader, num_layers: int | None = None) -> int:
-    """Return the bytes of transformers' model at its peak: its weights, the largest of them twice, and transformers.
-
-    A weight is filled, or cast to another dtype, from a copy.
-
-    Args:
-        decoder: float32 decoder on the meta device; a tied head counts once.
-        num_layers: number of layers, from the first; None is all.
-    """
-    layers = decoder.layers[:num_layers]
-    tied = decoder.get_buffer("embed_tokens.weight").nbytes if loader.is_tied else 0
-    ends = sum(tensor.nbytes for group in (decoder.embed_tokens, decoder.head) for tensor in group.buffers()) - tied
-    tensors = [tensor.nbytes for layer in layers for tensor in layer.buffers()]
-    largest = max(*tensors, decoder.get_buffer("embed_tokens.weight").nbytes)
-    return ends + sum(tensors) + largest + TRANSFORMERS_NBYTES
-
-
-def run_cast(context: Context, reference: Reference, ours: Ours) -> Outputs:
+def run_cast(context: Context, reference: Reference, load: Callable[[], Reference], ours: Ours) -> Outputs:
     """Return transformers' outputs in the engine's dtype; in bf16 where they are not finite in fp16."""
     reference.cast(ours.dtype)
     outputs = reference.run(ours.token_ids)
     if ours.dtype is torch.float16 and not outputs.logits.isfinite().all():
         context.console.note("[transformers overflows in float16: its error in bfloat16 stands in]")
-        wider = load_reference(*open_reference(context))
+        wider = load()
         wider.cast(torch.bfloat16)
         outputs = wider.run(ours.token_ids)
     return outputs
 
 
+def run_peer(context: Context, ours: Ours, cosine: float, is_asked: bool) -> Record | None:
+    """Return the comparison with llama.cpp; None, with a note, if the checkpoint is no file that it can run.
+
+    Args:
+        cosine: lowest allowed cosine against transformers.
+        is_asked: True if the user gave it; it then holds for packed files too.
+    """
+    if ours.file is None:
+        return None
+    if not has_llama_cpp():
+        context.console.note(
+            "[llama-cpp-python is not installed, so it is not compared how llama.cpp reads the file; pip install "
+            "llama-cpp-python]"
+        )
+        return None
+    context.console.progress("llama.cpp", None, 0, 0)
+    try:
+        expected = run_llama_cpp(ours.file, ours.token_ids, torch.get_num_threads())
+    except UnsupportedError as error:
+        context.console.note(f"[{error}; it is not compared]")
+        return None
+    lowest = cosine if ours.is_float32 or is_asked else min(cosine, PACKED_COSINE)
+    return compare_llama_cpp(ours.outputs, expected, lowest)
+
+
 def show(context: Context, record: Record) -> None:
-    """Print the errors as a table, and the figures that do not fit in it."""
+    """Print the errors as tables, and the figures that do not fit in them."""
+    console, greedy, cached, peer = context.console, record["greedy"], record["cached"], record["llama_cpp"]
     has_theirs = record["logits"]["transformers"] is not None
-    columns = ["", "max error", "mean error", "largest value"]
-    columns += [f"transformers {record['dtype']} max", "mean"] if has_theirs else []
+    columns = [*COLUMNS, *([f"transformers {record['dtype']} max", "mean", "cosine"] if has_theirs else [])]
     rows = []
     for line in (*record["layers"], record["logits"]):
-        theirs = [line["transformers"]["max"], line["transformers"]["mean"]] if has_theirs else []
-        rows.append(
-            [line["name"], *(f"{value:.2e}" for value in (line["max"], line["mean"], line["largest"], *theirs))]
-        )
-    console, greedy = context.console, record["greedy"]
+        theirs = line["transformers"]
+        more = [f"{theirs['max']:.2e}", f"{theirs['mean']:.2e}", f"{theirs['cosine']:.7f}"] if has_theirs else []
+        rows.append([*cells(line), *more])
     console.table(f"against {record['reference']}, float32, {record['tokens']} tokens", columns, rows)
+    if peer is not None:
+        lines = [*peer["layers"], *([] if peer["logits"] is None else [peer["logits"]])]
+        console.table(f"against llama.cpp, {record['tokens']} tokens", COLUMNS, [cells(line) for line in lines])
+        console.line(f"lowest allowed cosine with llama.cpp: {peer['cosine_tolerance']:.7f}")
     console.line(f"allowed error of the logits: {record['tolerance']:.2e} ({record['tolerance_reason']})")
+    console.line(f"lowest allowed cosine: {record['cosine_tolerance']:.7f}")
+    console.line(
+        f"decode steps over the KV cache against the whole sequence: max error {cached['max']:.2e}, cosine "
+        f"{cached['cosine']:.7f}, likeliest tokens that agree: {cached['agreeing']} of {cached['tokens']}"
+    )
     console.line(
         f"greedy tokens that agree: {greedy['agreeing']} of {greedy['tokens']} (largest margin against ours: "
         f"{greedy['largest_margin']:.2e})"
     )
     console.line(f"verify: {record['status']}")
+
+
+def cells(line: Record) -> list[str]:
+    """Return a layer's name and errors as the cells of a table."""
+    bad = f" ({line['not_finite']} not finite)" if line["not_finite"] else ""
+    errors = (f"{line[name]:.2e}" for name in ("max", "mean", "largest"))
+    return [line["name"] + bad, *errors, f"{line['cosine']:.7f}", f"{line['lowest_cosine']:.7f}"]
 
 
 VERIFY = Task("verify", VerifySettings, run)

@@ -10,25 +10,25 @@ from dataclasses import dataclass
 import torch
 
 from graphcore.engine.decode_steps import LAG, Readback
-from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.prompt_pieces import pieces_of
+from graphcore.engine.model_runner import ModelRunner
 from graphcore.graph.token_choice import RowSettings
 from graphcore.streaming.scheduler import run_program, run_together
-from graphcore.tasks.measuring.weight_reads import step_nbytes
+from graphcore.tasks.measuring.weight_reads import runner_step_nbytes
 
 
 @dataclass
 class RandomBatch:
     """A batch of random prompts, with the prefill and the decode steps to time.
 
-    A later run overwrites the cache beyond the depth. Sliding-window layers then hold the keys of other tokens than in
+    A later run overwrites the cache beyond the depth; a transformers model's cache only grows, so it is filled anew
+    before each run. Sliding-window layers then hold the keys of other tokens than in
     a real sequence, but the same number of them, and of the same size.
 
     Attributes:
         depth: number of tokens that every sequence's cache holds before the timed part.
     """
 
-    runner: ProgramRunner
+    runner: ModelRunner
     batch: int
     depth: int
     prompt_tokens: int
@@ -38,20 +38,22 @@ class RandomBatch:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.depth + self.prompt_tokens)
-        ids = torch.randint(
-            self.runner.builder.decoder.spec.vocab, shape, generator=generator, dtype=torch.int64, device="cpu"
-        ).tolist()
+        vocab = self.runner.sizes.vocab
+        ids = torch.randint(vocab, shape, generator=generator, dtype=torch.int64, device="cpu").tolist()
         self._before = [row[: self.depth] for row in ids]
         self._prompts = [row[self.depth :] for row in ids]
+        self._is_filled = False
 
     @torch.inference_mode()
     def fill(self) -> None:
-        """Fill every sequence's cache up to the depth."""
-        if self.depth:
+        """Fill every sequence's cache up to the depth, if it does not hold that much, or cannot be fed from there."""
+        if self.depth and not (self._is_filled and self.runner.can_rewind):
             self.runner.feed(self._before, [0] * self.batch)
+            self._is_filled = True
 
     def first_prefill(self) -> None:
         """Run the prompts from empty caches."""
+        self._is_filled = False
         self._run_prompts(0)
 
     def prefill(self) -> None:
@@ -73,7 +75,7 @@ class RandomBatch:
     @torch.inference_mode()
     def _run_steps(self, steps: int) -> None:
         first = {row: (prompt[0], self.depth) for row, prompt in enumerate(self._prompts)}
-        programs = [program for program, _ in self.runner.programs.step(first, is_greedy=True)]
+        programs = self.runner.greedy_step(first)
         program = programs[0]
         if program.choice is None:
             for step in range(steps):
@@ -98,12 +100,13 @@ class RandomBatch:
             self.runner.reserve(row, self.depth + step, self.depth + step + 1)
 
     def weight_nbytes(self) -> int:
-        """Return the bytes of weights that a decode step reads: each of its programs reads them for its own rows."""
-        steps = self.runner.programs.step(dict.fromkeys(range(self.batch), (0, 0)), is_greedy=True)
-        return sum(step_nbytes(self.runner.builder.decoder, len(rows)) for _, rows in steps)
+        """Return the bytes of weights that a decode step reads."""
+        return runner_step_nbytes(self.runner, self.batch)
 
     def num_prefill_passes(self) -> int:
         """Return the number of passes over the weights in which the prompts run."""
-        sizes = self.runner.sizes
-        lengths = [self.prompt_tokens] * self.batch
-        return sum(1 for _ in pieces_of(lengths, sizes.prefill_chunk, self.runner.prompt_tokens))
+        return self.runner.num_passes([self.prompt_tokens] * self.batch)
+
+    def num_fill_passes(self) -> int:
+        """Return the number of passes over the weights that `fill` runs before each timed run."""
+        return 0 if self.runner.can_rewind or not self.depth else self.runner.num_passes([self.depth] * self.batch)

@@ -46,10 +46,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_repeats(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Return the seconds of each repeat; the device is idle before and after each."""
+def time_repeats(
+    work: Callable[[], object], repeats: int, device: torch.device, prepare: Callable[[], object] = lambda: None
+) -> list[float]:
+    """Return the seconds of each repeat; the device is idle before and after each.
+
+    Args:
+        prepare: function that is called before each repeat and not timed.
+    """
     seconds = []
     for _ in range(repeats):
+        prepare()
         synchronize(device)
         began = time.perf_counter()
         work()

@@ -5,12 +5,29 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from graphcore.engine.fallback.runner import TransformersRunner
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding, Table
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.weights.matching import HEAD
 from graphcore.weights.packed_weights import formats_of
+
+
+def runner_step_nbytes(runner: ModelRunner, batch: int) -> int:
+    """Return the bytes of weights that a decode step of `batch` sequences reads: each program reads them for its rows.
+
+    A transformers model reads one row of each table for each sequence, and everything else whole, all experts included.
+    """
+    if isinstance(runner, ProgramRunner):
+        steps = runner.programs.step(dict.fromkeys(range(batch), (0, 0)), is_greedy=True)
+        return sum(step_nbytes(runner.builder.decoder, len(rows)) for _, rows in steps)
+    assert isinstance(runner, TransformersRunner), "there are two kinds of runners"
+    model, weights = runner.skeleton.model, runner.skeleton.weights()
+    tables = {name for name in weights if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)}
+    return sum(batch * weight[0].nbytes if name in tables else weight.nbytes for name, weight in weights.items())
 
 
 def step_nbytes(decoder: Decoder, batch: int) -> int:

@@ -1,6 +1,7 @@
 """A checkpoint's model in transformers, the reference of task=verify.
 
-    a Hugging Face folder       -> from_pretrained: files, names, folds and mathematics are transformers' own
+    a Hugging Face folder,      -> from_pretrained: files, names, folds and mathematics are transformers' own
+    model.fallback=transformers
     GGUF files, MXFP4 folders,  -> a model of our config, filled with our unpacked weights: the mathematics is its own,
     random weights                 the reading is ours (transformers' own GGUF loading drops settings of some families,
                                    and it unpacks MXFP4 only where accelerate is installed)
@@ -8,7 +9,8 @@
 Legend: T tokens, D model dim, V vocab.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +27,11 @@ from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.engine.fallback.layer_hooks import recording
+from graphcore.engine.fallback.skeleton import find_layers, float32_names
 from graphcore.engine.open_model import Model
 from graphcore.errors import UnsupportedError
+from graphcore.tasks.reference.comparison import Outputs
 from graphcore.tasks.reference.ternary_layers import cast_ternary_layers, use_ternary_layers
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import HEAD, SCALE
@@ -39,50 +44,31 @@ FROM_OUR_WEIGHTS = "a transformers model filled with graphcore's unpacked weight
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """The outputs of one pass, float32 on the CPU.
+class Reference:
+    """A transformers model in float32 on the CPU, and a description of how it was made.
 
     Attributes:
-        layers: the residual stream after the embedding and after each block, [T, D] each.
-        logits: the logits after each token, [T, V].
+        blocks: blocks of the text decoder, in order of use.
     """
-
-    layers: tuple[Tensor, ...]
-    logits: Tensor
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A transformers model in float32 on the CPU, and a description of how it was made."""
 
     model: "PreTrainedModel"
     origin: str
+    blocks: nn.ModuleList
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Cast the weights to `dtype` in place; rotation tables stay float32, as in from_pretrained."""
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.to(dtype)
+        """Cast the weights to `dtype` in place, but for those that from_pretrained keeps in float32."""
+        kept = set(float32_names(self.model, dtype))
+        for name, parameter in self.model.named_parameters():
+            parameter.data = parameter.data.to(torch.float32 if name in kept else dtype)
         cast_ternary_layers(self.model, dtype)
 
     @torch.no_grad()
     def run(self, token_ids: list[int]) -> Outputs:
         """Return the outputs of one teacher-forced pass."""
-        seen: list[Tensor] = []
-        blocks = blocks_of(self.model)
-        hooks = [blocks[0].register_forward_pre_hook(lambda block, given: seen.append(given[0]))]
-        hooks += [block.register_forward_hook(lambda block, given, out: seen.append(first_of(out))) for block in blocks]
-        try:
-            with torch.compiler.set_stance("force_eager"):  # transformers compiles its ternary layers in parts
-                logits = self.model(torch.tensor([token_ids], dtype=torch.int64, device="cpu"), use_cache=False).logits
-        finally:
-            for hook in hooks:
-                hook.remove()
+        # transformers compiles its ternary layers in parts
+        with recording(list(self.blocks)) as seen, torch.compiler.set_stance("force_eager"):
+            logits = self.model(torch.tensor([token_ids], dtype=torch.int64, device="cpu"), use_cache=False).logits
         return Outputs(tuple(layer[0].float() for layer in seen), logits[0].float())
-
-
-def first_of(out: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return a block's hidden states, which some versions of transformers return in a tuple."""
-    return out[0] if isinstance(out, tuple) else out
 
 
 def blocks_of(model: "PreTrainedModel") -> nn.ModuleList:
@@ -103,19 +89,41 @@ def load_reference(model: Model, loader: Loader) -> Reference:
     Raises:
         UnsupportedError: transformers has no such model.
     """
+    with _loading(model.checkpoint.source):
+        folder = plain_folder(model.checkpoint)
+        if folder is not None:
+            loaded, origin = from_folder(folder, model.config), FROM_FOLDER
+        else:
+            loaded, origin = from_weights(model.config, loader), FROM_OUR_WEIGHTS
+        return Reference(loaded, origin, blocks_of(loaded))
+
+
+def load_own_class(checkpoint: SafetensorsCheckpoint, config: ModelConfig) -> Reference:
+    """Return the model that transformers' own class loads from a folder, in float32: the reference of a fallback.
+
+    Raises:
+        UnsupportedError: transformers cannot load it.
+    """
+    with _loading(checkpoint.source):
+        loaded = from_folder(checkpoint.folder, config)
+        layers = loaded.get_submodule(find_layers(loaded, config.num_hidden_layers, checkpoint.source))
+        assert isinstance(layers, nn.ModuleList), "layers are in a list"
+        return Reference(loaded, FROM_FOLDER, layers)
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Silence transformers while it loads a model, and turn its errors into UnsupportedError."""
     import transformers
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers does not type it
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers does not type it
     try:
-        folder = plain_folder(model.checkpoint)
-        if folder is not None:
-            return Reference(from_folder(folder, model.config), FROM_FOLDER)
-        return Reference(from_weights(model.config, loader), FROM_OUR_WEIGHTS)
+        yield
     except (KeyError, ValueError, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UnsupportedError(
-            f"{model.checkpoint.source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
+            f"{source}: transformers {transformers.__version__} cannot load it ({reason:.200})"
         ) from error
 
 

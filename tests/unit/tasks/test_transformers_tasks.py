@@ -3,8 +3,18 @@
 from pathlib import Path
 
 import pytest
+import torch
 from fallback_models import NEW_TOKENS, FallbackModel, save_fallback
 from task_runs import RunTask
+from test_results_documented import fields_of, written
+from tiny_models import add_tokenizer
+from torch.nn import functional
+
+from graphcore import Engine
+from graphcore.config.byte_sizes import both_in_words
+from graphcore.engine.fallback import weights_in_place
+from graphcore.tasks.measuring.random_batch import RandomBatch
+from graphcore.tasks.reference import reference_memory
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +49,149 @@ def test_plan_counts_the_checkpoints_bytes(run_task: RunTask, model: FallbackMod
     assert record["groups"][1]["bytes"] == sum(weight.nbytes for weight in layer if weight.dim() > 1)
 
 
-@pytest.mark.parametrize("task", ["bench", "microbench", "verify", "perplexity"])
-def test_tasks_that_look_into_graphcores_own_programs_are_refused(
-    run_task: RunTask, model: FallbackModel, task: str, tmp_path: Path
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("one two three " * 20, encoding="utf-8")
-    more = [f"task.text={text}"] if task == "perplexity" else []
-    run = run_task(f"task={task}", *keys(model), *more)
+def test_microbench_needs_graphcores_own_programs(run_task: RunTask, model: FallbackModel) -> None:
+    run = run_task("task=microbench", *keys(model))
     assert run.status == 1
-    said = "has no tokenizer" if task == "perplexity" else f"task={task} looks into graphcore's own programs"
-    assert said in str(run.record["error"])
+    assert "task=microbench looks into graphcore's own programs" in str(run.record["error"])
+    assert "use it with task=generate, chat, bench, perplexity, verify or plan" in str(run.record["error"])
+
+
+BENCH = ("task=bench", "task.prompt_tokens=6", "task.new_tokens=4", "task.repeats=2", "task.depth=9")
+
+
+@pytest.mark.parametrize("streaming", ["off", "on"])
+def test_bench_records_all_fields_and_the_bytes_that_a_step_reads(
+    run_task: RunTask, model: FallbackModel, streaming: str
+) -> None:
+    run = run_task(*BENCH, "task.batch=2", *keys(model), f"streaming={streaming}")
+    record = run.record
+    assert (run.status, record["prefill"]["tokens"], record["decode"]["tokens"]) == (0, 2 * 6, 2 * 4)
+    assert set(written(record)) == fields_of("bench")
+    stored = model.reference.state_dict()
+    table = stored["model.embed_tokens.weight"]
+    others = sum(weight.nbytes for weight in stored.values()) - table.nbytes  # olmo2's head is not tied
+    assert record["decode"]["weight_bytes_per_step"] == others + 2 * table[0].nbytes
+    assert record["graph"]["kernels_per_token"] > 20
+    layers = sum(weight.nbytes for name, weight in stored.items() if weight.dim() > 1 and weight is not table)
+    moved = record["streaming"]["bytes_per_token"]
+    assert moved is None if streaming == "off" else moved == pytest.approx(layers, rel=0.02)  # slots are aligned
+
+
+@pytest.mark.parametrize("depth", [0, 9])
+def test_each_timed_part_is_what_transformers_computes_at_that_depth(model: FallbackModel, depth: int) -> None:
+    overrides = ["model.fallback=transformers", "model.attention=eager", "batch_size=2", "prefill_chunk=4"]
+    with Engine.load(model.folder, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
+        runner = engine.runner
+        work = RandomBatch(runner, 2, depth, 6, 5, seed=0)
+        seen, feed, step = [], runner.feed, runner.greedy_step
+        runner.feed = lambda *given: seen.append(feed(*given)) or seen[-1]
+        runner.greedy_step = lambda given: seen.append(step(given)) or seen[-1]
+        for _ in range(2):  # the second time as the first
+            work.fill()
+            work.prefill()
+            logits = seen[-1]
+            work.fill()
+            work.decode()
+            chosen = [int(row) for row in seen[-1][0].state.chosen]
+    prompts = [before + prompt for before, prompt in zip(work._before, work._prompts, strict=True)]
+    with torch.no_grad():
+        expected = model.reference(input_ids=torch.tensor(prompts)).logits[:, -1]
+        ids = torch.tensor([row[: depth + 1] for row in prompts])
+        made = model.reference.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    assert (logits - expected).abs().max() < 1e-5
+    assert chosen == made[:, -1].tolist()
+    assert (work.num_prefill_passes(), work.num_fill_passes()) == (2, 3 if depth else 0)
+
+
+def test_bench_of_a_model_whose_prompts_run_one_by_one_takes_one_sequence(run_task: RunTask, tmp_path: Path) -> None:
+    lone = save_fallback("lfm2", tmp_path / "lfm2")
+    run = run_task(*BENCH, "task.batch=2", *keys(lone))
+    assert "task.batch=2, and prompts of lfm2 run one by one; use task.batch=1" in str(run.error)
+    assert run_task(*BENCH, *keys(lone)).status == 0
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+@pytest.mark.parametrize(("name", "streaming"), [("olmo2", "off"), ("olmo2", "on"), ("bloom", "off"), ("lfm2", "off")])
+def test_perplexity_is_that_of_transformers(
+    run_task: RunTask, tmp_path: Path, name: str, streaming: str, path: str
+) -> None:
+    scored = save_fallback(name, tmp_path / name)
+    add_tokenizer(scored.folder)
+    text = tmp_path / "text.txt"
+    text.write_text("The river had been low all summer.", encoding="utf-8")
+    asked = (f"task.text={text}", "task.window=30", "task.stride=29", f"task.path={path}", f"streaming={streaming}")
+    run = run_task("task=perplexity", *keys(scored), *asked, "prefill_chunk=8")
+    ids = torch.tensor([[ord(character) - 31 for character in text.read_text("utf-8")]])
+    windows = (ids[:, :30], ids[:, 29:])  # the second one scores all but its first token
+    with torch.no_grad():
+        logits = [scored.reference(input_ids=window).logits[0, :-1].double() for window in windows]
+    losses = [functional.cross_entropy(found, ids[0, 1:]) for found, ids in zip(logits, windows, strict=True)]
+    assert run.status == 0, run.error
+    assert run.record["tokens"] == 29 + 4
+    mean = (29 * losses[0] + 4 * losses[1]) / 33
+    assert run.record["perplexity"] == pytest.approx(mean.exp().item(), rel=1e-5)
+
+
+VERIFY = ("task=verify", "task.tokens=20", "task.new_tokens=4")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("olmo2", ("dtype=fp32", "streaming=on")),
+        ("olmo2", ("dtype=bf16",)),
+        ("granite", ("dtype=fp32",)),  # a tied head, and scales of its own
+        ("bloom", ("dtype=fp32",)),
+        ("gpt_neox", ("dtype=fp32",)),
+        ("lfm2", ("dtype=fp32",)),
+    ],
+)
+def test_verify_compares_with_transformers_own_class(
+    run_task: RunTask, tmp_path: Path, name: str, asked: tuple[str, ...]
+) -> None:
+    saved = save_fallback(name, tmp_path / name)
+    run = run_task(*VERIFY, *keys(saved)[:3], "prefill_chunk=8", *asked)
+    record = run.record
+    assert (run.status, record["reference"], record["first_beyond"]) == (0, "transformers' from_pretrained", None)
+    assert len(record["layers"]) == 1 + 3
+    assert record["layers"][0]["max"] <= (0.0 if "dtype=fp32" in asked else 0.1)
+    assert record["greedy"]["tokens"] == 4
+    assert record["cached"]["tokens"] == 20
+    if "dtype=fp32" in asked:
+        assert record["logits"]["max"] < 1e-5
+        assert min(line["cosine"] for line in (*record["layers"], record["logits"], record["cached"])) > 1 - 1e-9
+    else:
+        assert 0 < record["logits"]["max"] <= record["tolerance"]
+
+
+@pytest.mark.parametrize(("change", "said"), [(1.05, "the logits differ by"), (float("nan"), "logits are not finite")])
+def test_verify_names_the_layer_of_a_wrong_weight(
+    run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch, change: float, said: str
+) -> None:
+    right = weights_in_place.fill
+
+    def wrong(loader: object, name: str, view: torch.Tensor) -> None:
+        right(loader, name, view)
+        if name == "model.layers.1.mlp.down_proj.weight":
+            view[3].mul_(change)
+
+    monkeypatch.setattr(weights_in_place, "fill", wrong)
+    run = run_task(*VERIFY, *keys(model))
+    assert (run.status, run.record["first_beyond"]) == (1, "layers.1")
+    assert said in run.record["error"]
+    assert "layers.1 is the first layer beyond the tolerance" in run.record["error"]
+    assert [layer["not_finite"] > 0 for layer in run.record["layers"][:3]] == [False, False, change != 1.05]
+
+
+def test_verify_of_a_model_that_does_not_fit_twice_is_refused(
+    run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = model.reference.state_dict().values()
+    needed = 4 * sum(tensor.numel() for tensor in tensors) + 4 * max(tensor.numel() for tensor in tensors)
+    needed += reference_memory.TRANSFORMERS_NBYTES
+    monkeypatch.setattr(reference_memory, "free_device_nbytes", lambda device: needed - 1)
+    run = run_task(*VERIFY, *keys(model))
+    assert "takes {}, {} are free; task=perplexity".format(*both_in_words(needed, needed - 1)) in str(run.error)
 
 
 def test_packing_knows_graphcores_own_models_only(run_task: RunTask, model: FallbackModel, tmp_path: Path) -> None:

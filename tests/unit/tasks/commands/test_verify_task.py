@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from chat_folder import TINY
 from safetensors.torch import load_file
 from task_runs import RunTask
@@ -11,8 +12,9 @@ from ternary_models import save_ternary
 
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.byte_sizes import both_in_words
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.tasks.commands import verify
-from graphcore.tasks.reference import transformers_model
+from graphcore.tasks.reference import reference_memory, transformers_model
 from graphcore.tasks.reference.transformers_model import FROM_FOLDER, FROM_OUR_WEIGHTS
 from graphcore.weights.conversion import RowConversion
 
@@ -105,8 +107,42 @@ def test_one_wrong_weight_is_found_and_its_layer_is_where_errors_begin(
     monkeypatch.setattr(RowConversion, "write", wrong)
     record = run_task(f"model.checkpoint={TINY / 'qwen3'}", "dtype=fp32", *SHORT).record
     errors = {layer["name"]: layer["max"] for layer in record["layers"]}
-    assert record["status"] == "failed"
+    assert (record["status"], record["first_beyond"]) == ("failed", "layers.1")
+    assert "layers.1 is the first layer beyond the tolerance" in record["error"]
     assert errors["layers.0"] < 1e-5 < errors["layers.1"]
+
+
+def test_values_that_are_not_finite_are_counted_in_the_layer_where_they_begin(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = RowConversion.write
+
+    def wrong(self: RowConversion, *given: object) -> None:
+        right(self, *given)  # type: ignore[arg-type]  # as it was called
+        if self.weight == "layers.1.mlp.down_proj.weight":
+            self.out[5].fill_(float("inf"))
+
+    monkeypatch.setattr(RowConversion, "write", wrong)
+    run = run_task(f"model.checkpoint={TINY / 'llama3'}", "dtype=fp32", *SHORT)
+    counts = [layer["not_finite"] for layer in run.record["layers"]]
+    assert (run.status, run.record["first_beyond"], counts[:3]) == (1, "layers.1", [0, 0, 20])
+    assert "logits are not finite; layers.1 is the first layer" in run.record["error"]
+    assert run.record["greedy"]["tokens"] == 0
+
+
+def test_a_decode_step_that_is_wrong_is_found_against_the_whole_sequence(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = ProgramRunner.feed
+
+    def late(self: ProgramRunner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
+        return feed(self, rows, [max(0, start - (start > 9)) for start in starts])
+
+    monkeypatch.setattr(ProgramRunner, "feed", late)
+    run = run_task(f"model.checkpoint={TINY / 'qwen3'}", "dtype=fp32", *SHORT)
+    assert (run.status, run.record["first_beyond"]) == (1, None)
+    assert "the cosine of decode steps over the KV cache with the whole sequence is" in run.record["error"]
+    assert run.record["cached"]["max"] > 1e-3
 
 
 def test_a_tolerance_of_ones_own_is_kept(run_task: RunTask) -> None:
@@ -123,10 +159,10 @@ def test_a_prompt_of_ones_own_is_compared(run_task: RunTask) -> None:
 def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = load_file(TINY / "llama3" / "model.safetensors")
     largest = 4 * max(tensor.numel() for tensor in stored.values())
-    needed = 4 * sum(tensor.numel() for tensor in stored.values()) + largest + verify.TRANSFORMERS_NBYTES
+    needed = 4 * sum(tensor.numel() for tensor in stored.values()) + largest + reference_memory.TRANSFORMERS_NBYTES
     monkeypatch.setattr(verify, "load_engine", lambda context: pytest.fail("something was loaded"))
     for free, instead in ((needed - 1, "model.num_hidden_layers=1"), (1000, "task=perplexity")):
-        monkeypatch.setattr(verify, "free_device_nbytes", lambda device, free=free: free)
+        monkeypatch.setattr(reference_memory, "free_device_nbytes", lambda device, free=free: free)
         run = run_task(f"model.checkpoint={TINY / 'llama3'}", *SHORT)
         assert run.status == 1
         assert "takes {}, {} are free".format(*both_in_words(needed, free)) in str(run.error)
@@ -138,6 +174,7 @@ def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypa
     [
         ("task.tokens=0", "task.tokens=0 must be at least 1"),
         ("task.tolerance=0", "task.tolerance=0.0 must be above 0"),
+        ("task.cosine=2", "task.cosine=2.0 must be between -1 and 1"),
         ("stop=[a]", "stop has no effect with task=verify"),
         ("context_length=25", "26 tokens do not fit in context_length=25"),
     ],
