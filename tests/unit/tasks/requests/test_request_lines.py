@@ -44,7 +44,10 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
         ('{"prompt": "a", "system": "b"}', "unknown key 'system'"),
         ('{"prompt_ids": [true]}', "prompt_ids must be a list of whole numbers"),
         ('{"messages": [{"role": "user"}]}', "messages: message 0 has no 'content'"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "message 0: content must be a text or a list of parts, found 3"),
+        (
+            '{"messages": [{"role": "user", "content": 3}]}',
+            "message 0: content must be a text or a list of",
+        ),
         ('{"prompt": ""}', "is empty"),
         ('{"prompt_ids": []}', "is empty"),
         ('{"messages": []}', "is empty"),
