@@ -9,7 +9,6 @@ from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
 
-
 NOTE_ON_BOS = "the prompt begins with the BOS token, which is put before every text; it is there once"
 _log = logging.getLogger(__name__)
 
@@ -47,9 +46,7 @@ class PromptEncoder:
             TokenizerError: the checkpoint has none; only token ids can be used.
         """
         if self.known is None:
-            raise TokenizerError(
-                self.unread or f"{self.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])"
-            )
+            raise TokenizerError(self.unread or f"{self.source} has no tokenizer; give token ids (prompt_ids=[1,2,3])")
         return self.known
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:

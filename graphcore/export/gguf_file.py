@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import gguf
 import numpy as np
@@ -78,7 +78,7 @@ class TensorEntry:
         return prod(self.shape)
 
 
-def _as_stored(value: object) -> object:
+def _as_stored(value: object) -> Any:
     """Return a value for gguf's writer: texts with surrogates, which stand for bytes that are not UTF-8, as bytes."""
     if isinstance(value, tuple):
         return tuple(map(_as_stored, value)) if isinstance(value[0], str) else value
@@ -103,7 +103,7 @@ class GGUFFile:
     ) -> None:
         self._writer = gguf.GGUFWriter(path, architecture)
         for key, field in fields.items():
-            self._writer.add_key_value(_as_stored(key), _as_stored(field.value), field.kind, field.element)
+            self._writer.add_key_value(key, _as_stored(field.value), field.kind, field.element)
         for entry in entries:
             # A dtype other than uint8 makes gguf take the shape unchanged; it need not know the type.
             kind = ENCODINGS[entry.encoding].ggml_id

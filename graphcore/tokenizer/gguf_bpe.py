@@ -8,10 +8,32 @@ text -> [NFC] -> special tokens cut out -> words (Splitter) -> bytes as printabl
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from graphcore.errors import quoted
 from graphcore.tokenizer.gguf_merges import listed_merges
-from graphcore.tokenizer.gguf_splitters import Splitter, find_splitter
+from graphcore.tokenizer.gguf_splitters import DEFAULT, LLAMA3, SPLITTERS, Splitter
 from graphcore.tokenizer.gguf_vocab import GGUFVocab
 from graphcore.tokenizer.tokenizer_parts import bos_eos_processor
+
+LLAMA3_VOCAB = 128256
+"""Tokens of Llama 3's vocabulary, which BitNet b1.58 2B-4T shares: its GGUF files have no `tokenizer.ggml.pre`."""
+
+
+def find_splitter(pre: str | None, vocab_size: int) -> Splitter:
+    """Return the splitter that `tokenizer.ggml.pre` names; llama.cpp's default for a missing or unknown name."""
+    if pre in (None, "default") and vocab_size == LLAMA3_VOCAB:
+        return LLAMA3
+    return next((splitter for splitter in SPLITTERS if pre in splitter.names), DEFAULT)
+
+
+def note_on_splitter(pre: str | None, vocab_size: int, source: str) -> tuple[str, ...]:
+    """Return a note if the default splitter stands in for that of the model."""
+    if find_splitter(pre, vocab_size) is not DEFAULT:
+        return ()
+    problem = "missing" if pre is None else f"{quoted(pre)}{'' if pre in DEFAULT.names else ', which is unknown'}"
+    return (
+        f"{source}: tokenizer.ggml.pre is {problem}: text may be cut into other tokens than the model was trained "
+        "with, which makes answers worse; convert the model again with a newer llama.cpp",
+    )
 
 
 def build_bpe(vocab: GGUFVocab) -> tokenizers.Tokenizer:

@@ -36,7 +36,7 @@ def listed_merges(vocab: GGUFVocab) -> ListedMerges:
     ids, pairs = dict(vocab.ids), dict[tuple[str, str], None]()
     for merge in vocab.merges:
         cut = merge.find(" ", 1)
-        if cut < 0 or not merge.isascii() and not is_unicode(merge):
+        if cut < 0 or (not merge.isascii() and not is_unicode(merge)):
             continue
         left, right = merge[:cut], merge[cut + 1 :]
         if right:

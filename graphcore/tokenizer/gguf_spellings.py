@@ -1,7 +1,7 @@
 """Spellings of a GGUF file's tokens: those that a token cannot have for itself, and those of control tokens.
 
 Empty tokens get llama.cpp's names. If a spelling has two ids, the later one is used to encode, as in llama.cpp's and
-transformers' tables; both decode to it. A token whose bytes are not UTF-8 is no part of any text and decodes to nothing.
+transformers' tables; both decode to it. A token whose bytes are not UTF-8 is part of no text and decodes to nothing.
 
 The lists are those of llama.cpp's src/llama-vocab.cpp (`llama_vocab::impl::load`).
 """
@@ -46,7 +46,8 @@ _CODE = (
     "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>",
     "<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>",
     "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>", "<|fim_pad|>", "<fim-pad>",
-    "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
+    "<|file_sep|>",
 )  # fmt: skip
 _CONTROL = frozenset((*END_OF_TURN, *_CODE, "</s>"))
 

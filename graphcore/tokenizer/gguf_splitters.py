@@ -8,8 +8,6 @@ It applies no Unicode normalisation, either.
 
 from dataclasses import dataclass
 
-from graphcore.errors import quoted
-
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DIGIT = r"\p{N}"
@@ -25,9 +23,7 @@ _EXAONE_MOE = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _JAIS2 = (
     _CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _SYMBOLS + r"|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)"
     r"|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
@@ -78,6 +74,21 @@ _FINNISH = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEEPSEEK3 = (r"\p{N}{1,3}", _CJK, _SIGNED_WORDS + r"[\r\n]*" + _SPACES)
 
 
+_DEEPSEEK_LLM = (r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", _DEEPSEEK_SIGNS, r"\s+$", _DEEPSEEK_CJK, r"\p{N}+")
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    "([\\t\\n]|    |  )",
+    _DIGIT,
+    r"[\p{P}!-/:-@\[-`{-~]",
+    GPT2_PATTERN,
+)
+_LIKE_GPT2 = (
+    "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0", "mellum",
+    "modern-bert", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code", "roberta-bpe",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Splitter:
     r"""One way to split text into words.
@@ -103,10 +114,7 @@ LLAMA3 = Splitter(
     ignore_merges=True,
     adds_bos=True,
 )
-DEFAULT = Splitter(
-    ("default",),
-    (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"),
-)
+DEFAULT = Splitter(("default",), (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"))
 SPLITTERS = (
     LLAMA3,
     Splitter(("smaug-bpe", "dbrx", "chatglm-bpe"), (_LLAMA3,)),
@@ -118,21 +126,12 @@ SPLITTERS = (
     Splitter(("kanana2", "talkie", "minimax-m2"), (_O200K,)),
     Splitter(("tekken",), (_TEKKEN,), ignore_merges=True, adds_bos=True),
     Splitter(("kimi-k2",), (_KIMI,)),
-    Splitter(
-        (
-            "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0",
-            "mellum", "modern-bert", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code",
-            "roberta-bpe",
-        ),
-        (GPT2_PATTERN,),
-    ),  # fmt: skip
+    Splitter(_LIKE_GPT2, (GPT2_PATTERN,)),
     Splitter(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
         (_DIGIT, GPT2_PATTERN),
     ),
-    Splitter(("deepseek-llm",), (
-        r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", _DEEPSEEK_SIGNS, r"\s+$", _DEEPSEEK_CJK, r"\p{N}+",
-    )),  # fmt: skip
+    Splitter(("deepseek-llm",), _DEEPSEEK_LLM),
     Splitter(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)),
     Splitter(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
     Splitter(("spark2_5",), (r"\p{N}{1,3}", _CJK, _SIGNED_WORDS + r"|[\r\n]|\s+(?!\S)|\s+", _DIGIT)),
@@ -141,10 +140,7 @@ SPLITTERS = (
     Splitter(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
     Splitter(("bloom", "poro-chat", "gpt3-finnish"), (_FINNISH,)),
     Splitter(("viking",), (_FINNISH, _DIGIT)),
-    Splitter(("chameleon",), (
-        "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )", _DIGIT,
-        r"[\p{P}!-/:-@\[-`{-~]", GPT2_PATTERN,
-    ), adds_bos=True),  # fmt: skip
+    Splitter(("chameleon",), _CHAMELEON, adds_bos=True),
     Splitter(("tiny_aya", "cohere2moe"), (r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)),
     Splitter(("superbpe",), (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     Splitter(("bailingmoe", "bailingmoe2", "llada-moe"), (_BAILING,)),
@@ -158,24 +154,3 @@ SPLITTERS = (
 )
 SPM_LIKE = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 """Names whose vocabularies spell spaces and bytes as SentencePiece does, and list their merges (`gguf_spm`)."""
-
-LLAMA3_VOCAB = 128256
-"""Tokens of Llama 3's vocabulary, which BitNet b1.58 2B-4T shares: its GGUF files have no `tokenizer.ggml.pre`."""
-
-
-def find_splitter(pre: str | None, vocab_size: int) -> Splitter:
-    """Return the splitter that `tokenizer.ggml.pre` names; llama.cpp's default for a missing or unknown name."""
-    if pre in (None, "default") and vocab_size == LLAMA3_VOCAB:
-        return LLAMA3
-    return next((splitter for splitter in SPLITTERS if pre in splitter.names), DEFAULT)
-
-
-def note_on_splitter(pre: str | None, vocab_size: int, source: str) -> tuple[str, ...]:
-    """Return a note if the default splitter stands in for that of the model."""
-    if find_splitter(pre, vocab_size) is not DEFAULT:
-        return ()
-    problem = "missing" if pre is None else f"{quoted(pre)}{'' if pre in DEFAULT.names else ', which is unknown'}"
-    return (
-        f"{source}: tokenizer.ggml.pre is {problem}: text may be cut into other tokens than the model was trained with, "
-        "which makes answers worse; convert the model again with a newer llama.cpp",
-    )

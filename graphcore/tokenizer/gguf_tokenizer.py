@@ -12,10 +12,10 @@ from pathlib import Path
 import tokenizers
 
 from graphcore.checked_file import read_checked, write_checked
-from graphcore.tokenizer.gguf_bpe import build_bpe
+from graphcore.tokenizer.gguf_bpe import build_bpe, note_on_splitter
 from graphcore.tokenizer.gguf_merges import bytes_of_pieces
 from graphcore.tokenizer.gguf_spellings import ends_of_turn
-from graphcore.tokenizer.gguf_splitters import SPLITTERS, note_on_splitter
+from graphcore.tokenizer.gguf_splitters import SPLITTERS
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
 from graphcore.tokenizer.tokenizer_json import parse_tokenizer_json

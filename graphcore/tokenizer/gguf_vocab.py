@@ -107,20 +107,12 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         )
     spm = model == SENTENCEPIECE
     spelt = distinct_spellings(reader.array("tokens", str), source)
-    tokens, notes = spelt.tokens, reader.notes
-    notes += spelt.notes
-    types = reader.per_token("token_type", int, len(tokens))
-    if not types:
-        control = control_spellings(frozenset(tokens))
-        types = tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
-        notes.append(f"{source}: tokenizer.ggml.token_type is missing; control tokens are told by their spelling")
-    scores = reader.per_token("scores", float, len(tokens)) if spm else ()
-    if spm and not scores:
-        scores = (0.0,) * len(tokens)
-        notes.append(f"{source}: tokenizer.ggml.scores is missing; text may be cut into other tokens")
+    tokens = spelt.tokens
+    reader.notes += spelt.notes
+    types, scores = _types(reader, tokens), _scores(reader, len(tokens)) if spm else ()
     merges = () if spm else reader.array("merges", str)
     if malformed := sum(merge.find(" ", 1) < 0 for merge in merges):
-        notes.append(f"{source}: {malformed} of tokenizer.ggml.merges do not name two tokens and are left out")
+        reader.note("merges", f"has {malformed} entries that do not name two tokens; they are left out")
     return GGUFVocab(
         source=source,
         model=model,
@@ -136,8 +128,27 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         add_bos=reader.optional("add_bos_token", bool),
         add_eos=reader.optional("add_eos_token", bool),
         add_space_prefix=spm and reader.optional("add_space_prefix", bool) is not False,
-        notes=tuple(notes),
+        notes=tuple(reader.notes),
     )
+
+
+def _types(reader: "_Reader", tokens: Sequence[str]) -> tuple[int, ...]:
+    """Return the types of the tokens; if the file has none, by the tokens' spellings."""
+    types = reader.per_token("token_type", int, len(tokens))
+    if types:
+        return types
+    reader.note("token_type", "is missing; control tokens are told by their spelling")
+    control = control_spellings(frozenset(tokens))
+    return tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
+
+
+def _scores(reader: "_Reader", count: int) -> tuple[float, ...]:
+    """Return the scores of the tokens; equal ones if the file has none, as in llama.cpp."""
+    scores = reader.per_token("scores", float, count)
+    if scores:
+        return scores
+    reader.note("scores", "is missing; text may be cut into other tokens")
+    return (0.0,) * count
 
 
 def read_token_id(metadata: Mapping[str, object], name: str, vocab: GGUFVocab) -> int | None:
@@ -156,6 +167,10 @@ class _Reader:
         self._metadata = metadata
         self._source = source
         self.notes: list[str] = []
+
+    def note(self, name: str, problem: str) -> None:
+        """Note that a key is not as it should be."""
+        self.notes.append(f"{self._source}: {_PREFIX}{name} {problem}")
 
     def optional(self, name: str, kind: type[T]) -> T | None:
         value = self._metadata.get(_PREFIX + name)
@@ -189,7 +204,7 @@ class _Reader:
         if len(values) < count:
             raise self._error(name, surplus)
         if len(values) > count:
-            self.notes.append(f"{self._source}: {_PREFIX}{name} {surplus}; the first ones count")
+            self.note(name, f"{surplus}; the first ones count")
         return values[:count]
 
     def token_id(self, name: str, count: int, default: int | None) -> int | None:

@@ -100,7 +100,7 @@ def _named(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for listed in _LISTS:
         value = settings.get(listed)
         own |= value if isinstance(value, dict) else {}
-    yield from ((name, own.pop(name)) for name in NAMED_TOKENS if name in own and own[name])
+    yield from ((name, own.pop(name)) for name in NAMED_TOKENS if own.get(name))
     yield from ((name, entry) for name, entry in own.items() if entry and name not in NAMED_TOKENS)
 
 
@@ -116,8 +116,8 @@ def _notes(
     for text, at in stated.items():
         if backend.token_to_id(text) != at:
             yield (
-                f"{folder}: the files give {quoted(text)} the id {at}, which tokenizer.json cannot give it; as in transformers "
-                f"its id is {backend.token_to_id(text)}"
+                f"{folder}: the files give {quoted(text)} the id {at}, which tokenizer.json cannot give it; as in "
+                f"transformers its id is {backend.token_to_id(text)}"
             )
             break
     for text in special:

@@ -38,8 +38,8 @@ def read_folder(folder: Path) -> TokenizerParts:
     """
     backend = _read_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
-    others = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
-    special = add_special_tokens(backend, config, *others, str(folder))
+    special_map, added = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
+    special = add_special_tokens(backend, config, special_map, added, str(folder))
     templates, model_config = _chat_templates(folder, config), _read_json(folder / "config.json")
     bos_id, eos_id = (_token_id(backend, special.named.get(name)) for name in ("bos_token", "eos_token"))
     return TokenizerParts(
@@ -109,10 +109,9 @@ def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
 
 
 def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    names = quoted(", ".join(sorted(templates))).strip("'")
-    return (
-        (f"{folder}: no chat template is called 'default' ({names})",) if names and "default" not in templates else ()
-    )
+    if not templates or "default" in templates:
+        return ()
+    return (f"{folder}: no chat template is called 'default', only {quoted(', '.join(sorted(templates)))}",)
 
 
 def _notes_on_empty_files(folder: Path) -> tuple[str, ...]:

@@ -309,7 +309,7 @@ WRONG_CALLS = {
     "messages beside texts": lambda engine: engine.generate([{"role": "user", "content": "a"}, "b"]),
     "a message without a list": lambda engine: engine.generate({"role": "user", "content": "a"}),
     "a message without content": lambda engine: engine.generate([{"role": "user"}]),
-    "a message without a content": lambda engine: engine.chat_ids([{"role": "user", "content": None}]),
+    "a message of a number": lambda engine: engine.chat_ids([{"role": "user", "content": 3}]),
     "a message from a number": lambda engine: engine.chat_ids([{"role": 1, "content": "a"}]),
     "a stop that is a number": lambda engine: engine.generate(TEXTS[0], stop=5),
     "a stop of numbers": lambda engine: engine.stream(TEXTS[0], stop=[5]),

@@ -58,7 +58,7 @@ def with_token(token_id: int, token: str) -> tuple[str, ...]:
         (
             {"merges": ("q r", "x", "  ", "a b", "a  b", "ab c", "a b", "\u0120 a", "", "d")},
             PLAIN,
-            ["3 of tokenizer.ggml.merges do not name two tokens", "merges names 5 pieces that are no tokens"],
+            ["merges has 3 entries that do not name two tokens", "merges names 5 pieces that are no tokens"],
         ),
         (
             {"tokens": (*TOKENS, "abc"), "token_type": (*TYPES, 1)},

@@ -5,7 +5,7 @@ from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.gguf_splitters import LLAMA3_VOCAB, find_splitter
+from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 

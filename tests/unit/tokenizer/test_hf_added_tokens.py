@@ -45,20 +45,29 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 FILES: dict[str, dict[str, dict[str, object]]] = {
     "a map": {"special_tokens_map.json": {"eos_token": "<|im_end|>", "additional_special_tokens": ["<q>"]}},
-    "a map against the config": {"tokenizer_config.json": {"eos_token": END}, "special_tokens_map.json": {"eos_token": "!"}},
+    "a map against the config": {
+        "tokenizer_config.json": {"eos_token": END},
+        "special_tokens_map.json": {"eos_token": "!"},
+    },
     "a map with objects": {"special_tokens_map.json": {"pad_token": {"content": "<pad>", "lstrip": True}}},
-    "a map beside a decoder": {"tokenizer_config.json": one(END, COUNT - 1), "special_tokens_map.json": {"pad_token": "<p>"}},
+    "a map beside a decoder": {
+        "tokenizer_config.json": one(END, COUNT - 1),
+        "special_tokens_map.json": {"pad_token": "<p>"},
+    },
     "added tokens": {"added_tokens.json": {"<t>": COUNT, "<u>": COUNT + 1}},
-    "added tokens that are named": {"tokenizer_config.json": {"eos_token": "<t>"}, "added_tokens.json": {"<t>": COUNT + 4}},
-}  # fmt: skip
+    "added tokens that are named": {
+        "tokenizer_config.json": {"eos_token": "<t>"},
+        "added_tokens.json": {"<t>": COUNT + 4},
+    },
+}
 CASES = {**{name: {"tokenizer_config.json": config} for name, config in CONFIGS.items()}, **FILES}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_ids_and_texts_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     golden_tokenizer("gpt-2")._backend.save(str(tmp_path / "tokenizer.json"))
-    files = {**CASES[case]}
-    files["tokenizer_config.json"] = {"tokenizer_class": "PreTrainedTokenizerFast", **files.get("tokenizer_config.json", {})}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **CASES[case].get("tokenizer_config.json", {})}
+    files = CASES[case] | {"tokenizer_config.json": config}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     ours, theirs = Tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
@@ -79,8 +88,10 @@ def test_ids_other_than_the_stated_ones_are_a_note(tmp_path: Path) -> None:
     golden_tokenizer("gpt-2")._backend.save(str(tmp_path / "tokenizer.json"))
     config = {**stated(new=5), "eos_token": "<|im_end|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert Tokenizer(str(tmp_path)).notes == (
-        f"{tmp_path}: the files give '<new>' the id 5, which tokenizer.json cannot give it; as in transformers its id is "
-        f"{COUNT}",
-        f"{tmp_path}: tokenizer.json has no '<|im_end|>', which other files name; as in transformers its id is {COUNT + 1}",
+    moved, new = Tokenizer(str(tmp_path)).notes
+    as_theirs = "as in transformers its id is"
+    assert (
+        moved
+        == f"{tmp_path}: the files give '<new>' the id 5, which tokenizer.json cannot give it; {as_theirs} {COUNT}"
     )
+    assert new == f"{tmp_path}: tokenizer.json has no '<|im_end|>', which other files name; {as_theirs} {COUNT + 1}"

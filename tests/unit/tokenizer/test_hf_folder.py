@@ -156,7 +156,7 @@ def test_templates_without_a_default_are_a_note(folder: Path) -> None:
     write(folder, "tokenizer_config.json", {"chat_template": [{"name": "rag", "template": "r"}]})
     tokenizer = Tokenizer(str(folder))
     assert not tokenizer.has_chat_template
-    assert tokenizer.notes == (f"{folder}: no chat template is called 'default' (rag)",)
+    assert tokenizer.notes == (f"{folder}: no chat template is called 'default', only 'rag'",)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "null"])

