@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
+from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, WINDOW_PATTERN, GGUFKeys
 from graphcore.arch.config.layer_types import MOST_LAYERS, layer_types_of_pattern
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
@@ -91,7 +91,7 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
             "choose a checkpoint of one of these"
         )
     architecture = GGUF_ARCHITECTURES[name]
-    if fields.raw.get(f"{name}.{WINDOW}") not in (None, 0):
+    if fields.raw.get(f"{name}.{WINDOW}") not in NO_WINDOW:
         architecture = WINDOWED_GGUF.get(name, architecture)
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
 
@@ -256,18 +256,25 @@ def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
 
     Without a window all layers have full attention, as in llama.cpp (gemma3.cpp).
     """
-    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in (None, 0):
+    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
         return None, None
-    window, key = keys.required_size(WINDOW), "attention.sliding_window_pattern"
-    if keys.defaults.window_rule == "every" or key in keys.defaults.sizes_by_layer:
-        return window, None  # all layers slide, or the family reads each layer's type
-    return window, keys.size(key) or keys.defaults.sliding_window_pattern
+    window = keys.required_size(WINDOW)
+    if keys.defaults.window_rule == "every":
+        if keys.fields.raw.get(keys.name(WINDOW_PATTERN)) is not None:
+            raise UnsupportedError(
+                f"{keys.fields.source}: {keys.name(WINDOW_PATTERN)} is not supported for {keys.defaults.model_type}, all "
+                "of whose layers slide; use the safetensors checkpoint"
+            )
+        return window, None
+    if WINDOW_PATTERN in keys.defaults.sizes_by_layer:
+        return window, None  # the family reads each layer's type
+    return window, keys.size(WINDOW_PATTERN) or keys.defaults.sliding_window_pattern
 
 
 def _note_on_window(keys: GGUFKeys) -> tuple[str, ...]:
     """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
     window = keys.fields.raw.get(keys.name(WINDOW))
-    if window in (None, 0) or keys.defaults.window_rule == "pattern":
+    if window in NO_WINDOW or keys.defaults.window_rule == "pattern":
         return ()
     stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
     if keys.defaults.window_rule == "every":

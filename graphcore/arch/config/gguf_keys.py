@@ -8,6 +8,8 @@ from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError
 
 WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in tokens
+WINDOW_PATTERN = "attention.sliding_window_pattern"  # key of the layers that slide, or of the distance of the others
+NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last is -1 as an unsigned number
 
 
 @dataclass(frozen=True)

@@ -324,3 +324,25 @@ def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(meta
     for key in metadata:
         with contextlib.suppress(GraphcoreError):
             config_from_gguf({**metadata, key: value}, {}, None, "model.gguf")
+
+
+def test_a_window_by_layer_is_refused_where_the_type_has_none():
+    with pytest.raises(UnsupportedError, match=r"llama.attention.sliding_window_pattern is not supported for mistral"):
+        parse(SMOLLM2, attention__sliding_window=4096, attention__sliding_window_pattern=[True, False])
+
+
+@pytest.mark.parametrize("value", [2**32 - 1, -1, 49152, 10**30, True, "</s>"])
+@pytest.mark.parametrize("key", ["bos", "eos", "eot", "eom", "unknown", "padding", "mask", "fim_pre"])
+def test_a_special_token_id_of_no_token_counts_as_absent_with_a_note(key, value):
+    """llama.cpp's rule: "bad special token ... using default id" (llama-vocab.cpp)."""
+    name = f"tokenizer.ggml.{key}_token_id"
+    config, absent = (parse({**SMOLLM2, name: one}) for one in (value, None))
+    assert config == absent
+    assert config.notes == (f"model.gguf: ignored special token ids that are not in the vocabulary: {name} {value!r}",)
+    assert absent.notes == ()
+
+
+def test_a_token_id_is_compared_with_the_tokens_where_the_embedding_has_more_rows():
+    config = parse({**SMOLLM2, "tokenizer.ggml.tokens": ["t"] * 3, "tokenizer.ggml.eos_token_id": 3})
+    assert config.eos_token_ids == ()
+    assert len(config.notes) == 1
