@@ -12,6 +12,7 @@ stage            group                     done, total
 "generate"       see below                 new tokens of the request that may have most; total is its max_new_tokens,
                                            and it may end before
 "pack"           None                      tensors
+"headers"        None                      files of weights whose headers are read, for a plan
 "measure"        None                      0, 0: the machine's rates, for a plan
 
 While a pass streams its weights, "prefill" and "generate" are also called each time a group is needed, with its number

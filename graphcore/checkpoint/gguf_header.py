@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from graphcore.checkpoint.file_bytes import file_identity, opened
 from graphcore.checkpoint.file_identity import FileIdentity
@@ -70,12 +71,25 @@ def read_gguf_header(path: Path) -> GGUFHeader:
         raise refusal(path, kind)
     identity = file_identity(path)
     with opened(path) as stream:
-        reader = GGUFReader(stream, identity.size, str(path))
-        reader.take(4, "the magic")
-        _check_version(path, reader.unsigned(4, "the version"))
-        num_tensors = reader.count("tensors", MIN_TENSOR)
-        metadata = _read_metadata(reader, reader.count("metadata entries", MIN_ENTRY))
-        tensors = tuple([_read_tensor(reader) for _ in range(num_tensors)])
+        return parse_gguf_header(stream, path, identity)
+
+
+def parse_gguf_header(stream: BinaryIO, path: Path, identity: FileIdentity) -> GGUFHeader:
+    """Read the header of a GGUF file from a stream at its first byte.
+
+    Args:
+        path: path of the file, for messages and for the header.
+        identity: identity of the file, whose size no count in the header may exceed.
+
+    Raises:
+        UnsupportedError, CheckpointError: as for `read_gguf_header`.
+    """
+    reader = GGUFReader(stream, identity.size, str(path))
+    reader.take(4, "the magic")
+    _check_version(path, reader.unsigned(4, "the version"))
+    num_tensors = reader.count("tensors", MIN_TENSOR)
+    metadata = _read_metadata(reader, reader.count("metadata entries", MIN_ENTRY))
+    tensors = tuple([_read_tensor(reader) for _ in range(num_tensors)])
     alignment = _alignment(path, metadata)
     data_start = -(-reader.position // alignment) * alignment
     return GGUFHeader(

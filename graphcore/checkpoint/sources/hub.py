@@ -73,7 +73,7 @@ def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: P
             hash differs from the Hub's.
     """
     report("download", None, 0, 0)  # the list of files is requested first
-    with writable(caches[0], setting="HF_HUB_CACHE"), _explained(source):
+    with writable(caches[0], setting="HF_HUB_CACHE"), hub_errors_explained(source):
         folder, files = _find_or_download(source, caches, report)
     missing = [file for file in files.weights if not (folder / file).is_file()]
     if missing:
@@ -187,7 +187,7 @@ def _check_hashes(files: Iterable[Path], hashes: Path, report: Progress) -> None
 
 
 @contextlib.contextmanager
-def _explained(source: HubSource) -> Iterator[None]:
+def hub_errors_explained(source: HubSource) -> Iterator[None]:
     """Turn the library's errors into one-line errors that say what to do; the most specific come first."""
     from huggingface_hub import errors
 

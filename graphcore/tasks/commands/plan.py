@@ -1,14 +1,21 @@
 """task=plan: print where weights and caches would lie, whether they fit and how fast it would be; reads no weight."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from omegaconf import MISSING
 
 from graphcore.arch.config.model_config import ModelConfig
+from graphcore.checkpoint.sources.hub import hub_caches, stored_model
+from graphcore.checkpoint.sources.remote_headers import fetch_headers
+from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
-from graphcore.config.settings import Settings
+from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import use_threads
 from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.loading import open_transformers
@@ -124,12 +131,44 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way.
     """
-    if settings.model.fallback is not None:
-        model, fallback, plan, tier = open_transformers(settings, on_progress)
+    with model_to_plan(settings, on_progress) as (model, note):
+        settings = replace(settings, model=model)
+        if model.fallback is None:
+            return _planned_own(settings, machine, speeds, on_progress, note)
+        opened, fallback, plan, tier = open_transformers(settings, on_progress)
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        return Outcome(model.config, fallback.choices, plan, tier.kind, rates=rates)
+        return Outcome(opened.config, fallback.choices, plan, tier.kind, rates=rates, note=note)
+
+
+@contextmanager
+def model_to_plan(settings: Settings, on_progress: Progress) -> Iterator[tuple[ModelSettings, str]]:
+    """Provide model settings whose checkpoint needs no download, and a note if only its headers are there.
+
+    A repository's model that no cache holds is planned from its headers (checkpoint/sources/remote_headers.py).
+
+    Raises:
+        CheckpointError: the repository has no such model, or the Hub cannot be reached.
+    """
+    source = parse_source(settings.model.checkpoint)
+    if not isinstance(source, HubSource):
+        yield settings.model, ""
+        return
+    stored = stored_model(source, hub_caches(settings.cache_folder))
+    if stored is not None:
+        yield replace(settings.model, checkpoint=str(stored)), ""
+        return
+    with TemporaryDirectory(prefix="graphcore-headers-") as folder:
+        headers = fetch_headers(source, Path(folder), on_progress)
+        read, total = in_words(headers.read_nbytes), in_words(headers.nbytes)
+        note = f"planned from headers: {read} of {total} were read from the Hub, and nothing was downloaded"
+        yield replace(settings.model, checkpoint=str(headers.path), sha256=None), note
+
+
+def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress, note: str) -> Outcome:
+    """Return the plan of one of graphcore's own models; a note says that its files have headers only."""
     own = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
-    parts = prepare_model(settings, own, choices_for(machine, settings, own))
+    choices = choices_for(machine, settings, own)
+    parts = prepare_model(settings, own, replace(choices, notes=(*choices.notes, note)) if note else choices)
     experts = sizes_of(parts.decoder, parts.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
@@ -138,9 +177,9 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         if not isinstance(error.smallest, Plan):
             raise
         return Outcome(own.config, parts.choices, error.smallest, "", 0, expert_nbytes, error=error)
-    rates, note = known_rates(settings, parts, plan, tier, machine, speeds, on_progress)
+    rates, missing = known_rates(settings, parts, plan, tier, machine, speeds, on_progress, has_weights=not note)
     held = ram_of(parts, plan, tier)
-    return Outcome(own.config, parts.choices, plan, tier.kind, held, expert_nbytes, rates, note=note)
+    return Outcome(own.config, parts.choices, plan, tier.kind, held, expert_nbytes, rates, note=missing)
 
 
 def known_rates(
@@ -151,11 +190,17 @@ def known_rates(
     machine: Machine,
     speeds: Speeds,
     on_progress: Progress,
+    has_weights: bool = True,
 ) -> tuple[Rates | None, str]:
-    """Return the given or measured rates and an empty note, or None and a note that says why there are none."""
+    """Return the given or measured rates and an empty note, or None and a note that says why there are none.
+
+    Args:
+        has_weights: True if the files hold weights, so that reading them can be timed.
+    """
     moves = moves_weights(plan)
     rates, missing = speeds.rates(machine, tier.kind, moves), speeds.missing(machine, tier.kind, moves)
-    if rates is not None or not machine.is_here:
+    can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")
+    if rates is not None or not can_be_timed:
         keys = " and ".join(f"task.{name}" for name in missing)
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)

@@ -13,6 +13,7 @@ NAMES = {
     "generate": "token",
     "prefill": "prompt token",
     "download": "downloading",
+    "headers": "reading headers",
     "wait": "waiting for another process that fetches the same",
     "build kernels": "building kernels",
     "compile": "compiling graph",

@@ -22,6 +22,7 @@ class FakeHub:
         self.nbytes = 0  # of files, in all answers
         self.commits = {"main": COMMIT}
         self.is_closed = False
+        self.gives_ranges = True
         self.damaged: set[str] = set()
         self.tokens: set[str | None] = set()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -75,7 +76,7 @@ class FakeHub:
                 hub.requests.append(f"{self.command} {self.path}")
                 status, headers, body = hub.answer(self.command, urlsplit(self.path).path)
                 span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-                if span is not None and status == 200:
+                if span is not None and status == 200 and hub.gives_ranges:
                     begin, end = int(span[1]), min(int(span[2] or len(body)) + 1, len(body))
                     headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(body)}"
                     status, body = 206, body[begin:end]
