@@ -39,16 +39,19 @@ PROMPTS = (
 
 
 def unpacked(path: Path, out: Path) -> Path:
-    """Write the model again with every tensor in float32, by gguf-py alone."""
+    """Write the model again with every tensor in float32, by gguf-py alone; with what llama.cpp asks for besides."""
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(out, arch)
     for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+        is_empty_vocabulary = field.name == gguf.Keys.Tokenizer.MODEL and gguf.Keys.Tokenizer.LIST not in reader.fields
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type") or is_empty_vocabulary:
             continue
         is_array = field.types[0] is gguf.GGUFValueType.ARRAY
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if gguf.Keys.Tokenizer.LIST not in reader.fields:
+        add_tokens(writer, next(int(one.shape[1]) for one in reader.tensors if one.name == "token_embd.weight"))
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         writer.add_tensor(tensor.name, values.reshape(tuple(int(size) for size in reversed(tensor.shape))))
@@ -57,6 +60,15 @@ def unpacked(path: Path, out: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+    """Add a vocabulary of so many tokens, which llama.cpp wants even if it is given token ids."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{index}" for index in range(count)])
+    writer.add_token_types([int(gguf.TokenType.NORMAL)] * count)
+    writer.add_token_merges(["t 0"])
 
 
 def load(path: Path, **options: object) -> llama_cpp.Llama:

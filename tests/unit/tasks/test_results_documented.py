@@ -14,7 +14,7 @@ from task_runs import RunTask
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = "Every task"
 RAN = "Tasks that got as far as a model"
-OPEN = ("settings", "versions", "timings", "quant.errors", "streaming.prefill")  # documented as a whole
+OPEN = ("settings", "versions", "timings", "quant.errors", "streaming.prefill", "llama_cpp")  # documented as a whole
 
 
 @cache

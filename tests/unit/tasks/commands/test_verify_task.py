@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from chat_folder import TINY
+from layered_files import TOKEN_IDS
 from safetensors.torch import load_file
 from task_runs import RunTask
 from ternary_models import save_ternary
@@ -13,11 +15,14 @@ from ternary_models import save_ternary
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.byte_sizes import both_in_words
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.errors import UnsupportedError
 from graphcore.tasks.commands import verify
 from graphcore.tasks.reference import reference_memory, transformers_model
+from graphcore.tasks.reference.comparison import Outputs
 from graphcore.tasks.reference.transformers_model import FROM_FOLDER, FROM_OUR_WEIGHTS
 from graphcore.weights.conversion import RowConversion
 
+LAYERS = TINY.parent / "llamacpp" / "layers.npz"
 SHORT = ("task=verify", "task.tokens=20", "task.new_tokens=6")
 
 
@@ -167,6 +172,69 @@ def test_what_does_not_fit_in_host_memory_is_refused(run_task: RunTask, monkeypa
         assert run.status == 1
         assert "takes {}, {} are free".format(*both_in_words(needed, free)) in str(run.error)
         assert instead in str(run.error)
+
+
+def recorded_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Give task=verify what llama.cpp has recorded of the tiny Qwen 3; return the files that it asks for."""
+    arrays, files = np.load(LAYERS), list[Path]()
+    layers, logits = torch.from_numpy(arrays["qwen3.layers"]), torch.from_numpy(arrays["qwen3.logits"])
+
+    def run(file: Path, token_ids: list[int], threads: int) -> Outputs:
+        assert token_ids == TOKEN_IDS
+        files.append(file)
+        return Outputs(tuple(layers.unbind()), logits)
+
+    monkeypatch.setattr(verify, "has_llama_cpp", lambda: True)
+    monkeypatch.setattr(verify, "run_llama_cpp", run)
+    return files
+
+
+def test_a_gguf_file_is_compared_with_llama_cpp(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = recorded_llama_cpp(monkeypatch)
+    run = run_task(f"model.checkpoint={TINY / 'qwen3.gguf'}", f"prompt_ids={TOKEN_IDS}", "dtype=fp32", *SHORT)
+    peer = run.record["llama_cpp"]
+    assert (run.status, files) == (0, [TINY / "qwen3.gguf"])
+    assert [line["name"] for line in peer["layers"]] == ["layers.0", "layers.1"]
+    assert max(line["max"] for line in (*peer["layers"], peer["logits"])) < 1e-5
+    assert peer["cosine_tolerance"] == 0.99999  # the file is float32
+    assert "against llama.cpp, 10 tokens" in capsys.readouterr().out
+
+
+def test_a_file_whose_layers_are_swapped_is_found_by_llama_cpp_and_by_its_first_layer(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorded_llama_cpp(monkeypatch)
+    swapped = tmp_path / "swapped.gguf"
+    whole = (TINY / "qwen3.gguf").read_bytes()
+    swapped.write_bytes(whole.replace(b"blk.0.", b"blk.X.").replace(b"blk.1.", b"blk.0.").replace(b"blk.X.", b"blk.1."))
+    run = run_task(f"model.checkpoint={swapped}", f"prompt_ids={TOKEN_IDS}", "dtype=fp32", *SHORT)
+    assert run.status == 1
+    assert "the cosine of layers.0 with llama.cpp's is" in run.record["error"]
+    assert run.record["logits"]["max"] < 1e-5  # transformers was given the same wrong weights
+
+
+def test_without_llama_cpp_it_is_said_how_to_install_it(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "has_llama_cpp", lambda: False)
+    run = run_task(f"model.checkpoint={TINY / 'qwen3.gguf'}", "dtype=fp32", *SHORT)
+    assert (run.status, run.record["llama_cpp"]) == (0, None)
+    assert "pip install llama-cpp-python" in capsys.readouterr().err
+
+
+def test_a_file_that_llama_cpp_does_not_read_is_compared_with_transformers_alone(
+    run_task: RunTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> Outputs:
+        raise UnsupportedError("llama.cpp cannot load it")
+
+    monkeypatch.setattr(verify, "has_llama_cpp", lambda: True)
+    monkeypatch.setattr(verify, "run_llama_cpp", refuse)
+    run = run_task(f"model.checkpoint={TINY / 'qwen3.gguf'}", "dtype=fp32", *SHORT)
+    assert (run.status, run.record["llama_cpp"]) == (0, None)
+    assert "[llama.cpp cannot load it; it is not compared]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,17 @@
+"""The GGUF files whose layers llama.cpp has recorded (tests/golden/llamacpp/layers.npz), and the tokens that ran."""
+
+from pathlib import Path
+
+import qwen_moe_files
+from chat_folder import TINY
+
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe")
+TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
+SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
+
+
+def layered_file(name: str, folder: Path) -> Path:
+    """Return a model's GGUF file: one of tests/golden/tiny, or written into the folder with random weights."""
+    if name != "qwen3_moe":
+        return TINY / f"{name}.gguf"
+    return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)
