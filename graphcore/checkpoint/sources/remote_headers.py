@@ -94,7 +94,11 @@ class RangeFile(io.RawIOBase):
 
     def _request(self, begin: int, nbytes: int) -> tuple[bytes, int]:
         """Return bytes of the file, and its size."""
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, and not marked as exports
+            build_hf_headers,
+            hf_raise_for_status,
+            http_stream_backoff,
+        )
 
         headers = {
             **build_hf_headers(),
@@ -144,7 +148,11 @@ def fetch_headers(source: HubSource, folder: Path, report: Progress) -> RemoteHe
 
 
 def _copy_whole(url: str, place: Path) -> None:
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, and not marked as exports
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
 
     response = get_session().get(url, headers=build_hf_headers())
     hf_raise_for_status(response)

@@ -104,6 +104,8 @@ def test_many_missing_tensors_are_named_in_part_and_counted() -> None:
         "model.layers.2.input_layernorm.weight",  # the config says two layers
         "model.layers.0.mlp.extra",
         "lm_head.lora_B.weight",
+        "lora_A.default.weight",
+        "lm_head.extra",
         "lm_head.modules_to_save.default.weight",
         "model.embed_tokens.lora_embedding_A",
         "prompt_encoder.embedding.weight",

@@ -126,15 +126,16 @@ def test_an_unfinished_download_without_a_snapshot_is_found_and_removed(hub_cach
     assert cached_models(tmp_path) == []
 
 
-def test_a_file_that_repositories_share_counts_for_each_and_stays_for_the_other(hub, hub_cache, tmp_path):
-    stored = [share_weights(hub_cache, f"models--org--{name}", b"weights") for name in ("one", "two")]
-    first, second = cached_models(tmp_path)
-    assert first.nbytes == second.nbytes
+def test_a_file_that_repositories_share_counts_for_each_and_stays_for_the_others(hub, hub_cache, tmp_path):
+    stored = [share_weights(hub_cache, f"models--org--copy{number}", b"weights") for number in range(9)]
+    first, *others = cached_models(tmp_path)  # all have the same commit, as copies of a repository have
+    assert {model.nbytes for model in others} == {first.nbytes}
     assert first.nbytes >= len(b"weights")
     remove(first)
-    assert cached_models(tmp_path) == [second]
-    assert stored[1].read_bytes() == b"weights"
-    remove(second)
+    assert cached_models(tmp_path) == others
+    assert {path.read_bytes() for path in stored[1:]} == {b"weights"}
+    for model in others:
+        remove(model)
     assert not list(hub_cache.glob("blobs/??/" + 64 * "?"))
 
 
