@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, WINDOW_PATTERN, GGUFKeys
-from graphcore.arch.config.layer_types import MOST_LAYERS, layer_types_of_pattern
+from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, GGUFKeys
+from graphcore.arch.config.layer_types import (
+    MOST_LAYERS,
+    layer_types_of_pattern,
+    note_on_gguf_window,
+    read_gguf_window,
+)
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
 from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
@@ -75,7 +80,7 @@ def config_from_gguf(
         bos_token_id=next(iter(special.ids.get(BEGIN_TOKEN, ())), None),
         eos_token_ids=tuple(dict.fromkeys(ends)),
         ternary="divided" if has_ternary else None,  # Llama3-8B-1.58 and Falcon3 are "bitlinear" models
-        notes=(*special.note(source), *_note_on_window(keys)),
+        notes=(*special.note(source), *note_on_gguf_window(keys)),
     )
     return architecture.complete_gguf(_with_experts(config, keys), keys, tensor_shapes)
 
@@ -150,7 +155,7 @@ def _attention(
     head_dim = read_head_dim(stated, hidden_size, (heads, kv_heads), has_rope, keys.fields.source)
     _check_heads(keys, heads, head_dim, shapes)
     has_output_bias = keys.defaults.bias_rule == "everywhere" or "blk.0.attn_output.bias" in shapes
-    window, pattern = _window(keys)
+    window, pattern = read_gguf_window(keys)
     return AttentionConfig(
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -249,37 +254,6 @@ def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[
     if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
         raise CheckpointError(f"{source}: rope_freqs.weight has values that are not above zero; fetch the file again")
     return divisors
-
-
-def _window(keys: GGUFKeys) -> tuple[int | None, int | None]:
-    """Return the window of sliding layers in tokens, and the distance between full-attention layers; None for none.
-
-    Without a window all layers have full attention, as in llama.cpp (gemma3.cpp).
-    """
-    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
-        return None, None
-    window = keys.required_size(WINDOW)
-    if keys.defaults.window_rule == "every":
-        if keys.fields.raw.get(keys.name(WINDOW_PATTERN)) is not None:
-            raise UnsupportedError(
-                f"{keys.fields.source}: {keys.name(WINDOW_PATTERN)} is not supported for {keys.defaults.model_type}, all "
-                "of whose layers slide; use the safetensors checkpoint"
-            )
-        return window, None
-    if WINDOW_PATTERN in keys.defaults.sizes_by_layer:
-        return window, None  # the family reads each layer's type
-    return window, keys.size(WINDOW_PATTERN) or keys.defaults.sliding_window_pattern
-
-
-def _note_on_window(keys: GGUFKeys) -> tuple[str, ...]:
-    """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
-    window = keys.fields.raw.get(keys.name(WINDOW))
-    if window in NO_WINDOW or keys.defaults.window_rule == "pattern":
-        return ()
-    stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
-    if keys.defaults.window_rule == "every":
-        return (f"{stated}: every layer slides, as in transformers' {keys.defaults.model_type}; llama.cpp ignores it",)
-    return (f"{stated}, which is ignored, as in llama.cpp: every layer of {keys.defaults.model_type} sees all tokens",)
 
 
 def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:

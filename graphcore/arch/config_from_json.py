@@ -20,11 +20,10 @@ from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
 from graphcore.checkpoint.json_object import read_json_object
-from graphcore.checkpoint.token_ids import read_special_ids
+from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 
 

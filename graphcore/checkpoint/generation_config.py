@@ -48,7 +48,7 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     except ValueError as error:
         return _ignored(file, f"is not JSON ({quoted(' '.join(str(error).split()))})")
     if not isinstance(settings, dict):
-        return _ignored(file, f"is a JSON {type(settings).__name__}, not an object")
+        return _ignored(file, f"holds {quoted(settings)}, not an object")
     known = {str(name): value for name, value in settings.items() if value not in constants}
     wrong = (f"{file}: ignored settings that are no numbers: {', '.join(constants)}",) if constants else ()
     return GenerationConfig(known, wrong)

@@ -1,23 +1,32 @@
 """Strict JSON for checkpoints: one object, no duplicate keys, no NaN.
 
 Python's parser takes the last of two equal keys and accepts NaN and Infinity. In a checkpoint either is a sign of
-damage, and other readers could see a different model.
+damage, and other readers could see a different model. A config.json may hold NaN and Infinity in settings that are not
+read, because transformers writes some; readers of a setting check its value.
 """
 
 import codecs
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 
-def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
+def _refuse_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is not allowed")
+
+
+def parse_json_object(
+    raw: bytes, where: str, parse_constant: Callable[[str], object] = _refuse_constant
+) -> dict[str, object]:
     """Parse a JSON object.
 
     Args:
         raw: complete text, UTF-8.
         where: name of the file, and of the part, for messages.
+        parse_constant: function from "NaN", "Infinity" or "-Infinity" to its value.
 
     Raises:
         CheckpointError: the text is not JSON, is nested too deeply, is not an object, or has a key twice.
@@ -31,7 +40,7 @@ def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
         return members
 
     try:
-        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=_refuse_constant)
+        parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=parse_constant)
     except CheckpointError:
         raise
     except RecursionError as error:
@@ -43,10 +52,6 @@ def parse_json_object(raw: bytes, where: str) -> dict[str, object]:
     return parsed
 
 
-def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is not allowed")
-
-
 def read_json_object(file: Path) -> dict[str, object]:
     """Read a model's JSON file, which must hold one object; a byte order mark before it is left out.
 
@@ -55,7 +60,7 @@ def read_json_object(file: Path) -> dict[str, object]:
         CheckpointError: the file cannot be read, or does not hold a JSON object.
     """
     try:
-        return parse_json_object(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file))
+        return parse_json_object(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), float)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFoundError(
             f"{file}: no such file; give a model folder that holds config.json, or a .gguf file"

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from graphcore.errors import quoted
 
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # settings of config.json and generation_config.json
 UNBOUNDED = 2**31  # where the size of the vocabulary is unknown: as many as a signed 32-bit id can tell apart
 MOST_SHOWN = 4  # values that one note shows
 

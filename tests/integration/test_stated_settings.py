@@ -62,6 +62,28 @@ def test_a_scaled_model_runs_to_factor_times_its_original_context(tmp_path: Path
         load(tmp_path, 1000)
 
 
+@pytest.mark.parametrize("rope", [YARN, {"type": "linear", "factor": 4.0}, {"type": "dynamic", "factor": 4.0}], ids=str)
+def test_transformers_own_classes_run_to_the_extended_context_too(tmp_path: Path, rope: dict) -> None:
+    reference = build("llama", max_position_embeddings=64, rope_scaling=dict(rope))
+    reference.save_pretrained(tmp_path)
+    overrides = ["model.fallback=transformers", "context_length=256"]
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", overrides=overrides) as engine:
+        assert error(engine, reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["own", "transformers"])
+def test_no_generation_config_keeps_a_model_from_running(tmp_path: Path, fallback: bool) -> None:
+    reference = build("llama")
+    reference.save_pretrained(tmp_path)
+    overrides = ["model.fallback=transformers"] if fallback else []
+    for text, ends in (("", set()), ("null", set()), ('{"eos_token_id": ["2", null, -1, 3.0,], "top_p": NaN}', {2, 3})):
+        (tmp_path / "generation_config.json").write_text(text, encoding="utf-8")
+        with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
+            assert engine.loaded.end_ids == ends
+            notes = [note for note in engine.choices.notes if "generation_config.json" in note]
+            assert len(notes) == (2 if ends else 1)  # the number that is none, and the id that is none
+
+
 def test_dynamic_scaling_runs_to_where_it_changes_nothing(tmp_path: Path) -> None:
     reference = build("llama", max_position_embeddings=256, rope_scaling={"type": "dynamic", "factor": 2.0})
     reference.save_pretrained(tmp_path)

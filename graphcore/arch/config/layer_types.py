@@ -11,6 +11,7 @@ Source: transformers 5.23, the `__post_init__` of each configuration and Mistral
 """
 
 from graphcore.arch.config.class_defaults import DELTA_LAYER_TYPES, LAYER_TYPES, ClassDefaults
+from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, WINDOW_PATTERN, GGUFKeys
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
@@ -72,6 +73,41 @@ def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -
 def layer_types_of_pattern(num_layers: int, pattern: int, other: str = "sliding_attention") -> tuple[str, ...]:
     """Return layer types with full attention in every `pattern`-th layer, counted from one, and `other` elsewhere."""
     return tuple(other if (layer + 1) % pattern else "full_attention" for layer in range(num_layers))
+
+
+def read_gguf_window(keys: GGUFKeys) -> tuple[int | None, int | None]:
+    """Return the window of sliding layers in tokens, and the distance between full-attention layers; None for none.
+
+    Without a window all layers have full attention, as in llama.cpp (gemma3.cpp).
+
+    Raises:
+        CheckpointError: the window or the distance is not a positive integer.
+        UnsupportedError: the file has a choice by layer that the model type does not have.
+    """
+    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
+        return None, None
+    window = keys.required_size(WINDOW)
+    if keys.defaults.window_rule == "every":
+        if keys.fields.raw.get(keys.name(WINDOW_PATTERN)) is not None:
+            raise UnsupportedError(
+                f"{keys.fields.source}: {keys.name(WINDOW_PATTERN)} is not supported for {keys.defaults.model_type}, "
+                "all of whose layers slide; use the safetensors checkpoint"
+            )
+        return window, None
+    if WINDOW_PATTERN in keys.defaults.sizes_by_layer:
+        return window, None  # the family reads each layer's type
+    return window, keys.size(WINDOW_PATTERN) or keys.defaults.sliding_window_pattern
+
+
+def note_on_gguf_window(keys: GGUFKeys) -> tuple[str, ...]:
+    """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
+    window = keys.fields.raw.get(keys.name(WINDOW))
+    if window in NO_WINDOW or keys.defaults.window_rule == "pattern":
+        return ()
+    stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
+    if keys.defaults.window_rule == "every":
+        return (f"{stated}: every layer slides, as in transformers' {keys.defaults.model_type}; llama.cpp ignores it",)
+    return (f"{stated}, which is ignored, as in llama.cpp: every layer of {keys.defaults.model_type} sees all tokens",)
 
 
 def _uniform(num_layers: int, window: int | None) -> tuple[str, ...]:

@@ -11,13 +11,12 @@ from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
-from graphcore.checkpoint.token_ids import read_special_ids
+from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -111,7 +110,7 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
     generation, vocab_size = read_generation_config(folder), _size(values, names, "vocab_size")
     first = read_special_ids(generation.settings, SPECIAL_IDS, vocab_size)
     then = read_special_ids(values.raw, SPECIAL_IDS, vocab_size)
-    starts, ends = (first.ids.get(name, ()) + then.ids.get(name, ()) for name in SPECIAL_IDS)
+    starts, ends, _ = (first.ids.get(name, ()) + then.ids.get(name, ()) for name in SPECIAL_IDS)
     return ModelConfig(
         model_type=config.model_type,
         hidden_size=hidden,

@@ -243,12 +243,22 @@ def test_a_generation_config_that_means_nothing_is_ignored_with_a_note(tmp_path)
     file = write(tmp_path, "null", "generation_config.json")
     config = load_model_config(tmp_path)
     assert config == parse(LLAMA)
-    assert config.notes == (f"{file}: is a JSON NoneType, not an object; it is ignored",)
+    assert config.notes == (f"{file}: holds None, not an object; it is ignored",)
 
 
 def test_a_byte_order_mark_before_config_json_is_left_out(tmp_path):
     write(tmp_path, "\ufeff" + json.dumps(LLAMA))
     assert load_model_config(tmp_path) == parse(LLAMA)
+
+
+def test_numbers_that_are_none_are_refused_only_where_they_are_read(tmp_path):
+    """transformers writes Infinity for limits that are not there (time_step_limit) and reads it again."""
+    write(tmp_path, json.dumps({**LLAMA, "time_step_limit": [0.0, float("inf")], "unknown": float("nan")}))
+    assert load_model_config(tmp_path) == parse(LLAMA)
+    for name in ("rms_norm_eps", "rope_theta", "hidden_size"):
+        write(tmp_path, json.dumps({**LLAMA, name: float("nan")}))
+        with pytest.raises(CheckpointError, match=rf"config.json: '{name}' must be .*, found nan"):
+            load_model_config(tmp_path)
 
 
 def test_a_missing_file_says_what_to_give(tmp_path):

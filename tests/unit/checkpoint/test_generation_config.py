@@ -39,9 +39,9 @@ def test_settings_that_can_be_understood_are_read(tmp_path: Path, raw: bytes, no
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
-        (b"null", "is a JSON NoneType, not an object"),
-        (b"[1, 2]", "is a JSON list, not an object"),
-        (b'"text"', "is a JSON str, not an object"),
+        (b"null", "holds None, not an object"),
+        (b"[1, 2]", "holds [1, 2], not an object"),
+        (b'"text"', "holds 'text', not an object"),
         (b"{", "is not JSON"),
         (b'{"eos_token_id": 2', "is not JSON"),
         (b"eos_token_id: 2", "is not JSON"),
