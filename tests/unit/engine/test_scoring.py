@@ -35,6 +35,22 @@ def test_losses_are_those_of_transformers(
         assert (found - expected[first - 1 :]).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("family", ["llama3", "gemma3"])
+def test_logits_by_token_are_those_of_transformers(
+    tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], family: str
+) -> None:
+    engine, rows = load_tiny(family, "eager"), torch.tensor([IDS[:30], IDS[20:], IDS[10:40]])
+    passes = engine.runner.num_passes([30])
+    fed: list[int] = []
+    feed = engine.runner.feed
+    engine.runner.feed = lambda ids, starts: fed.append(len(ids[0])) or feed(ids, starts)
+    found = engine.logits(rows, by_token=True)
+    del engine.runner.feed
+    assert (found - tiny_model(family).logits_of(rows)).abs().max() < TOLERANCE
+    assert set(fed) == {1}
+    assert passes == 2  # chunks of 16
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_compiled_programs_give_the_same(
