@@ -46,7 +46,8 @@ def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, re
     """
     entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
     # A read-only folder takes no lock, and needs none: nobody can change what it has.
-    found = None if os.access(entry, os.W_OK) else find_whole(entry)
+    is_fixed = os.access(entry, os.R_OK) and not os.access(entry, os.W_OK)
+    found = find_whole(entry) if is_fixed else None
     if found is not None:
         return _checked(*found, sha256)
     with locked_entry(entry, on_wait=lambda: report("wait", None, 0, 1)):
