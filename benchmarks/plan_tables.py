@@ -7,6 +7,7 @@ shapes here are Llama's. Memory bandwidth and link are arguments, not measuremen
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
+from graphcore.kernels.cache_codes import KVType, kv_types
 from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
@@ -32,6 +34,7 @@ BUDGET = 14 * GIB
 DEVICE = Memory("cuda:0", free_nbytes=16 * GIB, physical_nbytes=16 * GIB)
 CONTEXTS = {"8K": 8192, "128K": 131072}
 FORMATS = {"bf16": "stored", "q4_k": "q4_k", "i2_s": "i2_s"}
+KV_DTYPES: dict[str, KVType] = {"bf16": torch.bfloat16, "q4_0": "q4_0"}  # kv_dtype, with more and with fewest bits
 SEED_GROUP = 4  # layers
 # hidden_size, intermediate_size, layers, heads, kv heads, vocabulary: the models' own config.json
 SHAPES = {
@@ -72,34 +75,34 @@ class Case:
     single: WeightSizes
     grouped: WeightSizes
 
-    def kv_nbytes(self, context: int) -> int:
-        return cache_nbytes(self.model.spec, CacheSizes(1, context, torch.bfloat16))
+    def kv_nbytes(self, context: int, kv: str = "bf16") -> int:
+        return cache_nbytes(self.model.spec, CacheSizes(1, context, kv_types(KV_DTYPES[kv])))
 
-    def costs(self) -> Costs:
+    def costs(self, kv: str) -> Costs:
         """Return what a GPU holds besides weights."""
         spec = self.model.spec
         return Costs(
-            lambda context: allocated_cache_nbytes(spec, CacheSizes(1, context, torch.bfloat16)),
+            lambda context: allocated_cache_nbytes(spec, CacheSizes(1, context, kv_types(KV_DTYPES[kv]))),
             workspace_nbytes(spec, 1, 512, torch.bfloat16),
             overhead_nbytes=self.overhead_nbytes,
         )
 
-    def plan(self, policy: str, context: int) -> Plan | None:
+    def plan(self, policy: str, context: int, kv: str = "bf16") -> Plan | None:
         """Return the plan, of single layers under auto and of four under on; None where none fits."""
         wishes = Wishes(
             policy, POLICIES[policy].keeps, BUDGET, 1 if policy == "on" else None, "async", None, context, False
         )
         sizes = self.grouped if policy == "on" else self.single
         try:
-            return plan_streaming(sizes, wishes, self.costs(), DEVICE)
+            return plan_streaming(sizes, wishes, self.costs(kv), DEVICE)
         except PlanError:
             return None
 
-    def smallest(self, context: int) -> int:
+    def smallest(self, context: int, kv: str) -> int:
         """Return the bytes of the smallest plan."""
         wishes = Wishes("auto", "most", 1, None, "async", None, context, False)
         try:
-            plan_streaming(self.single, wishes, self.costs(), DEVICE)
+            plan_streaming(self.single, wishes, self.costs(kv), DEVICE)
         except PlanError as error:
             if not isinstance(error.smallest, Plan):
                 raise
@@ -132,12 +135,12 @@ def open_case(name: str, format_name: str) -> Case:
 
 def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates) -> Iterator[list[str]]:
     """Yield a row for each case: what stays and what streams under auto, and everything streamed four by four."""
-    for case in cases.values():
-        tokens = CONTEXTS[context]
-        start = [case.name, case.format, gigabytes(case.single.total_nbytes), gigabytes(case.kv_nbytes(tokens))]
-        auto, on = case.plan("auto", tokens), case.plan("on", tokens)
+    tokens = CONTEXTS[context]
+    for case, kv in itertools.product(cases.values(), KV_DTYPES):
+        start = [case.name, case.format, gigabytes(case.single.total_nbytes), kv, gigabytes(case.kv_nbytes(tokens, kv))]
+        auto, on = case.plan("auto", tokens, kv), case.plan("on", tokens, kv)
         if auto is None:
-            yield [*start, f"does not fit: {gigabytes(case.smallest(tokens))} at least", "", "", "", "", ""]
+            yield [*start, f"does not fit: {gigabytes(case.smallest(tokens, kv))} at least", "", "", "", "", "", ""]
             continue
         stay = sum(auto.groups.is_resident(number) for number in range(1, auto.groups.num_layer_groups + 1))
         kept = "all" if not auto.groups.streamed else f"{stay} of {auto.groups.num_layer_groups}"
@@ -145,6 +148,7 @@ def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates)
             *start,
             kept,
             gigabytes(bytes_per_token(auto)),
+            gigabytes(auto.total_nbytes),
             f"{predict(auto, rates).tokens_per_second:.2f}",
             gigabytes(on.groups.slots_nbytes) if on else "-",
             gigabytes(on.total_nbytes) if on else "does not fit",
@@ -182,9 +186,9 @@ def loss(plan: Plan | None, rates: Rates, resident_seconds: float) -> str:
 def component_rows(cases: Mapping[tuple[str, str], Case]) -> Iterator[list[str]]:
     """Yield the parts of the estimate's memory budget beside the plan's."""
     seven, seventy = cases["Llama 2 7B", "i2_s"], cases["Llama 2 70B", "i2_s"]
-    kv = [gigabytes(case.kv_nbytes(CONTEXTS["128K"])) for case in (seven, seventy)]
-    quarter = [gigabytes(case.kv_nbytes(CONTEXTS["128K"]) // 4) for case in (seven, seventy)]
-    yield ["KV cache, 128K", "8-10 (4 bits)", f"{kv[0]} (at 4 bits {quarter[0]})", f"{kv[1]} (at 4 bits {quarter[1]})"]
+    for kv, estimate in (("q4_0", "8-10 (4 bits)"), ("bf16", "-")):
+        sizes = [gigabytes(case.kv_nbytes(CONTEXTS["128K"], kv)) for case in (seven, seventy)]
+        yield [f"KV cache, 128K, {kv}", estimate, *sizes]
     for label in ("Active group, four layers", "Prefetch buffer"):
         yield [label, "0.2", gigabytes(max(seven.grouped.groups)), gigabytes(max(seventy.grouped.groups))]
     work = [workspace_nbytes(case.model.spec, 1, 512, torch.bfloat16) for case in (seven, seventy)]
@@ -207,7 +211,7 @@ def table(columns: list[str], rows: Iterator[list[str]]) -> str:
 
 def page(cases: Mapping[tuple[str, str], Case], rates: Rates) -> str:
     """Return the page."""
-    columns = ["model", "format", "weights", "KV", "layers that stay", "streamed", "tokens/s"]
+    columns = ["model", "format", "weights", "kv_dtype", "KV", "layers that stay", "streamed", "total", "tokens/s"]
     columns += ["on: slots", "on: total", "on: tokens/s"]
     estimate = ["model", "weights: estimate", "plan", "groups: estimate", "plan", "ms to move all: estimate", "plan"]
     estimate += ["slower: estimate", "plan, on", "plan, auto"]
@@ -218,10 +222,11 @@ Written by `python benchmarks/plan_tables.py` from the planner (`weights/plannin
 shapes and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s
 are those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s
 (`--link`, `--memory`): per token the longer of copying and computing (`weights/planning/prediction.py`). The KV cache
-is bf16; Llama 2's shapes were trained for 4K, so longer contexts are about sizes only. i2_s has 2 bits for a weight of
-a layer; its head is q6_k and its table q4_k. Activations are those of a prefill chunk of 512 tokens. What CUDA's
-libraries and captured graphs take is an estimate (`weights/planning/costs.py`), in every total; the driver's context is
-not counted: it is gone before free memory is asked for.
+is bf16, or q4_0 with 4.5 bits a number (`kv_dtype`); q8_0 takes 8.5. Llama 2's shapes were trained for 4K, so longer
+contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head is q6_k and its table q4_k. Activations
+are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured graphs take is an estimate
+(`weights/planning/costs.py`), in every total; the driver's context is not counted: it is gone before free memory is
+asked for.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.
 
@@ -255,8 +260,8 @@ Where the estimate is wrong:
   are not ternary.
 - **Groups.** 60 layers are 15 groups of four, and 80 layers are 20.
 - **KV cache.** A model without grouped queries keeps the keys and values of every head: at 128K those of the 7B shape
-  do not fit in 14 GiB even at 4 bits; those of the 70B shape would, with 8 of 64 heads. graphcore's caches have 16 or
-  32 bits.
+  do not fit in 14 GiB even with `kv_dtype=q4_0`; those of the 70B shape do, with 8 of 64 heads. A number takes 4.5
+  bits, its part of a block's scale included.
 - **Link.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
 """
 

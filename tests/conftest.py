@@ -56,7 +56,9 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kernel-lists", type=Path, help="folder for lists of a GPU's kernels that tests/golden/kernels does not have"
+        "--kernel-lists",
+        type=Path,
+        help="folder for golden lists of kernels: of a GPU (tests/golden/kernels) or of the interpreter (tests/golden)",
     )
 
 

@@ -4,22 +4,30 @@ A list of names is what a captured graph's nodes are: kernels, and copies and fi
 their beginnings. A drift (a kernel more, a fusion lost, a copy that slipped in) is a diff of two lists.
 """
 
+import ast
 import difflib
 import fcntl
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import graphcore
+
 GOLDEN = Path(__file__).parent / "golden" / "kernels"
+DECODE = Path(__file__).parent / "golden" / "decode_kernels.json"
+SOURCES = Path(graphcore.__file__).parent / "kernels" / "gpu"
+WRITE = "pytest -m cuda tests/cuda/test_cuda_kernel_lists.py --kernel-lists tests/golden/kernels"
 MOST_LINES = 60  # of a drift that are shown
 Lists = dict[str, list[str]]
+DecodeKernels = dict[str, list[str]]
+ENDS, LAYER = ("first", "head"), ("layer",)  # parts of a decode step in decode_kernels.json
 
 
 def kernels_of(work: Callable[[], object]) -> list[str]:
@@ -79,8 +87,53 @@ def compare_or_store(found: Sequence[str], key: str, name: str, new_lists: Path 
         assert not changed, changed
         return
     lacks = f"no golden list of {name} for {key} ({len(found)} kernels)"
-    assert new_lists is not None, f"{lacks}: --kernel-lists FOLDER writes it; look it through and commit it"
+    assert new_lists is not None, f"{lacks}: `{WRITE}` writes it; look it through and commit it"
     pytest.skip(f"{lacks}: written to {store_list(key, name, found, new_lists)}")
+
+
+def store_decode_kernels(path: Path, name: str, found: DecodeKernels) -> None:
+    """Set an architecture's part of a file like decode_kernels.json, a line for each list."""
+    kept: dict[str, DecodeKernels] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    parts = []
+    for architecture, lists in {**kept, name: found}.items():
+        lines = ",\n".join(f"    {json.dumps(part)}: {json.dumps(names)}" for part, names in lists.items())
+        parts.append(f"  {json.dumps(architecture)}: {{\n{lines}\n  }}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def defined_kernels(sources: Path = SOURCES) -> frozenset[str]:
+    """Return the names of all functions that Triton compiles."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sources.rglob("*.py"))
+    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return frozenset(one.name for one in functions if any("jit" in ast.unparse(mark) for mark in one.decorator_list))
+
+
+def stale(recorded: Sequence[str], defined: Collection[str], decode: DecodeKernels | None) -> str:
+    """Return why a recorded list cannot be that of today's kernels; empty if it can.
+
+    Args:
+        recorded: the names of a step, as `kernels_of` gives them.
+        defined: names of all kernels of this project; they begin with "_", or are in its decode lists.
+        decode: what blocks and head launch by decode_kernels.json; None for an architecture without decode kernels.
+    """
+    gone = sorted({one for one in recorded if one.startswith("_") and one not in defined})
+    if gone:
+        return f"names {', '.join(gone)}, which no kernel is called any more"
+    if decode is None:
+        return ""
+    bare = {one.lstrip("_") for one in defined}
+    counts = Counter(one.lstrip("_") for one in recorded)
+    once, layer = (Counter(one for part in parts for one in decode[part] if one in bare) for parts in (ENDS, LAYER))
+    missing = sorted(one for one in once | layer if not counts[one])
+    if missing:
+        return f"lacks {', '.join(missing)}, which a decode step launches by {DECODE.name}"
+    if any(one not in bare and not one.startswith("aten ") for part in decode for one in decode[part]):
+        return ""  # a delta rule: layers with it and with attention alternate, and launch different kernels
+    layers = {(counts[one] - once[one]) / layer[one] for one in layer}
+    if len(layers) == 1 and min(layers) >= 0 and min(layers).is_integer():
+        return ""
+    return f"launches the kernels of a layer {sorted(layers)} times after the first layer by {DECODE.name}"
 
 
 def drift(found: Sequence[str], expected: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from graphcore.config.user_path import user_folder
+from graphcore.build_folder import temporary_folder
+from graphcore.config.user_path import lacks_home, user_folder
 
 
 @dataclass
@@ -155,9 +156,10 @@ class Settings:
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of `cache_dir`, which need not exist yet.
+        """The folder of `cache_dir`, which need not exist yet; a temporary one for `~` where no home folder is known.
 
         Raises:
             ConfigError: `cache_dir` cannot be a folder.
         """
-        return user_folder(self.cache_dir, "cache_dir=")
+        temporary = temporary_folder() if lacks_home(self.cache_dir) else None
+        return temporary or user_folder(self.cache_dir, "cache_dir=")

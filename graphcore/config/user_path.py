@@ -37,6 +37,17 @@ def user_path(text: str, where: str) -> Path:
     return path
 
 
+def lacks_home(text: str) -> bool:
+    """Return whether a path lies in the user's own home folder, and none is known, as in some containers."""
+    if text.partition("/")[0] != "~":
+        return False
+    try:
+        Path.home()
+    except RuntimeError:
+        return True
+    return False
+
+
 def user_folder(text: str, where: str) -> Path:
     """Return the path that was written, which is a folder's or can become one's.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import SamplingSettings, Settings, StreamingSettings
-from graphcore.config.user_path import user_folder
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -46,7 +45,7 @@ def validate_settings(settings: Settings) -> None:
     _check_sizes(settings)
     check_sampling(settings.sampling)
     _check_prompts(settings)
-    user_folder(settings.cache_dir, "cache_dir=")
+    _ = settings.cache_folder  # raises where it cannot be one
     check_streaming(settings)
     if settings.trace and not settings.outputs:
         raise ConfigError(

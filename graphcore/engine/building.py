@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-import torch
-
 from graphcore.config.settings import Settings
-from graphcore.device import cpu_name
 from graphcore.engine.choices import Choices
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import PreparedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.compile import compile_cache, compiler_loading
+from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
 from graphcore.nn.layer_cache import LayerCache, allocate_cache
@@ -44,7 +40,7 @@ def build_running(
         CheckpointError: a file has changed, or holds values that are no weights.
     """
     choices, decoder, loader = parts.choices, parts.decoder, parts.loader
-    compiled_dir = _compile_cache_dir(settings.cache_folder, choices.device)
+    compiled_dir, _ = code_folder(settings.cache_folder, choices.device)
     with compile_cache(compiled_dir), compiler_loading(choices.device, is_needed=choices.prefill == "compiled"):
         stream = stream_weights(loader, decoder, plan, settings.streaming, tier, choices.device, on_progress)
     with ExitStack() as undo:
@@ -54,17 +50,6 @@ def build_running(
     prompt_tokens = settings.batching.prompt_tokens(choices.prefill_chunk, plan.is_streaming)
     runner = ProgramRunner(builder, stream.policy, choices.batch_size, choices.prefill_chunk, prompt_tokens)
     return Running(runner, stream)
-
-
-def _compile_cache_dir(cache_dir: Path, device: torch.device) -> Path:
-    """Return the folder for code that is compiled for this machine.
-
-    Inductor's cache keys hold the graph, its own version and its options; the folder's name adds the version of torch
-    and the processor, because the compiled code uses that processor's instruction set.
-    """
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    key = sha256(f"{torch.__version__} {machine} {torch.backends.cpu.get_cpu_capability()}".encode()).hexdigest()[:16]
-    return cache_dir / "compiled" / key
 
 
 def _builder(

@@ -1,20 +1,24 @@
 """The choices that the settings leave to the machine: device, dtype, graph kinds, context, kernels."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import lacks_home
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.cache_choice import choose_kv_types, note_on_kv_types
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
+from graphcore.graph.compile import code_folder
 from graphcore.kernels.cache_codes import KVTypes
 from graphcore.kernels.gpu.dependence import FIRST_CAPABILITY, can_depend
 from graphcore.kernels.gpu.registration import register
-from graphcore.kernels.library import can_have_kernels, find_library
+from graphcore.kernels.library import can_have_kernels, find_library, loads
 from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.progress import Progress, ignore_progress
@@ -24,6 +28,7 @@ from graphcore.weights.planning.machine import free_device_nbytes
 from graphcore.weights.planning.plan import Plan
 
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
+NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
 
 
@@ -86,7 +91,10 @@ def choices_here(settings: Settings, model: Model, on_progress: Progress = ignor
     choices = choices_on(settings, model, device, dtype, library, on_gpu)
     packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))
     is_dependent, dependence_note = choose_dependence(settings.dependent_launches, choices.graph, device)
-    notes = (*choices.notes, *(note for note in (library_note, dependence_note) if note))
+    code_note = code_folder(settings.cache_folder, device)[1] if choices.prefill == "compiled" else ""
+    home_note = NO_HOME if lacks_home(settings.cache_dir) else ""
+    added = (home_note, library_note, code_note, dependence_note)
+    notes = (*choices.notes, *(note for note in added if note))
     return replace(choices, packing=packing, is_dependent=is_dependent, notes=notes)
 
 
@@ -174,12 +182,30 @@ def find_kernels(
     """Return the library of the C++ kernels, built now if need be, and a note if a CPU has to run without it."""
     if device.type != "cpu":
         return None, ""
+    without = "graphcore's kernels are missing: none were built when it was installed, and no C++ compiler works here"
     try:
-        library = find_library(cache_dir / "kernels", on_progress)
+        library, note = _find_or_build(cache_dir / "kernels", on_progress)
     except GraphError as error:
         return None, f"graphcore's kernels are missing: {error}"
-    without = "graphcore's kernels are missing: none were built when it was installed, and no C++ compiler works here"
-    return library, "" if library else without
+    return library, note if library else without
+
+
+def _find_or_build(kept: Path, on_progress: Progress) -> tuple[Path | None, str]:
+    """Return the library, built in a temporary folder if it cannot be kept or run in `kept`, and a note about that."""
+    try:
+        library = find_library(kept, on_progress)
+    except GraphError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        folder, note = build_folder(kept)
+        return find_library(folder, on_progress), note
+    if library is None or loads(library):
+        return library, ""
+    temporary = temporary_folder()  # nothing runs in a folder that is mounted noexec
+    copied = None if temporary is None else Path(shutil.copy(library, temporary))
+    if copied is None or not loads(copied):
+        raise GraphError(f"{library} cannot be loaded; set cache_dir to another folder")
+    return copied, ""
 
 
 def refuse_graph(settings: Settings) -> None:

@@ -8,6 +8,7 @@ is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no f
 
 import errno
 import functools
+import logging
 import os
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import ParamSpec, TypeVar
@@ -23,12 +25,21 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphcore.build_folder import TEMPORARY, build_folder, is_plain, obstacle, temporary_folder
+from graphcore.device import cpu_name
 from graphcore.errors import GraphcoreError, GraphError
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
+NO_ROOM = os.strerror(errno.ENOSPC)
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class CompiledCodeError(GraphError):
+    """Compiled code cannot be written to its folder."""
 
 
 def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
@@ -55,26 +66,83 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
 
 
+def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:
+    """Return the folder for code that is compiled for this machine, and a note if the code cannot be kept there.
+
+    Inductor's cache keys hold the graph, its own version and its options; the folder's name adds the version of torch
+    and the processor, because the compiled code uses that processor's instruction set. A user's own setting of
+    Inductor's wins; if that folder cannot be used, the setting is replaced for the process, because Dynamo creates the
+    folder when it is imported.
+    """
+    asked = os.environ.get(CACHE_VARIABLE)
+    if asked is not None and not _is_inductors_own(Path(asked)):
+        folder, note = build_folder(Path(asked), CACHE_VARIABLE)
+        if note:
+            os.environ[CACHE_VARIABLE] = str(folder)
+        return _without_spaces(folder), note
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    key = sha256(f"{torch.__version__} {machine} {torch.backends.cpu.get_cpu_capability()}".encode()).hexdigest()[:16]
+    folder, note = build_folder(cache_dir / "compiled" / key)
+    return _without_spaces(folder), note
+
+
+def _without_spaces(folder: Path) -> Path:
+    """Return the folder, or a link to it if Inductor's commands, which are split like a shell's, could not name it."""
+    temporary = None if is_plain(folder.absolute()) else temporary_folder()
+    if temporary is None:
+        return folder
+    link = temporary / sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    with suppress(FileExistsError):
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+    return link
+
+
+def call_compiling(folder: Path | None, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """Return the result of a function whose call compiles code into a folder, as `compile_cache` does.
+
+    If the folder turns out to have no room, the code goes into a temporary folder, and a warning says so.
+
+    Raises:
+        CompiledCodeError: there is no temporary folder with room either.
+    """
+    try:
+        with compile_cache(folder):
+            return function(*arguments, **named)
+    except CompiledCodeError as error:
+        temporary = temporary_folder()
+        if temporary is None:
+            raise
+        _log.warning("%s; until this process ends, it is kept in %s", error, temporary)
+        with compile_cache(temporary):
+            return function(*arguments, **named)
+
+
 @contextmanager
 def compile_cache(folder: Path | None) -> Iterator[None]:
     """Have Inductor keep what is compiled inside the block in `folder`; None leaves Inductor's default.
 
-    Inductor takes the folder from the environment alone. A user's own setting wins. The environment is restored when
-    the block ends, so that neither another engine nor a child process inherits it.
+    Inductor takes the folder from the environment alone. The environment is restored when the block ends, so that
+    neither another engine nor a child process inherits it. The C++ compiler's own temporary files go elsewhere if
+    their usual place is full.
+
+    Raises:
+        CompiledCodeError: the compiled code cannot be kept there.
     """
-    before = os.environ.get(CACHE_VARIABLE)
-    if folder is None or (before is not None and not _is_inductors_own(Path(before))):
-        with _explained(folder):
-            yield
-        return
-    os.environ[CACHE_VARIABLE] = str(folder)
+    places = {} if folder is None else {CACHE_VARIABLE: str(folder)}
+    if obstacle(Path(os.environ.get("TMPDIR", TEMPORARY[0]))) is not None:
+        scratch = temporary_folder()
+        places |= {} if scratch is None else {"TMPDIR": str(scratch)}
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
     try:
         with _explained(folder):
             yield
     finally:
-        del os.environ[CACHE_VARIABLE]
-        if before is not None:
-            os.environ[CACHE_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -82,7 +150,7 @@ def _explained(folder: Path | None) -> Iterator[None]:
     """Raise a one-line error where compiled code cannot be kept; Inductor's own takes several screens.
 
     Raises:
-        GraphError: the compiled code cannot be kept.
+        CompiledCodeError: the compiled code cannot be kept.
     """
     try:
         yield
@@ -90,14 +158,22 @@ def _explained(folder: Path | None) -> Iterator[None]:
         raise
     except (RuntimeError, OSError) as error:
         failure: BaseException | None = error
-        while failure is not None and not (isinstance(failure, OSError) and failure.errno in UNWRITABLE):
+        while failure is not None and not _is_unwritable(failure):
             failure = failure.__context__
         if failure is None:
             raise
-        raise GraphError(
-            f"{failure.filename or folder}: compiled code cannot be kept ({failure.strerror}); free space, set another "
-            "cache_dir, or use graph=eager"
+        place = (failure.filename if isinstance(failure, OSError) else None) or folder
+        reason = failure.strerror if isinstance(failure, OSError) else NO_ROOM
+        raise CompiledCodeError(
+            f"{place}: compiled code cannot be kept ({reason}); free space, set another cache_dir, or use graph=eager"
         ) from error
+
+
+def _is_unwritable(failure: BaseException) -> bool:
+    """Return whether a failure is that of a folder: an error of the system's, or a compiler's with its words."""
+    if isinstance(failure, OSError):
+        return failure.errno in UNWRITABLE
+    return NO_ROOM in str(failure)
 
 
 def _is_inductors_own(folder: Path) -> bool:

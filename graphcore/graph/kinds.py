@@ -13,7 +13,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from graphcore.graph.compile import compile_cache, compile_whole, mark_length
+from graphcore.graph.compile import call_compiling, compile_whole, mark_length
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
     AddFunction,
@@ -85,8 +85,7 @@ class KindCompiler:
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
         run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
         example = self._example(index, batch, phase)
-        with compile_cache(self.cache_dir):
-            run(self.block(index), *example.arguments, *example.features)
+        call_compiling(self.cache_dir, run, self.block(index), *example.arguments, *example.features)
         return run
 
     def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
@@ -94,14 +93,12 @@ class KindCompiler:
         block, name = self.block(index), self._kind_name(index)
         route: RouteFunction = self._named(Block.route, name, phase, batch)
         example = self._example(index, batch, phase)
-        with compile_cache(self.cache_dir):
-            routed = route(block, *example.arguments)
+        routed = call_compiling(self.cache_dir, route, block, *example.arguments)
         answers = experts_of(block)(routed.fed, routed.chosen)
         if phase == "prefill":
             mark_length(routed.x, answers, routed.shares)
         add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
-        with compile_cache(self.cache_dir):
-            add(block, routed.x, answers, routed.shares, *example.features)
+        call_compiling(self.cache_dir, add, block, routed.x, answers, routed.shares, *example.features)
         return RoutedBlock(route, add)
 
     def _kind_name(self, index: int) -> str:
@@ -140,6 +137,5 @@ class KindCompiler:
         hidden = torch.zeros(shape, dtype=RESIDUAL_DTYPE, device=self.device)
         if tokens is not None:
             mark_length(hidden)
-        with compile_cache(self.cache_dir):
-            run(head, hidden)
+        call_compiling(self.cache_dir, run, head, hidden)
         return run

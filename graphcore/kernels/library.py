@@ -65,12 +65,12 @@ def prebuilt_library() -> Path | None:
     """Return the best library that was built in advance from these sources and runs on this processor, or None."""
     for target in targets_here():
         path = PREBUILT / prebuilt_name(SOURCES, target)
-        if target.needs <= cpu_flags() and path.exists() and _loads(path):
+        if target.needs <= cpu_flags() and path.exists() and loads(path):
             return path
     return None
 
 
-def _loads(path: Path) -> bool:
+def loads(path: Path) -> bool:
     """Return whether this system can load the library, which may have been built for a newer one."""
     try:
         open_library(str(path))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_runners import kernels_of, let_programs_be_few, runners_of
+from kernel_lists import DECODE, store_decode_kernels
 from tiny_models import ARCHITECTURES, DELTA_RULES, VOCAB, TinyModel
 
 from graphcore import Engine
@@ -20,7 +21,7 @@ from graphcore.graph.step import BlocksStep, HeadStep
 CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
 PROMPT = 21  # longer than the window of 8, and no multiple of it
 WITHOUT_KERNELS = ("gemma4", "gemma4_moe")  # blocks that run compiled instead (graph/kernel_obstacles.py)
-KERNELS = Path(__file__).parents[1] / "golden" / "decode_kernels.json"
+WRITE = f"`pytest tests/integration/{Path(__file__).name} -k written_down --kernel-lists tests/golden`"
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 
@@ -83,9 +84,12 @@ def test_greedy_tokens_are_the_eager_ones(name: str, count: int, load_tiny: Load
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WITHOUT_KERNELS])
 def test_a_layer_launches_the_kernels_that_are_written_down(
-    name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+    name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A kernel more in a layer is about 2 us more of a token for each layer, on a GPU that waits for launches."""
+    """A kernel more in a layer is about 2 us more of a token for each layer, on a GPU that waits for launches.
+
+    With `--kernel-lists tests/golden` the file is written instead, and the test is skipped.
+    """
     engine = Engine.load(tiny_model(name).folder, dtype="bf16", device="cpu", graph="eager")
     runner = runners_of(engine, batch=1).device
     program = runner.program("decode", 1)
@@ -104,9 +108,13 @@ def test_a_layer_launches_the_kernels_that_are_written_down(
             "head": kernels_of(lambda: head.run(head.head, program.state.hidden[0]), monkeypatch),
         }
     assert all(layer == layers[0] for layer in layers), layers
-    expected = json.loads(KERNELS.read_text())
+    expected = json.loads(DECODE.read_text())
     engine.close()
-    assert found == expected.get(name), f"{KERNELS.name} should say: {json.dumps({name: found})}"
+    folder: Path | None = request.config.getoption("--kernel-lists")
+    if folder is not None:
+        store_decode_kernels(folder / DECODE.name, name, found)
+        pytest.skip(f"{folder / DECODE.name} is written: look it through and commit it")
+    assert found == expected.get(name), f"{DECODE.name} should say: {json.dumps({name: found})}; {WRITE} writes it"
 
 
 def test_hidden_states_are_copies_of_a_stream_that_changes_in_place(load_tiny: Load) -> None:

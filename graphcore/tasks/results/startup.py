@@ -1,26 +1,19 @@
-"""The time since the process began, and whether compiled code came from the cache on disk."""
+"""The time since Python began, and whether compiled code came from the cache on disk."""
 
-import os
 import time
-from pathlib import Path
-
-import psutil
 
 from graphcore.graph.compile import CompileReport
-
-START_TICKS_FIELD = 19  # field of /proc/self/stat after the command's name: starttime, in clock ticks since boot
+from graphcore.processors import IMPORTED_AT, SECONDS_BEFORE_IMPORT
 
 
 def seconds_since_start() -> float:
-    """Return the seconds since this process began, interpreter start and imports included.
+    """Return the seconds since Python began in this process, interpreter start and imports included.
 
-    Linux gives the start in hundredths of a second; elsewhere psutil is used, which may be a second off.
+    The age of the process is more where a shell became Python with exec, as `bash -c "pip install ...; python run.py"`
+    does: it counts the installation. So the time before graphcore was imported is the processor time until then. Waits
+    for the disk before it are not counted.
     """
-    stat = Path("/proc/self/stat")
-    if not stat.exists():
-        return time.time() - float(psutil.Process().create_time())
-    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[START_TICKS_FIELD])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.perf_counter() - IMPORTED_AT + SECONDS_BEFORE_IMPORT
 
 
 def cache_state(report: CompileReport) -> str:

@@ -24,6 +24,8 @@ HEADERS = {
     "error": "error",
 }
 
+SHARABLE = ("status", "graph", "dtype", "error")  # columns that are stated once where all jobs have the same
+
 
 @dataclass(frozen=True)
 class SweepRow:
@@ -88,19 +90,30 @@ def as_csv(rows: Sequence[SweepRow]) -> str:
 
 
 def as_markdown(rows: Sequence[SweepRow]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [list(HEADERS.values()), ["---"] * len(HEADERS), *(row.cells() for row in rows)]
-    return "".join(f"| {' | '.join(_escaped(cell) for cell in line)} |\n" for line in lines)
+    """Return the rows as a Markdown table of what varies, after a line with what all jobs share."""
+    columns = dict(zip(HEADERS, zip(*(row.cells() for row in rows), strict=True), strict=True))
+    same = [name for name in SHARABLE if len(rows) > 1 and len(set(columns[name])) == 1]
+    shown = [name for name in HEADERS if name not in same and any(columns[name])]
+    stated = [f"{HEADERS[name]} {columns[name][0]}" for name in same if columns[name][0]]
+    shared = "; ".join(part for part in (" ".join(_shared_overrides(rows)), *stated) if part)
+    columns["overrides"] = tuple(labels(rows))
+    jobs = zip(*(columns[name] for name in shown), strict=True)
+    lines = [[HEADERS[name] for name in shown], ["---"] * len(shown), *jobs]
+    above = f"All {len(rows)} jobs: {_escaped(shared)}\n\n" if shared else ""
+    return above + "".join(f"| {' | '.join(_escaped(cell) for cell in line)} |\n" for line in lines)
 
 
 def labels(rows: Sequence[SweepRow]) -> list[str]:
     """Return each job's overrides without those that all jobs share."""
-    split = [row.overrides.split(" ") for row in rows]
-    shared = set.intersection(*(set(parts) for parts in split)) if len(rows) > 1 else set()
-    return [
-        " ".join(part for part in parts if part not in shared) or row.overrides
-        for parts, row in zip(split, rows, strict=True)
-    ]
+    shared = _shared_overrides(rows)
+    return [" ".join(part for part in row.overrides.split(" ") if part not in shared) or row.overrides for row in rows]
+
+
+def _shared_overrides(rows: Sequence[SweepRow]) -> list[str]:
+    """Return the overrides that all jobs have, in their order; none of a single job."""
+    if len(rows) < 2:
+        return []
+    return [part for part in rows[0].overrides.split(" ") if all(part in row.overrides.split(" ") for row in rows)]
 
 
 def _speed(record: Mapping[str, Any], phase: str) -> float | None:

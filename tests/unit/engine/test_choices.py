@@ -10,6 +10,7 @@ from graphcore.arch.checkpoint_config import stored_dtype
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
+from graphcore.build_folder import temporary_folder
 from graphcore.compiler import Compiler
 from graphcore.config.compose import compose_settings
 from graphcore.engine.choices import (
@@ -23,7 +24,7 @@ from graphcore.engine.choices import (
 )
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import prepare_model
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, GraphError
 from graphcore.kernels import library
 from graphcore.kernels.cache_codes import kv_types
 from graphcore.kernels.gpu import registration
@@ -193,6 +194,49 @@ def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.Monke
     assert found is None
     assert "old-g++ could not build graphcore's kernels: kernels.cpp:1: error: C++20 is unknown" in note
     assert find_kernels(tmp_path, CUDA) == (None, "")
+
+
+def test_kernels_that_cannot_be_kept_are_built_in_a_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def find(folder: Path, _: object) -> Path:
+        if folder != temporary_folder():
+            raise GraphError("cannot be kept") from OSError(30, "Read-only file system")
+        return folder / "kernels.so"
+
+    monkeypatch.setattr("graphcore.engine.choices.find_library", find)
+    (tmp_path / "kernels").touch()  # a file where the folder should be
+    library, note = find_kernels(tmp_path, CPU)
+    assert library is not None
+    assert library.parent == temporary_folder()
+    assert f"{tmp_path}/kernels cannot keep built code (File exists): a temporary folder has it" in note
+
+
+def test_kernels_that_may_not_run_where_they_are_kept_run_from_a_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kernels.so"
+    kept.touch()
+    monkeypatch.setattr("graphcore.engine.choices.find_library", lambda *_: kept)
+    monkeypatch.setattr("graphcore.engine.choices.loads", lambda path: path != kept)
+    temporary = temporary_folder()
+    assert temporary is not None
+    assert find_kernels(tmp_path, CPU) == (temporary / "kernels.so", "")
+    monkeypatch.setattr("graphcore.engine.choices.loads", lambda _: False)
+    assert "kernels.so cannot be loaded" in find_kernels(tmp_path, CPU)[1]
+
+
+def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    assert compose_settings([]).cache_folder == temporary_folder()
+    assert compose_settings([f"cache_dir={tmp_path}"]).cache_folder == tmp_path
+    choices = choices_here(compose_settings(["graph=eager"]), model())
+    assert any(note.startswith("no home folder is known") for note in choices.notes)
 
 
 @pytest.mark.parametrize("kind", ["auto", "eager"])

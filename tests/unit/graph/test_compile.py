@@ -13,9 +13,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import graphcore.graph.compile as compiling
+from graphcore.build_folder import temporary_folder
 from graphcore.errors import GraphError, StreamingError
 from graphcore.graph.compile import (
     CACHE_VARIABLE,
+    call_compiling,
+    code_folder,
     compile_cache,
     compile_whole,
     fresh_copy,
@@ -137,14 +140,63 @@ def test_the_cache_folder_holds_inside_the_block_only_and_a_users_own_wins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     default = Path(tempfile.gettempdir()) / "torchinductor_somebody"
-    for before, expected in ((None, "ours"), (str(default), "ours"), (str(tmp_path / "theirs"), "theirs")):
+    ours, theirs = tmp_path / "compiled", tmp_path / "theirs"
+    for before, expected in ((None, ours), (str(default), ours), (str(theirs), theirs)):
         if before is None:
             monkeypatch.delenv(CACHE_VARIABLE, raising=False)
         else:
             monkeypatch.setenv(CACHE_VARIABLE, before)
-        with compile_cache(tmp_path / "ours"):
-            assert Path(os.environ[CACHE_VARIABLE]).name == expected
+        folder, note = code_folder(tmp_path, torch.device("cpu"))
+        assert expected in (folder, folder.parent)
+        assert note == ""
+        with compile_cache(folder):
+            assert os.environ[CACHE_VARIABLE] == str(folder)
         assert os.environ.get(CACHE_VARIABLE) == before
+
+
+def test_a_users_own_folder_that_cannot_be_used_is_replaced_for_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    folder, note = code_folder(tmp_path, torch.device("cpu"))
+    assert os.environ[CACHE_VARIABLE] == str(folder) != str(tmp_path / "file")  # importing Dynamo would fail else
+    assert f"set {CACHE_VARIABLE} to" in note
+
+
+def test_a_folder_with_spaces_is_reached_through_a_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inductor gives g++ a command that is split at spaces; the code is kept all the same."""
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    link, note = code_folder(tmp_path / "with a space", torch.device("cpu"))
+    assert " " not in str(link)
+    assert link.resolve().parent == tmp_path / "with a space" / "compiled"
+    assert note == ""
+    assert code_folder(tmp_path / "with a space", torch.device("cpu"))[0] == link
+    assert call_compiling(link, compile_whole(doubled, "linked"), torch.ones(3)).tolist() == [3.0] * 3
+    assert any(link.resolve().iterdir())
+
+
+def test_code_that_finds_no_room_goes_into_a_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch._inductor import codecache
+
+    write = codecache.write
+
+    def refuse_here(*given: object, **named: object) -> object:
+        if os.environ[CACHE_VARIABLE] == str(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*given, **named)
+
+    monkeypatch.setattr(codecache, "write", refuse_here)
+    assert call_compiling(tmp_path, compile_whole(doubled, "moved"), torch.ones(11)).tolist() == [3.0] * 11
+    assert f"{tmp_path}: compiled code cannot be kept (No space left on device)" in caplog.text
+    assert f"it is kept in {temporary_folder()}" in caplog.text
+
+
+def test_a_compiler_without_room_for_its_own_files_counts_as_a_full_folder(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="compiled code cannot be kept"), compile_cache(tmp_path):
+        raise RuntimeError("g++: fatal error: error writing to /tmp/x.s: No space left on device")
 
 
 def test_this_thread_traces_before_the_one_that_loads_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

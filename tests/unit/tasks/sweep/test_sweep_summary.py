@@ -59,10 +59,30 @@ def test_csv_reads_back_with_every_job() -> None:
 
 
 def test_markdown_is_one_row_a_job_whatever_an_error_holds() -> None:
-    lines = as_markdown(rows()).splitlines()
+    above, blank, *lines = as_markdown(rows()).splitlines()
+    assert (above, blank) == ("All 3 jobs: task=bench", "")
     assert len(lines) == 2 + 3
-    assert {line.replace("\\|", "").count("|") for line in lines} == {10}
+    assert {line.replace("\\|", "").count("|") for line in lines} == {9}
     assert "PlanError: a \\| b, c" in lines[3]
+
+
+def test_markdown_states_once_what_all_jobs_share_and_shows_what_varies() -> None:
+    same = [SweepRow.of(["model=gpt2", "task=bench", f"seed={seed}"], float(seed), BENCH) for seed in (1, 2)]
+    assert as_markdown(same).splitlines() == [
+        "All 2 jobs: model=gpt2 task=bench; status ok; graph eager; dtype float32",
+        "",
+        "| overrides | prefill tokens/s | decode tokens/s | seconds |",
+        "| --- | --- | --- | --- |",
+        "| seed=1 | 1234.57 | 50.00 | 1.00 |",
+        "| seed=2 | 1234.57 | 50.00 | 2.00 |",
+    ]
+
+
+def test_markdown_of_a_single_job_and_of_jobs_that_all_failed_shows_their_errors() -> None:
+    (_, _, row) = as_markdown(rows()[1:2]).splitlines()
+    assert row == "| task=bench dtype=bf16 | failed | 1.00 | PlanError: a \\| b, c |"
+    failed = [SweepRow.of([f"dtype={dtype}"], 1.0, FAILED) for dtype in ("bf16", "fp16")]
+    assert as_markdown(failed).splitlines()[0] == "All 2 jobs: status failed; error PlanError: a \\| b, c"
 
 
 def test_a_perplexity_stands_beside_the_speed_of_the_path_it_took() -> None:
