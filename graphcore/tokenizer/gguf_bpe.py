@@ -19,7 +19,12 @@ LLAMA3_VOCAB = 128256
 
 
 def find_splitter(pre: str | None, vocab_size: int) -> Splitter:
-    """Return the splitter that `tokenizer.ggml.pre` names; llama.cpp's default for a missing or unknown name."""
+    """Return the splitter that `tokenizer.ggml.pre` names; llama.cpp's default for a missing or unknown name.
+
+    Args:
+        pre: the name; None if the file has none.
+        vocab_size: number of tokens, which tells Llama 3's vocabulary if the file does not.
+    """
     if pre in (None, "default") and vocab_size == LLAMA3_VOCAB:
         return LLAMA3
     return next((splitter for splitter in SPLITTERS if pre in splitter.names), DEFAULT)

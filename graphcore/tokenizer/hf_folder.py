@@ -36,8 +36,8 @@ def read_folder(folder: Path) -> TokenizerParts:
     Raises:
         TokenizerError: the folder has no tokenizer, or one of its files is damaged or names an unknown token.
     """
-    backend = _read_backend(folder)
-    config = _read_json(folder / "tokenizer_config.json")
+    backend, defaults = _read_backend(folder)
+    config = {**defaults, **_read_json(folder / "tokenizer_config.json")}
     special_map, added = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
     special = add_special_tokens(backend, config, special_map, added, str(folder))
     templates, model_config = _chat_templates(folder, config), _read_json(folder / "config.json")
@@ -55,10 +55,11 @@ def read_folder(folder: Path) -> TokenizerParts:
     )
 
 
-def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+def _read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
+    """Return the backend, and the named tokens of transformers' class if the folder has no tokenizer.json."""
     path = folder / "tokenizer.json"
     if path.is_file():
-        return read_tokenizer_json(path)
+        return read_tokenizer_json(path), {}
     if not has_tokenizer(folder):
         raise TokenizerError(
             f"{folder}: no tokenizer.json (nor {', '.join(_OTHER_FORMS)}); fetch it from the model's page, or run on "
@@ -67,7 +68,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     return _converted(folder)
 
 
-def _converted(folder: Path) -> tokenizers.Tokenizer:
+def _converted(folder: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
     """Return transformers' conversion of an older form. Only such folders import transformers, which takes a second."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -84,7 +85,7 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
             f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form, which text needs; run on token ids "
             "(prompt_ids)"
         )
-    return tokenizer.backend_tokenizer
+    return tokenizer.backend_tokenizer, tokenizer.special_tokens_map
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -203,9 +203,11 @@ def test_an_older_form_is_converted_through_transformers(tmp_path: Path) -> None
     assert isinstance(merges, tuple)
     write(tmp_path, "vocab.json", {token: token_id for token_id, token in enumerate(tokens)})
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
-    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "eos_token": END})
     write(tmp_path, "config.json", {"model_type": "gpt2"})
     tokenizer = Tokenizer(str(tmp_path))
+    assert tokenizer.eos_token_id == AutoTokenizer.from_pretrained(tmp_path).eos_token_id  # of its class: END
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "eos_token": "!"})
+    assert Tokenizer(str(tmp_path)).eos_token_id == 0
     for text, ids in golden.cases:
         assert golden.in_full(tokenizer.encode(text, add_special_tokens=False)) == ids
 
