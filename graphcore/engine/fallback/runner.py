@@ -13,7 +13,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import BringBack, RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -185,13 +185,13 @@ class TransformersRunner(WaveRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Take another cache from now on; the function that is returned takes the one of before again."""
         if not rows:
-            return lambda first=0: None
+            return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 
-        def bring_back(first: int = 0) -> None:  # noqa: ARG001  # all rows share one cache
+        def bring_back() -> None:
             self.cached = kept
 
         return bring_back
