@@ -54,3 +54,13 @@ def test_what_cannot_be_extended_is_refused_in_one_line(tiny_model: Tiny) -> Non
     fallback = load(tiny_model("llama3").folder, "model.fallback=transformers")
     with fallback, pytest.raises(ConfigError, match=r"leave out model\.fallback"):
         fallback.extend([[1]], [SequenceState()])
+
+
+def test_a_wave_leaves_its_pages_to_the_next(tiny_model: Tiny) -> None:
+    """Two sequences fill half of the cache each; the third, in the next wave, needs more than that."""
+    tiny = tiny_model("llama3")
+    rows = [tiny.ids[0, :30].tolist(), tiny.ids[1, :30].tolist(), tiny.ids[0, :45].tolist()]
+    with load(tiny.folder, "batching.cache_tokens=64") as engine:
+        found = engine.extend(rows, [SequenceState() for _ in rows])
+        for row, logits in zip(rows, found.logits, strict=True):
+            assert (logits - tiny.logits_of(torch.tensor([row]))[0, -1:]).abs().max() < tolerance_of("llama3")
