@@ -21,7 +21,7 @@ from graphcore.engine.checked_arguments import Prompt, check_count, check_hidden
 from graphcore.engine.choices import describe_choices
 from graphcore.engine.decode_steps import DeviceDecoding
 from graphcore.engine.decoding import HostDecoding
-from graphcore.engine.forward_state import Extension, ForwardState, extend_states
+from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.handle import Handle, TokenStream
 from graphcore.engine.load_model import Check, LoadedModel, load_model, no_check
 from graphcore.engine.model_runner import ModelRunner, WaveRunner
@@ -35,6 +35,7 @@ from graphcore.engine.scheduler import Scheduler
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
 from graphcore.engine.sequence_places import SequencePlaces
+from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
 from graphcore.engine.waves import WavePasses
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
@@ -408,7 +409,7 @@ class Engine:
     def extend(
         self,
         token_ids: Sequence[Sequence[int]],
-        states: Sequence[ForwardState],
+        states: Sequence[SequenceState],
         num_logits: int = 1,
         output_hidden_states: bool = False,
         keep_states: bool = True,
@@ -419,7 +420,7 @@ class Engine:
 
         Args:
             token_ids: new tokens of each sequence, at least one; any number of sequences, batch_size run together.
-            states: state of each sequence, a new `ForwardState()` for one that begins; entries may be the same.
+            states: state of each sequence, a new `SequenceState()` for one that begins; entries may be the same.
             num_logits: number of last tokens of each sequence whose logits are returned, at least 1.
             output_hidden_states: True also returns the residual stream after the embedding and after each block.
             keep_states: False returns no states.

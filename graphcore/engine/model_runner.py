@@ -6,9 +6,8 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,13 +49,6 @@ class RunnerSizes:
             if tokens > self.longest:
                 advice = f"the model was made for {self.longest}"
             raise ConfigError(f"{tokens} tokens do not fit in context_length={self.context}; {advice}")
-
-
-class BringBack(Protocol):
-    """A function that puts rows that were copied to the host into the caches again."""
-
-    def __call__(self, first: int = 0) -> None:
-        """Put the rows into the caches, from row `first` on."""
 
 
 class ModelRunner(ABC):
@@ -131,7 +123,7 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
 
     @abstractmethod

@@ -6,13 +6,13 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.model_runner import BringBack, ModelRunner, RunnerSizes
+from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
 from graphcore.engine.prompt_pieces import RowPiece, pieces_of
 from graphcore.engine.sampler import SamplingParams
@@ -93,12 +93,12 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     @torch.inference_mode()
-    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
-        kept = [self.pages.copy_out(row, tokens) for row in rows]
+        kept = {row: self.pages.copy_out(row, tokens) for row in rows}
 
-        def bring_back(first: int = 0) -> None:
-            for row, sequence in enumerate(kept, start=first):
+        def bring_back() -> None:
+            for row, sequence in kept.items():
                 self.pages.free(row)
                 if not self.pages.copy_in(row, sequence):
                     raise self._no_pages(tokens)

@@ -197,10 +197,10 @@ def test_forward_gives_the_logits_of_padded_rows(
             parts.append(out.logits)
         assert past.get_seq_length() == length
         assert (torch.cat(parts, dim=1) - expected)[mask.bool()].abs().max() < tolerance_of(name)
-        last = ours(ids, mask, logits_to_keep=3, use_cache=False)
-        assert last.logits.shape == (2, 3, VOCAB)
+        last = ours(ids, mask, logits_to_keep=PADDING + 2, use_cache=False)  # of a row padded at the right, two tokens
+        assert last.logits.shape == (2, PADDING + 2, VOCAB)
         assert last.past_key_values is None
-        assert (last.logits - found[:, -3:]).abs().max() < tolerance_of(name)
+        assert (last.logits - found[:, -PADDING - 2 :]).abs().max() < tolerance_of(name)
         assert torch.equal(ours(ids[1:]).logits, found[1:])  # without a mask
         chosen = ours(ids, mask, logits_to_keep=torch.tensor([9, 11])).logits
         assert torch.equal(chosen, found[:, [9, 11]])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import TinyModel, tolerance_of
+from tiny_models import TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.errors import ConfigError
@@ -47,45 +47,3 @@ def test_a_state_that_does_not_fit_is_refused_by_name(tiny_model: Tiny) -> None:
         with pytest.raises(ConfigError, match="do not fit in context_length=64"):
             engine.forward(hidden[:, [0] * 62], state)
         assert torch.equal(engine.forward(hidden, ForwardState()), engine.forward(hidden))
-
-
-@pytest.mark.parametrize("overrides", [(), ("streaming=on",)], ids=" ".join)
-@pytest.mark.parametrize("name", ["llama3", "gemma4", "qwen3_5"])
-def test_tokens_go_on_from_states_as_in_one_whole_sequence(
-    name: str, overrides: tuple[str, ...], tiny_model: Tiny
-) -> None:
-    """Sequences of different lengths, more than there are rows; one goes on from its state in two ways."""
-    tiny = tiny_model(name)
-    first, second = (row.tolist() for row in tiny.ids)
-    with load(tiny.folder, *overrides) as engine:
-        begun = engine.extend([first[:20], second[:33], first[:1]], [ForwardState() for _ in range(3)])
-        assert [state.tokens for state in begun.states] == [20, 33, 1]
-        sources = [begun.states[index] for index in (1, 0, 0, 2)]
-        rows = [second[33:34], first[20:23], second[5:12], first[1:40]]
-        found = engine.extend(rows, sources, num_logits=5)
-        wholes = [second[:34], first[:23], first[:20] + second[5:12], first[:40]]
-        for whole, row, logits in zip(wholes, rows, found.logits, strict=True):
-            expected = tiny.logits_of(torch.tensor([whole]))[0, -min(5, len(row)) :]
-            assert (logits - expected).abs().max() < tolerance_of(name)
-        again = engine.extend(rows[:2], sources[:2], output_hidden_states=True)  # the states are as they were
-        for layers, row, logits, before in zip(again.hidden_states, rows, again.logits, found.logits, strict=False):
-            assert len(layers) == engine.config.num_hidden_layers + 1
-            assert all(layer.shape == (len(row), engine.config.hidden_size) for layer in layers)
-            assert (logits - before[-1:]).abs().max() < tolerance_of(name)
-
-
-def test_what_cannot_be_extended_is_refused_in_one_line(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3").folder) as engine, load(tiny_model("llama3").folder) as other:
-        state = ForwardState()
-        engine.forward(torch.zeros(2, 3, engine.config.hidden_size), state)
-        with pytest.raises(ConfigError, match="a state holds 2 sequences; extend takes a state for each sequence"):
-            engine.extend([[1]], [state])
-        with pytest.raises(ConfigError, match="extend: 2 sequences and 1 states; give one for each"):
-            engine.extend([[1], [2]], [ForwardState()])
-        with pytest.raises(ConfigError, match="the state belongs to another engine"):
-            other.extend([[1]], engine.extend([[1]], [ForwardState()]).states)
-        with pytest.raises(ConfigError, match="do not fit in context_length=64"):
-            engine.extend([[1] * 10], engine.extend([[1] * 60], [ForwardState()]).states)
-    fallback = load(tiny_model("llama3").folder, "model.fallback=transformers")
-    with fallback, pytest.raises(ConfigError, match=r"leave out model\.fallback"):
-        fallback.extend([[1]], [ForwardState()])

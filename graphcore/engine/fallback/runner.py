@@ -6,7 +6,7 @@ A decode program has one step, which is a whole pass. The pass acquires its weig
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.cached_model import CachedModel, PassStep
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import BringBack, RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -91,13 +91,13 @@ class TransformersRunner(WaveRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, rows: Sequence[int], tokens: int) -> BringBack:
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Take another cache from now on; the function that is returned takes the one of before again."""
         if not rows:
-            return lambda first=0: None
+            return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 
-        def bring_back(first: int = 0) -> None:  # noqa: ARG001  # all rows share one cache
+        def bring_back() -> None:
             self.cached = kept
 
         return bring_back

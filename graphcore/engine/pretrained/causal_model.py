@@ -15,11 +15,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from graphcore.engine.forward_state import Extension
 from graphcore.engine.pretrained.padded_batch import PaddedBatch
 from graphcore.engine.pretrained.pretrained_config import generation_config, pretrained_config
 from graphcore.engine.pretrained.sequence_cache import EngineCache
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.sequence_state import Extension
 from graphcore.errors import ConfigError
 
 if TYPE_CHECKING:

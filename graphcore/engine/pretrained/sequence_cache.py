@@ -16,7 +16,7 @@ from typing import NoReturn
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from graphcore.engine.forward_state import ForwardState
+from graphcore.engine.sequence_state import SequenceState
 from graphcore.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ class CachedSequence:
     """
 
     columns: list[int | None] = field(default_factory=list)
-    states: list[ForwardState] = field(default_factory=lambda: [ForwardState()])
+    states: list[SequenceState] = field(default_factory=lambda: [SequenceState()])
 
     def copy(self) -> "CachedSequence":
         """Return a row that goes on from the same states."""
@@ -53,7 +53,7 @@ class CachedSequence:
         del self.columns[max(0, len(self.columns) - count) :]
         tokens = self.num_tokens
         fitting = [state for state in self.states if state.tokens <= tokens]
-        self.states = fitting[-1:] or [ForwardState()]
+        self.states = fitting[-1:] or [SequenceState()]
 
 
 class SequencesLayer(CacheLayerMixin):
@@ -94,7 +94,7 @@ class SequencesLayer(CacheLayerMixin):
         return [sequence.num_tokens for sequence in self.sequences_of(count)]
 
     def append(
-        self, rows: Sequence[CachedSequence], columns: Sequence[list[int | None]], states: Iterable[ForwardState]
+        self, rows: Sequence[CachedSequence], columns: Sequence[list[int | None]], states: Iterable[SequenceState]
     ) -> None:
         """Take over rows after a call.
 
