@@ -6,26 +6,20 @@ A decode program has one step, which is a whole pass. The pass acquires its weig
     row 0   [ . . . a b c d ]      rows are padded at the left, as transformers' generate does,
     row 1   [ u v w x y z ! ]      so that every row's last token is in the last column
 
-Each output of the model whose name its forward also takes (past_key_values, cache_params, state, ...) is passed back in
-the next pass. So the name of an architecture's cache need not be known here.
-
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.choices import Choices
-from graphcore.engine.fallback.config import torchs_own_defaults
+from graphcore.engine.fallback.cached_model import CachedModel, HeldCache
 from graphcore.engine.fallback.layer_hooks import LayerHooks
-from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import HeldState, RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -34,89 +28,6 @@ from graphcore.graph.step import GreedyStep, Step
 from graphcore.kernels.library import prebuilt_library
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident
-
-
-@dataclass
-class CachedModel:
-    """A transformers model with its cache; `run` appends columns of tokens.
-
-    Attributes:
-        lengths: number of real tokens that each row's cache holds.
-        held: number of columns that the cache holds, padding included.
-        mask: [B, held], 1 for columns that may be attended to; None where there is no padding.
-        carried: outputs of the last pass that are inputs of the next one, by name.
-    """
-
-    skeleton: Skeleton
-    hooks: LayerHooks
-    device: torch.device
-    lengths: list[int] = field(default_factory=list)
-    held: int = 0
-    mask: Tensor | None = None
-    carried: dict[str, object] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.takes = frozenset(inspect.signature(self.skeleton.model.forward).parameters)
-
-    def restart(self, lengths: Sequence[int]) -> None:
-        """Empty the cache for new rows of these lengths, padded to the longest.
-
-        Raises:
-            ConfigError: lengths differ, and the model cannot leave padding out.
-        """
-        self.lengths, self.held, self.mask, self.carried = [0] * len(lengths), 0, None, {}
-        if len(set(lengths)) == 1:
-            return
-        if "attention_mask" not in self.takes:
-            raise ConfigError(
-                f"{type(self.skeleton.model).__name__} takes no attention mask, so rows of different lengths cannot "
-                "run together; use batch_size=1"
-            )
-        longest = max(lengths)
-        columns = (
-            torch.arange(longest, dtype=torch.int64, device="cpu")[None, :]
-            >= longest - torch.tensor(lengths, dtype=torch.int64, device="cpu")[:, None]
-        )
-        self.mask = columns.long().to(self.device)
-
-    def run(
-        self, token_ids: Tensor, positions: Tensor | None = None, all_logits: bool = False, attentions: bool = False
-    ) -> Any:
-        """Run one pass over the next columns and return the model's outputs; `logits` is [B, T, V].
-
-        Args:
-            token_ids: [B, T] int64; padding may be any token.
-            positions: [B, T] positions of the tokens in their rows; None numbers the columns from 0, for rows without
-                padding.
-            all_logits: True returns the logits of every column, False those of the last one.
-            attentions: True also returns the attention weights.
-
-        Raises:
-            UnsupportedError: the model keeps no cache, or does not run its layers in order.
-        """
-        self.held += token_ids.shape[1]
-        inputs: dict[str, object] = {"input_ids": token_ids, "use_cache": True, **self.carried}
-        if attentions:
-            inputs["output_attentions"] = True
-        if not all_logits and "logits_to_keep" in self.takes:
-            inputs["logits_to_keep"] = 1
-        if self.mask is not None:
-            grown = self.held - self.mask.shape[1]
-            if grown > 0:
-                self.mask = torch.cat([self.mask, self.mask.new_ones(self.mask.shape[0], grown)], dim=1)
-            inputs["attention_mask"] = self.mask[:, : self.held]
-            if "position_ids" in self.takes:
-                inputs["position_ids"] = positions
-        with torchs_own_defaults():
-            output = self.skeleton.model(**inputs)
-        self.hooks.check_order()
-        self.carried = {name: value for name, value in output.items() if name in self.takes}
-        if not self.carried:
-            raise UnsupportedError(
-                f"{type(self.skeleton.model).__name__} returns no cache that its forward takes, so it cannot go on "
-                "token by token; model.fallback=transformers needs a model that does"
-            )
-        return output
 
 
 @dataclass
@@ -200,6 +111,21 @@ class TransformersRunner(WaveRunner):
             self.cached = kept
 
         return bring_back
+
+    def new_state(self) -> HeldCache:
+        """Return an empty state for `go_on`."""
+        return HeldCache()
+
+    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
+        assert isinstance(state, HeldCache), "a state of this runner"
+        self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)
+        try:
+            found = self.blocks(hidden, start)
+            state.cached = self.cached
+        finally:
+            self.cached = CachedModel(self.skeleton, self.hooks, self.device)
+        return found
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
         """Return the length of `cached` if the prompt begins with it and the cache holds exactly that, else 0."""
