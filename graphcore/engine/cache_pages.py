@@ -44,6 +44,9 @@ class CachePages:
         states: caches without positions, one for each layer that has one.
         reclaim: function that gives back pages of a table that no row has, at most so many.
         reclaimable: function that returns how many pages of a table no row has, though they are not free.
+        swap_out: function that copies forward states to the host until so many pages of a table are free.
+        swappable: function that returns how many pages of a table forward states have, after giving back those of
+            states that are gone.
     """
 
     def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache]) -> None:
@@ -57,6 +60,8 @@ class CachePages:
         self.tables = [PageTable(members, max(windows) if all(windows) else 0) for members, windows in groups.values()]
         self.reclaim: Callable[[PageTable, int], None] = lambda table, count: None
         self.reclaimable: Callable[[PageTable], int] = lambda table: 0
+        self.swap_out: Callable[[PageTable, int], None] = lambda table, count: None
+        self.swappable: Callable[[PageTable], int] = lambda table: 0
         self._is_lent = False
         self.states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
 
@@ -75,7 +80,7 @@ class CachePages:
             sum(max(0, len(table.numbers(positions, positions)) - len(table.rows[row])) for row, positions in wishes)
             for table in self.tables
         ]
-        return self._make_room(counts)
+        return self.make_room(counts)
 
     def reserve(self, row: int, begin: int, end: int) -> bool:
         """Give a row the pages that tokens at positions begin .. end - 1 need.
@@ -90,7 +95,7 @@ class CachePages:
         for table in self.tables:
             table.take_back(row, table.numbers(begin, end))
         missing = [table.missing(row, begin, end) for table in self.tables]
-        if not self._make_room([len(numbers) for numbers in missing]):
+        if not self.make_room([len(numbers) for numbers in missing]):
             return False
         for table, numbers in zip(self.tables, missing, strict=True):
             if numbers:
@@ -99,7 +104,7 @@ class CachePages:
 
     def copy(self, row: int, number: int) -> bool:
         """Give a row pages of its own in the place of those that it shares, by their number; False without room."""
-        if not self._make_room([1] * len(self.tables)):
+        if not self.make_room([1] * len(self.tables)):
             return False
         for table in self.tables:
             table.copy(row, number)
@@ -107,7 +112,7 @@ class CachePages:
 
     def take(self, counts: Sequence[int]) -> list[list[int]] | None:
         """Return so many free pages of each table, which the caller has to drop; None if there are not enough."""
-        if not self._make_room(counts):
+        if not self.make_room(counts):
             return None
         return [table.take(count) for table, count in zip(self.tables, counts, strict=True)]
 
@@ -120,18 +125,27 @@ class CachePages:
         for cache, each in zip(self.states, copies, strict=True):
             cache.copy_in(target, each)
 
-    def _make_room(self, counts: Sequence[int]) -> bool:
+    def make_room(self, counts: Sequence[int]) -> bool:
         """Return whether so many pages of each table can be given, after reclaiming those that no row has.
 
-        None are reclaimed where they would not be enough, and none while the cache is lent.
+        Beginnings of prompts go first, then forward states. None are reclaimed where they would not be enough, and none
+        while the cache is lent.
         """
-        lacking = [(table, count - table.num_free) for table, count in zip(self.tables, counts, strict=True)]
-        lacking = [(table, count) for table, count in lacking if count > 0]
-        if lacking and (self._is_lent or any(self.reclaimable(table) < count for table, count in lacking)):
+        lacking = [(table, count) for table, count in zip(self.tables, counts, strict=True) if count > table.num_free]
+        if not lacking:
+            return True
+        if self._is_lent or not all(self._could_free(table, count) for table, count in lacking):
             return False
         for table, count in lacking:
-            self.reclaim(table, count)
+            unused = min(count - table.num_free, self.reclaimable(table))
+            if unused > 0:
+                self.reclaim(table, unused)
+            self.swap_out(table, count)
         return all(count <= table.num_free for table, count in zip(self.tables, counts, strict=True))
+
+    def _could_free(self, table: PageTable, count: int) -> bool:
+        """Return whether so many pages of a table would be free if no row, beginning or forward state had one."""
+        return count <= self.swappable(table) + self.reclaimable(table) + table.num_free
 
     def take_back(self, row: int, position: int) -> None:
         """Take from a row the pages that a token at a position does not see."""

@@ -402,7 +402,8 @@ class Engine:
         check_hidden(hidden_states, self.config.hidden_size)
         runner = self.runner
         if state is not None:
-            return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states))
+            lends = runner.lends_for_states
+            return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states), lends=lends)
         waves = torch.split(hidden_states, runner.sizes.batch_size)
         return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(wave) for wave in waves]))
 

@@ -3,19 +3,19 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable
+import weakref
 
-import torch
 from torch import Tensor
 
-from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.model_runner import HeldState, ModelRunner
 from graphcore.errors import ConfigError
 
 
 class ForwardState:
     """What the layers keep of some sequences: keys, values and recurrent states, for `Engine.forward`.
 
-    It belongs to one engine, and is kept in host memory between calls.
+    It belongs to one engine. Between calls its pages stay in the KV cache, as far as requests leave room for them, and
+    are given back when nobody refers to it any more.
 
     Attributes:
         tokens: int, positions that it holds of each sequence.
@@ -25,10 +25,10 @@ class ForwardState:
     def __init__(self) -> None:
         self.tokens = self.rows = 0
         self._runner: ModelRunner | None = None
-        self._bring_back: Callable[[], None] = lambda: None
+        self._held: HeldState | None = None
 
     def go_on(self, runner: ModelRunner, hidden: Tensor) -> Tensor:
-        """Run hidden states [B, T, D] at the next positions, in the caches' first rows, and keep the rows after them.
+        """Run hidden states [B, T, D] at the next positions, and keep what the layers keep of them.
 
         Raises:
             ConfigError: the state is another engine's, or of another number of sequences, or too many are given.
@@ -39,10 +39,9 @@ class ForwardState:
         if self.rows not in (0, rows) or rows > runner.sizes.batch_size:
             most = self.rows or runner.sizes.batch_size
             raise ConfigError(f"hidden_states has {rows} rows, and the state has room for {most}; give that many")
-        with torch.inference_mode():
-            self._bring_back()
-        found = runner.blocks(hidden, self.tokens)
+        if self._held is None:
+            self._held = runner.new_state()
+            weakref.finalize(self, self._held.drop).atexit = False
+        found = runner.go_on(self._held, hidden, self.tokens)
         self._runner, self.rows, self.tokens = runner, rows, self.tokens + hidden.shape[1]
-        with torch.inference_mode():
-            self._bring_back = runner.put_aside(range(rows), self.tokens)
         return found

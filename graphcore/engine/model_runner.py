@@ -51,6 +51,14 @@ class RunnerSizes:
             raise ConfigError(f"{tokens} tokens do not fit in context_length={self.context}; {advice}")
 
 
+class HeldState(ABC):
+    """What a runner keeps of a forward state's sequences between two calls."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Note that the state is gone; any thread may call it, at any time, and it takes no lock."""
+
+
 class ModelRunner(ABC):
     """Runner of a model; the cache of each row of the batch is kept between calls.
 
@@ -66,6 +74,7 @@ class ModelRunner(ABC):
     device: torch.device
     library: str | None = None
     can_rewind = True
+    lends_for_states = True  # whether the caches have to be lent for `go_on`
 
     def enter_thread(self) -> None:
         """Make the runner's GPU the calling thread's current device, because Triton launches kernels there."""
@@ -123,10 +132,6 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
-
-    @abstractmethod
     def feed(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
     ) -> Tensor:
@@ -167,11 +172,28 @@ class ModelRunner(ABC):
     def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
 
+    @abstractmethod
+    def new_state(self) -> HeldState:
+        """Return an empty state for `go_on`."""
+
+    @abstractmethod
+    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks, after the positions of a state, which then holds them, too.
+
+        Args:
+            state: one of `new_state`; if the call fails, it is as before.
+            start: number of tokens that it holds.
+        """
+
 
 class WaveRunner(ModelRunner):
     """Runner whose sequences begin together: they share one cache, which none can join, and which only grows."""
 
     can_rewind = False
+
+    @abstractmethod
+    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
 
     @property
     def needs_equal_lengths(self) -> bool:

@@ -99,6 +99,13 @@ class PageTable:
             self.rows[row][number] = page
         self._put(row, list(pages))
 
+    def exchange(self, row: int, pages: dict[int, int]) -> dict[int, int]:
+        """Let a row name other pages by number, and return those that it named; nobody has one more or less."""
+        before, self.rows[row] = self.rows[row], pages
+        self._put(row, list(before))
+        self._put(row, list(pages))
+        return before
+
     def copy(self, row: int, number: int) -> None:
         """Give a row a copy of a page that it shares, in its place; there must be a free page."""
         shared = self.rows[row].pop(number)

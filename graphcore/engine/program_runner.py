@@ -6,13 +6,14 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.model_runner import ModelRunner, RunnerSizes
+from graphcore.engine.held_sequences import HeldSequences, Holding
+from graphcore.engine.model_runner import HeldState, ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
 from graphcore.engine.prompt_pieces import RowPiece, pieces_of
 from graphcore.engine.sampler import SamplingParams
@@ -39,6 +40,8 @@ class ProgramRunner(ModelRunner):
         pages: who has which pages of the caches.
     """
 
+    lends_for_states = False
+
     def __init__(
         self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int, prompt_tokens: int = 0
     ) -> None:
@@ -50,6 +53,7 @@ class ProgramRunner(ModelRunner):
         self.library = None if builder.library is None else str(builder.library)
         self.programs = Programs(builder, batch_size)
         self.pages = CachePages(spec, builder.caches)
+        self._holding = Holding(self.pages)
 
     @property
     def num_compiled(self) -> int:
@@ -91,19 +95,6 @@ class ProgramRunner(ModelRunner):
         """Free programs and captured graphs; the model cannot run any more."""
         self.programs.clear()
         self.builder.captures.release()
-
-    @torch.inference_mode()
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
-        kept = {row: self.pages.copy_out(row, tokens) for row in rows}
-
-        def bring_back() -> None:
-            for row, sequence in kept.items():
-                self.pages.free(row)
-                if not self.pages.copy_in(row, sequence):
-                    raise self._no_pages(tokens)
-
-        return bring_back
 
     @torch.inference_mode()
     def feed(
@@ -247,14 +238,38 @@ class ProgramRunner(ModelRunner):
                 program.state.free_activations()
         return answer
 
+    def new_state(self) -> HeldSequences:
+        """Return an empty state for `go_on`."""
+        return HeldSequences(self._holding)
+
+    @torch.inference_mode()
+    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
+        assert isinstance(state, HeldSequences), "a state of this runner"
+        num_rows, length = hidden.shape[:2]
+        self.sizes.check_context(start + length)
+        with self._holding.in_rows(state, num_rows, start, start + length):
+            return self.blocks(hidden, start)
+
     def _pieces(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
         """Yield the pieces of rows, pass by pass; the caller runs each before the next."""
         self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
         for pieces in pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens):
+            ready: list[RowPiece] = []
             for piece in pieces:
                 begin, end = starts[piece.row] + piece.begin, starts[piece.row] + piece.end
+                if ready and not self._has_pages(piece.row, begin, end):
+                    yield from self._run_pieces(ready, starts)
+                    ready = []
                 self.reserve(piece.row, begin, end)
-            yield pieces
+                ready.append(piece)
+            yield from self._run_pieces(ready, starts)
+
+    def _run_pieces(self, pieces: list[RowPiece], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
+        """Yield pieces that the caller runs; a ring, whose pool has few pages, then has those that are out of sight."""
+        yield pieces
+        for piece in pieces:
+            self.pages.take_back(piece.row, starts[piece.row] + piece.end)
 
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row of the caches the pages that tokens at positions begin .. end - 1 need; other calls do it.
@@ -262,16 +277,17 @@ class ProgramRunner(ModelRunner):
         Raises:
             ConfigError: there are not enough.
         """
+        if not self._has_pages(row, begin, end):
+            raise ConfigError(
+                f"a row of {end} tokens does not fit in the KV cache's pages beside the other rows; raise "
+                "batching.cache_tokens, or give fewer rows"
+            )
+
+    def _has_pages(self, row: int, begin: int, end: int) -> bool:
+        """Return whether a row has the pages that tokens at positions begin .. end - 1 need; it gets what it lacks."""
         if begin == 0:
             self.pages.free(row)  # it may share some
-        if not self.pages.reserve(row, begin, end):
-            raise self._no_pages(end)
-
-    def _no_pages(self, tokens: int) -> ConfigError:
-        return ConfigError(
-            f"a row of {tokens} tokens does not fit in the KV cache's pages beside the other rows; raise "
-            "batching.cache_tokens, or give fewer rows"
-        )
+        return self.pages.reserve(row, begin, end)
 
     def _program_of(self, piece: RowPiece, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Program:
         """Return the program of a piece, which is never captured, with its inputs."""

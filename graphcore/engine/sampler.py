@@ -21,7 +21,7 @@ class SamplingParams:
     """Sampling parameters; the defaults are greedy, without cuts and without penalty.
 
     Attributes:
-        temperature: float, divisor of the logits; 0 is greedy, and so is less than 1e-5.
+        temperature: float, divisor of the logits; 0 is greedy.
         top_k: int, number of the likeliest tokens that are kept; 0 and -1 are off.
         top_p: float, total probability of the likeliest tokens that are kept; 1 is off, 0 is greedy.
         min_p: float, least probability of a token that is kept, as a share of the likeliest token's; 0 is off, 1 is

@@ -160,9 +160,10 @@ def test_a_sequence_is_put_aside_in_codes(wide_model: Wide) -> None:
         runner.feed([row[:40]], [0])
         expected = runner.feed([row[40:]], [40])
         runner.feed([row[:40]], [0])
-        bring_back = runner.put_aside([0], 40)
+        kept = runner.pages.copy_out(0, 40)
         runner.feed([row[::-1]], [0])
-        bring_back()
+        runner.pages.free(0)
+        assert runner.pages.copy_in(0, kept)
         assert torch.equal(runner.feed([row[40:]], [40]), expected)
 
 

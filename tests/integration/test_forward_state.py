@@ -1,13 +1,22 @@
-"""Hidden states that run in several calls, from a state that goes on, are those of one call."""
+"""Hidden states that run in several calls, from a state that goes on, are those of one call.
 
+Between calls a state's pages stay in the caches, or are swapped out when somebody needs them; no bit depends on it.
+"""
+
+import gc
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import TinyModel
 
 from graphcore import Engine, ForwardState
+from graphcore.engine.cache_pages import CachePages
+from graphcore.engine.held_sequences import Holding
 from graphcore.errors import ConfigError
+from graphcore.nn.layer_cache import KVCache
 
 Tiny = Callable[[str], TinyModel]
 LENGTHS = (5, 1, 20, 9)  # in chunks of 16: shorter, one token, longer
@@ -47,3 +56,123 @@ def test_a_state_that_does_not_fit_is_refused_by_name(tiny_model: Tiny) -> None:
         with pytest.raises(ConfigError, match="do not fit in context_length=64"):
             engine.forward(hidden[:, [0] * 62], state)
         assert torch.equal(engine.forward(hidden, ForwardState()), engine.forward(hidden))
+
+
+KINDS = ["llama3", "gemma3", "qwen3_5"]  # pages, rings, recurrent states
+STEPS = (20, 1, 1, 16, 1, 5)
+
+
+def hidden_of(seed: int, rows: int = 1, length: int = sum(STEPS)) -> torch.Tensor:
+    return torch.randn(rows, length, 64, generator=torch.Generator().manual_seed(seed))
+
+
+def holding_of(engine: Engine) -> Holding:
+    return engine.runner._holding  # type: ignore[attr-defined]
+
+
+def pages_of(engine: Engine) -> CachePages:
+    return engine.runner.pages  # type: ignore[attr-defined]
+
+
+def alone(engine: Engine, seed: int, rows: int = 1) -> list[torch.Tensor]:
+    """Return what each step gives where nothing runs between."""
+    state = ForwardState()
+    return [engine.forward(part, state) for part in hidden_of(seed, rows).split(STEPS, dim=1)]
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of pages of each copy out of or into a cache."""
+    found: list[int] = []
+    out, into = KVCache.copy_out, KVCache.copy_in
+
+    def copy_out(self: KVCache, pages: torch.Tensor) -> Any:
+        found.append(len(pages))
+        return out(self, pages)
+
+    def copy_in(self: KVCache, pages: torch.Tensor, kept: Any) -> None:
+        found.append(len(pages))
+        into(self, pages, kept)
+
+    monkeypatch.setattr(KVCache, "copy_out", copy_out)
+    monkeypatch.setattr(KVCache, "copy_in", copy_in)
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_pages_stay_where_they_are(name: str, tiny_model: Tiny, copied: list[int]) -> None:
+    with load(tiny_model(name).folder) as engine:
+        state = ForwardState()
+        for part in hidden_of(1, rows=1).split(STEPS, dim=1):
+            engine.forward(part, state)
+        assert copied == []
+
+
+@pytest.mark.parametrize("overrides", [(), ("streaming=on",)], ids=" ".join)
+@pytest.mark.parametrize("name", KINDS)
+def test_many_states_have_the_bits_of_one(name: str, overrides: tuple[str, ...], tiny_model: Tiny) -> None:
+    """Five states of two sequences where there are pages for two sequences, requests between them, from two threads."""
+    with load(tiny_model(name).folder, *overrides) as engine:
+        expected = {seed: alone(engine, seed, rows=2) for seed in range(5)}
+        request = engine.generate([[7, 8, 9] * 10], max_new_tokens=20, ignore_eos=True)[0].token_ids
+        states = {seed: ForwardState() for seed in expected}
+        parts = {seed: hidden_of(seed, rows=2).split(STEPS, dim=1) for seed in expected}
+        handles = []
+        for step in range(len(STEPS)):
+            handles.append(engine.submit([7, 8, 9] * 10, max_new_tokens=20, ignore_eos=True))
+            for seed, state in states.items():
+                assert torch.equal(engine.forward(parts[seed][step], state), expected[seed][step])
+        assert {handle.result().token_ids for handle in handles} == {request}
+        assert all((state.tokens, state.rows) == (sum(STEPS), 2) for state in states.values())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_that_is_dropped_gives_its_pages_back(name: str, tiny_model: Tiny) -> None:
+    with load(tiny_model(name).folder) as engine:
+        tables = pages_of(engine).tables
+        states = [ForwardState() for _ in range(2)]
+        for state in states:
+            engine.forward(hidden_of(1), state)
+        assert any(table.num_free < table.num_pages for table in tables)
+        del state
+        thread = threading.Thread(target=states.clear)  # a collector may run in any thread
+        thread.start()
+        thread.join()
+        gc.collect()
+        holding_of(engine)._give_back_dropped()
+        engine._scheduler.run_alone("test", lambda: None)
+        assert [table.num_free for table in tables] == [table.num_pages for table in tables]
+        assert not any(table._users for table in tables)
+        assert not holding_of(engine)._held
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_call_that_fails_leaves_the_state_as_it_was(
+    name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_model(name).folder) as engine:
+        expected, state = alone(engine, 2), ForwardState()
+        runner: Any = engine.runner
+        blocks = runner.blocks
+
+        def fail_at_the_end(hidden: torch.Tensor, start: int) -> torch.Tensor:
+            blocks(hidden, start)
+            raise ConfigError("as a disk does")
+
+        for part, right in zip(hidden_of(2).split(STEPS, dim=1), expected, strict=True):
+            monkeypatch.setattr(runner, "blocks", fail_at_the_end)
+            with pytest.raises(ConfigError, match="as a disk does"):
+                engine.forward(-part, state)
+            monkeypatch.setattr(runner, "blocks", blocks)
+            assert torch.equal(engine.forward(part, state), right)
+        with pytest.raises(ConfigError, match="do not fit in context_length=64"):
+            engine.forward(hidden_of(3), state)
+
+
+def test_a_full_cache_swaps_states_out_for_requests(tiny_model: Tiny, copied: list[int]) -> None:
+    with load(tiny_model("llama3").folder) as engine:
+        expected, state = alone(engine, 4, rows=2), ForwardState()
+        for part, right in zip(hidden_of(4, rows=2).split(STEPS, dim=1), expected, strict=True):
+            engine.generate([[1] * 60, [2] * 60], max_new_tokens=4)  # both rows and all pages
+            assert torch.equal(engine.forward(part, state), right)
+        assert copied

@@ -20,6 +20,7 @@ from torch import Tensor
 from graphcore.engine.fallback.config import torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
+from graphcore.engine.model_runner import HeldState
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.state import StepState
 
@@ -122,3 +123,16 @@ class PassStep:
             cached.restart([1] * len(state.token_ids))
         output = cached.run(state.token_ids, state.span.starts[:, None])
         state.logits = output.logits[:, -1].float()
+
+
+class HeldCache(HeldState):
+    """The cache of a forward state, with the model's own keys and values.
+
+    Attributes:
+        cached: the model with the cache; None if it is empty.
+    """
+
+    cached: CachedModel | None = None
+
+    def drop(self) -> None:
+        """Do nothing: the cache is memory of its own."""

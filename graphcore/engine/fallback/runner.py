@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.choices import Choices
-from graphcore.engine.fallback.cached_model import CachedModel, PassStep
+from graphcore.engine.fallback.cached_model import CachedModel, HeldCache, PassStep
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import HeldState, RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
@@ -101,6 +101,21 @@ class TransformersRunner(WaveRunner):
             self.cached = kept
 
         return bring_back
+
+    def new_state(self) -> HeldCache:
+        """Return an empty state for `go_on`."""
+        return HeldCache()
+
+    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+        """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
+        assert isinstance(state, HeldCache), "a state of this runner"
+        self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)
+        try:
+            found = self.blocks(hidden, start)
+            state.cached = self.cached
+        finally:
+            self.cached = CachedModel(self.skeleton, self.hooks, self.device)
+        return found
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
         """Return the length of `cached` if the prompt begins with it and the cache holds exactly that, else 0."""

@@ -1,0 +1,178 @@
+"""Sequences of forward states between two calls: their pages stay in the caches, with no row of the tables.
+
+    call:     other rows' pages aside  -->  the state's pages in the first rows  -->  blocks  -->  all back
+    between:  a page that somebody else needs, and none is free:  the sequence is swapped out to host memory
+
+All this happens in the thread that computes, but for `drop`, which a garbage collector may call in any thread.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphcore.engine.cache_pages import CachePages, KeptSequence
+from graphcore.engine.model_runner import HeldState
+from graphcore.engine.page_table import Copies, PageTable
+
+
+@dataclass(eq=False)
+class HeldSequence:
+    """What the layers keep of one sequence.
+
+    Attributes:
+        tokens: positions that it holds.
+        pages: pages of each table by number; none if it is swapped out.
+        states: copies of the recurrent states, in host memory.
+        swapped: a copy of everything, if it is swapped out.
+    """
+
+    tokens: int
+    pages: Sequence[dict[int, int]]
+    states: Sequence[Copies]
+    swapped: KeptSequence | None = None
+
+
+class HeldSequences(HeldState):
+    """The sequences of one forward state.
+
+    Attributes:
+        rows: its sequences, one for each row.
+    """
+
+    def __init__(self, owner: "Holding") -> None:
+        self._owner = owner
+        self.rows: list[HeldSequence] = []
+
+    def drop(self) -> None:
+        """Let the pages be given back before somebody needs them; it takes no lock."""
+        self._owner.dropped.append(self.rows)
+
+
+class Holding:
+    """The sequences of all forward states of a runner.
+
+    Attributes:
+        dropped: sequences of states that are gone, whose pages are to be given back.
+    """
+
+    def __init__(self, pages: CachePages) -> None:
+        self._pages = pages
+        self.dropped: deque[list[HeldSequence]] = deque()
+        self._held: dict[HeldSequence, None] = {}  # with pages, the least recently used first
+        pages.swap_out, pages.swappable = self._swap_out_some, self._num_swappable
+
+    @contextmanager
+    def in_rows(self, state: HeldSequences, num_rows: int, begin: int, end: int) -> Iterator[None]:
+        """Let the first rows of the caches be a state's inside the block, which runs positions begin .. end - 1.
+
+        Where there is room for its pages beside all others, they stay where they are. Otherwise the state is copied
+        into the caches and out again, and others' pages meanwhile to the host. If the block fails, the state is as
+        before.
+        """
+        self._give_back_dropped()
+        for one in state.rows:
+            self._held.pop(one, None)  # not to be swapped out meanwhile
+        has_room = self._pages.make_room(self._counts(state.rows, num_rows, begin, end))
+        with self._in_place(state, num_rows, end) if has_room else self._by_copies(state, num_rows, end):
+            yield
+
+    def _counts(self, held: Sequence[HeldSequence], num_rows: int, begin: int, end: int) -> list[int]:
+        """Return how many pages of each table a call needs besides those that the state has."""
+        num_swapped = sum(one.swapped is not None for one in held)
+        counts = []
+        for table in self._pages.tables:
+            before = set(table.numbers(begin, begin)) if held else set[int]()
+            missing = len(set(table.numbers(begin, end)) - before)
+            counts.append(num_rows * min(table.reach, missing) + num_swapped * len(before))
+        return counts
+
+    @contextmanager
+    def _in_place(self, state: HeldSequences, num_rows: int, end: int) -> Iterator[None]:
+        pages, tables, held = self._pages, self._pages.tables, state.rows
+        others = [[table.exchange(row, {}) for table in tables] for row in range(num_rows)]
+        other_states = [[cache.copy_out(row) for cache in pages.states] for row in range(num_rows)]
+        try:
+            for row, one in enumerate(held):
+                self._put(row, one)
+            yield
+            found = [self._taken(row, end) for row in range(num_rows)]
+        except BaseException:
+            for row in range(num_rows):
+                pages.free(row)
+            self._held.update(dict.fromkeys(one for one in held if one.pages))
+            raise
+        finally:
+            for row, (own, states) in enumerate(zip(others, other_states, strict=True)):
+                for table, numbers in zip(tables, own, strict=True):
+                    table.exchange(row, numbers)
+                pages.put_states(states, row)
+        for one in held:
+            self._drop_pages(one)
+        state.rows[:] = found
+        self._held.update(dict.fromkeys(found))
+
+    def _put(self, row: int, one: HeldSequence) -> None:
+        """Give a row a sequence's pages, which the sequence keeps, or those of a copy that was swapped out."""
+        if one.swapped is not None:
+            has_room = self._pages.copy_in(row, one.swapped)
+            assert has_room, "there was room for the pages"
+            return
+        for table, numbers in zip(self._pages.tables, one.pages, strict=True):
+            table.share(row, numbers)
+        self._pages.put_states(one.states, row)
+
+    def _taken(self, row: int, end: int) -> HeldSequence:
+        """Take a row's pages and states out of it."""
+        self._pages.take_back(row, end)
+        states = [(first.cpu(), second.cpu()) for first, second in (one.copy_out(row) for one in self._pages.states)]
+        return HeldSequence(end, [table.exchange(row, {}) for table in self._pages.tables], states)
+
+    @contextmanager
+    def _by_copies(self, state: HeldSequences, num_rows: int, end: int) -> Iterator[None]:
+        for one in state.rows:
+            self._swap_out(one)
+        with self._pages.lending(range(num_rows)):
+            for row, one in enumerate(state.rows):
+                assert one.swapped is not None, "all were swapped out"
+                has_room = self._pages.copy_in(row, one.swapped)
+                assert has_room, "the whole cache has room for a call's rows"
+            yield
+            kept = [self._pages.copy_out(row, end) for row in range(num_rows)]
+        state.rows[:] = [HeldSequence(end, (), (), one) for one in kept]
+
+    def _swap_out(self, one: HeldSequence) -> None:
+        """Copy a sequence to the host, and give back its pages."""
+        if one.swapped is not None:
+            return
+        paged: list[Copies] = []
+        for table, pages in zip(self._pages.tables, one.pages, strict=True):
+            paged += table.copies([pages[number] for number in table.numbers(one.tokens, one.tokens)])
+        parts = [*((first.cpu(), second.cpu()) for first, second in paged), *one.states]
+        one.swapped = KeptSequence(one.tokens, parts)
+        self._drop_pages(one)
+
+    def _drop_pages(self, one: HeldSequence) -> None:
+        for table, pages in zip(self._pages.tables, one.pages, strict=False):
+            for page in pages.values():
+                table.drop(page)
+        one.pages, one.states = (), ()
+        self._held.pop(one, None)
+
+    def _give_back_dropped(self) -> None:
+        while self.dropped:
+            for one in self.dropped.popleft():
+                self._drop_pages(one)
+
+    def _num_swappable(self, table: PageTable) -> int:
+        """Return how many pages of a table would be free if all sequences were swapped out."""
+        self._give_back_dropped()
+        index = self._pages.tables.index(table)
+        return sum(len(one.pages[index]) for one in self._held)
+
+    def _swap_out_some(self, table: PageTable, count: int) -> None:
+        """Swap sequences out, those that were not used for longest first, until so many pages of a table are free."""
+        for one in list(self._held):
+            if table.num_free >= count:
+                return
+            self._swap_out(one)
