@@ -148,3 +148,10 @@ def test_scores_that_are_missing_are_a_note() -> None:
 def test_kinds_that_are_not_read_are_named(model: str) -> None:
     with pytest.raises(TokenizerError, match=f"model '{model}' is not supported.*prompt_ids"):
         read(model=model)
+
+
+def test_of_equal_merges_the_first_counts() -> None:
+    """llama.cpp's table keeps the first rank: "b c" comes before the second "a b"."""
+    tokens = (*TOKENS, "bc")
+    tokenizer = read(tokens=tokens, token_type=(*TYPES, 1), merges=("a b", "b c", "a b"))
+    assert tokenizer.encode("abc") == [5, 2]
