@@ -57,7 +57,7 @@ def obstacle(folder: Path) -> str | None:
 def temporary_folder() -> Path | None:
     """Return this process's temporary folder for built code; None if no place for one can be written to."""
     for place in dict.fromkeys((os.environ.get("TMPDIR", TEMPORARY[0]), *TEMPORARY)):
-        if not is_plain(Path(place)) or not Path(place).is_dir() or obstacle(Path(place)) is not None:
+        if not is_one_word(Path(place)) or not Path(place).is_dir() or obstacle(Path(place)) is not None:
             continue
         with suppress(OSError):  # the disk has just been filled
             folder = tempfile.mkdtemp(prefix="graphcore-", dir=place)
@@ -66,7 +66,7 @@ def temporary_folder() -> Path | None:
     return None
 
 
-def is_plain(path: Path) -> bool:
+def is_one_word(path: Path) -> bool:
     """Return whether a shell would read a path as one word without quotes, as torch's commands need it."""
     return shlex.quote(str(path)) == str(path)
 

@@ -25,7 +25,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from graphcore.build_folder import TEMPORARY, build_folder, is_plain, obstacle, temporary_folder
+from graphcore.build_folder import TEMPORARY, build_folder, is_one_word, obstacle, temporary_folder
 from graphcore.device import cpu_name
 from graphcore.errors import GraphcoreError, GraphError
 
@@ -88,7 +88,7 @@ def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:
 
 def _without_spaces(folder: Path) -> Path:
     """Return the folder, or a link to it if Inductor's commands, which are split like a shell's, could not name it."""
-    temporary = None if is_plain(folder.absolute()) else temporary_folder()
+    temporary = None if is_one_word(folder.absolute()) else temporary_folder()
     if temporary is None:
         return folder
     link = temporary / sha256(os.fsencode(folder.absolute())).hexdigest()[:16]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graphcore.build_folder import ROOM, build_folder, is_plain, obstacle, temporary_folder
+from graphcore.build_folder import ROOM, build_folder, is_one_word, obstacle, temporary_folder
 
 
 def test_a_folder_with_room_is_created_and_keeps_the_code(tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_the_temporary_folder_goes_with_its_process_and_not_with_a_forked_one(tm
     ("path", "expected"), [("/a/b-c.d_1", True), ("/a b", False), ("/\u00fc", False), ("/a'b", False)]
 )
 def test_a_plain_path_is_one_word_for_a_shell(path: str, expected: bool) -> None:
-    assert is_plain(Path(path)) == expected
+    assert is_one_word(Path(path)) == expected
