@@ -44,6 +44,7 @@ def validate_settings(settings: Settings) -> None:
     kv_names(settings.kv_dtype)
     _check_sizes(settings)
     check_sampling(settings.sampling)
+    check_cuts(settings.sampling)
     _check_prompts(settings)
     _ = settings.cache_folder  # raises where it cannot be one
     check_streaming(settings)
@@ -138,6 +139,10 @@ def check_sampling(sampling: SamplingSettings) -> None:
         value = vars(sampling)[key]
         if not is_right or value in (float("inf"), float("-inf")):
             raise ConfigError(f"sampling.{key}={value} must be {allowed}")
+
+
+def check_cuts(sampling: SamplingSettings) -> None:
+    """Reject cuts beside a temperature of 0, which they do not change: whoever set them expects a sampled answer."""
     agreeing = {"top_k": (-1, 0, 1), "top_p": (0, 1), "min_p": (0, 1)}  # off, or greedy as well
     narrows = [key for key, values in agreeing.items() if vars(sampling)[key] not in values]
     if sampling.temperature == 0 and narrows:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from graphcore.config.settings import SamplingSettings
-from graphcore.config.validate import UNLIMITED, check_sampling
+from graphcore.config.validate import UNLIMITED, check_cuts, check_sampling
 from graphcore.device import dtype_name
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
@@ -217,8 +217,10 @@ def check_stops(stop: object) -> list[str]:
 def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
     """Return checked sampling parameters; None is a parameter's neutral value.
 
+    A temperature of 0 that is given turns off the cuts beside it, since clients send them together.
+
     Raises:
-        ConfigError: a name is unknown or a value out of range.
+        ConfigError: a name is unknown, a value is out of range, or there are cuts and no temperature.
     """
     known = SamplingParams()
     unknown = values.keys() - vars(known).keys()
@@ -230,8 +232,11 @@ def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
         if value is not None
     }
     params = replace(known, **given)
-    check_sampling(SamplingSettings(**{name: value for name, value in vars(params).items() if name != "seed"}))
-    return params
+    settings = SamplingSettings(**{name: value for name, value in vars(params).items() if name != "seed"})
+    check_sampling(settings)
+    if "temperature" not in given:
+        check_cuts(settings)
+    return params if params.temperature else replace(params, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -211,6 +211,7 @@ def test_repetition_penalty_gives_what_transformers_gives(engine: Engine, tiny_m
         {"temperature": 1e-300, "top_k": 40},
         {"temperature": np.float32(0), "top_k": np.int64(-1), "top_p": 1, "min_p": None, "seed": None},
         {"temperature": 0, "top_p": 0, "top_k": 1, "min_p": 1},
+        {"temperature": 0, "top_p": 0.9, "top_k": 40},
     ],
     ids=str,
 )

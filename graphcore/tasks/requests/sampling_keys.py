@@ -7,21 +7,16 @@ from graphcore.config.validate import check_seed
 from graphcore.engine.checked_arguments import sampling_params
 from graphcore.engine.sampler import SamplingParams
 
-NARROWING = ("top_k", "top_p", "min_p")
-
 
 def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:
     """Return the parameters with new values, checked like those of the command line.
 
-    A new temperature of 0 also resets the cuts that have no new value: they have no effect on the likeliest token.
+    A new temperature of 0 turns off all cuts. New cuts beside the old temperature of 0 are refused.
 
     Raises:
-        ConfigError: a name is unknown, a value is out of range, or a value has no effect beside the others.
+        ConfigError: a name is unknown, a value is out of range, or there are new cuts and no temperature above 0.
     """
-    merged = {**asdict(params), **values}
-    if values.get("temperature") == 0:
-        neutral = asdict(SamplingParams())
-        merged |= {key: neutral[key] for key in NARROWING if key not in values}
-    params = sampling_params(merged)
+    old = {name: value for name, value in asdict(params).items() if name != "temperature" or value > 0}
+    params = sampling_params({**old, **values})
     check_seed(params.seed)
     return params

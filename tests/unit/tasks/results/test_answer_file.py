@@ -200,8 +200,9 @@ def test_messages_go_through_the_template_as_chats_do(generate: Generate, answer
 
 
 def test_neutral_cuts_go_with_temperature_zero(generate: Generate, answers: Path, run_task: RunTask) -> None:
-    generate("sampling=nucleus", lines=[{"prompt_ids": [4], "temperature": 0}])
-    assert read(answers)[0]["token_ids"] == alone(run_task, "prompt_ids=[4]")
+    lines = [{"prompt_ids": [4], "temperature": 0}, {"prompt_ids": [4], "temperature": 0, "top_p": 0.9, "top_k": 40}]
+    generate("sampling=nucleus", lines=lines)
+    assert [answer["token_ids"] for answer in read(answers)] == [alone(run_task, "prompt_ids=[4]")] * 2
 
 
 def test_an_output_needs_a_file_of_prompts_that_is_another(run_task: RunTask, tmp_path: Path) -> None:
