@@ -110,7 +110,7 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     tokens = spelt.tokens
     reader.notes += spelt.notes
     types, scores = _types(reader, tokens), _scores(reader, len(tokens)) if spm else ()
-    merges = () if spm else reader.array("merges", str)
+    merges = () if spm else _merges(reader, pre)
     if malformed := sum(merge.find(" ", 1) < 0 for merge in merges):
         reader.note("merges", f"has {malformed} entries that do not name two tokens; they are left out")
     return GGUFVocab(
@@ -140,6 +140,14 @@ def _types(reader: "_Reader", tokens: Sequence[str]) -> tuple[int, ...]:
     reader.note("token_type", "is missing; control tokens are told by their spelling")
     control = control_spellings(frozenset(tokens))
     return tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
+
+
+def _merges(reader: "_Reader", pre: str | None) -> tuple[str, ...]:
+    """Return the merges. llama.cpp takes an empty list for any model, and a missing one for Kimi K2."""
+    if reader.is_empty("merges") or (pre == "kimi-k2" and reader.is_missing("merges")):
+        reader.note("merges", "names no merges; text may be cut into other tokens")
+        return ()
+    return reader.array("merges", str)
 
 
 def _scores(reader: "_Reader", count: int) -> tuple[float, ...]:
@@ -184,6 +192,13 @@ class _Reader:
             raise self._error(name, "is missing; without it text has no token ids")
         return value
 
+    def is_missing(self, name: str) -> bool:
+        return self._metadata.get(_PREFIX + name) is None
+
+    def is_empty(self, name: str) -> bool:
+        """Return whether the file has an array without elements."""
+        return self._metadata.get(_PREFIX + name) == ()
+
     def array(self, name: str, kind: type[T]) -> tuple[T, ...]:
         """Return an array; GGUF arrays have elements of one type, so only the first element is checked."""
         value = self._metadata.get(_PREFIX + name)
@@ -197,7 +212,7 @@ class _Reader:
 
     def per_token(self, name: str, kind: type[T], count: int) -> tuple[T, ...]:
         """Return the first `count` elements of an array with one per token; empty if the file has no such key."""
-        if _PREFIX + name not in self._metadata:
+        if self.is_missing(name):
             return ()
         values = self.array(name, kind)
         surplus = f"has {len(values)} elements for {count} tokens"
