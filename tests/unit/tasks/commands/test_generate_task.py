@@ -149,7 +149,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     ("override", "said"),
     [
         ("max_new_tokens=0", "max_new_tokens=0 must be at least 1"),
-        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or 1e-4"),
+        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or more"),
         ("prompt=''", "prompt is empty"),
         ("streaming.prefetch=2", "streaming.prefetch has no effect with streaming=off"),
         ("prompt_ids=[1,2,3,4,5]", "5 tokens do not fit in context_length=4"),
