@@ -252,24 +252,27 @@ class ProgramRunner(ModelRunner):
             return self.blocks(hidden, start)
 
     def _pieces(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
-        """Yield the pieces of rows, pass by pass; the caller runs each before the next."""
+        """Yield the pieces of rows, pass by pass; the caller runs each before the next.
+
+        Where a ring's pool has no pages for all rows at once, they run one after another, each after the others have
+        given back the pages that are out of their sight.
+        """
         self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        reached = list(starts)
         for pieces in pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens):
             ready: list[RowPiece] = []
             for piece in pieces:
                 begin, end = starts[piece.row] + piece.begin, starts[piece.row] + piece.end
-                if ready and not self._has_pages(piece.row, begin, end):
-                    yield from self._run_pieces(ready, starts)
+                if not self._has_pages(piece.row, begin, end):
+                    if ready:
+                        yield ready
                     ready = []
-                self.reserve(piece.row, begin, end)
+                    for row, position in enumerate(reached):
+                        self.pages.take_back(row, position)
+                    self.reserve(piece.row, begin, end)
                 ready.append(piece)
-            yield from self._run_pieces(ready, starts)
-
-    def _run_pieces(self, pieces: list[RowPiece], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
-        """Yield pieces that the caller runs; a ring, whose pool has few pages, then has those that are out of sight."""
-        yield pieces
-        for piece in pieces:
-            self.pages.take_back(piece.row, starts[piece.row] + piece.end)
+                reached[piece.row] = end
+            yield ready
 
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Give a row of the caches the pages that tokens at positions begin .. end - 1 need; other calls do it.

@@ -15,6 +15,7 @@ from graphcore.errors import (
     StreamingError,
     TemplateError,
     TokenizerError,
+    UnreadTokenizerError,
     UnsupportedError,
     quoted,
 )
@@ -25,6 +26,7 @@ BUILT_INS = {
     CheckpointNotFoundError: FileNotFoundError,
     UnsupportedError: ValueError,
     TokenizerError: ValueError,
+    UnreadTokenizerError: ValueError,
     TemplateError: ValueError,
     PlanError: ValueError,
     GraphError: RuntimeError,

@@ -75,13 +75,13 @@ def test_the_head_runs_on_slices_no_larger_than_allowed_and_than_half_of_what_is
 ) -> None:
     engine = load_tiny("llama3", "eager")
     sizes: list[int] = []
-    project = engine.runner._project
+    project = engine.runner.project
 
     def seen(rows: list[torch.Tensor]) -> list[torch.Tensor]:
         sizes.extend(hidden.shape[1] for hidden in rows)
         return project(rows)
 
-    monkeypatch.setattr(engine.runner, "_project", seen)
+    monkeypatch.setattr(engine.runner, "project", seen)
     if by == "size":
         monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
     else:  # each logit is there three times, in float32

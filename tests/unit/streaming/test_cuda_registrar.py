@@ -70,7 +70,11 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", current)
-    monkeypatch.setattr(torch, "zeros", lambda size, device=None: Checked() if device == SECOND else zeros(size))
+    monkeypatch.setattr(
+        torch,
+        "zeros",
+        lambda size, dtype=None, device=None: Checked() if device == SECOND else zeros(size, dtype=dtype),
+    )
     return runtime
 
 
