@@ -193,8 +193,10 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
         context = self.engine.choices.context
         if position_ids is None or int(position_ids.max()) >= context:
             return
-        padding = position_ids.shape[1] - 1 - int(position_ids.max())
-        most = padding + context + 1  # the last token is not run
+        columns = position_ids.shape[1]
+        padding = columns - 1 - int(position_ids.max())
+        beyond = max(0, (generation_config.prompt_lookup_num_tokens or 1) - 1)  # drafts are not cut at max_length
+        most = max(columns, padding + context - beyond) + 1  # the last token is not run
         if generation_config.max_length > most:
             logger.warning_once(
                 f"max_length={generation_config.max_length} is more than context_length={context} allows: generation "
