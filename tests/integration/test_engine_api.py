@@ -257,6 +257,14 @@ def test_other_limits_of_sampling_are_off_or_the_same_number(
     assert [one.token_ids for one in asked[0]] == [one.token_ids for one in asked[1]]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "BF16", torch.bfloat16])
+def test_a_dtype_has_the_names_that_others_have_for_it(dtype: str | torch.dtype, folder: Path) -> None:
+    settings = ["context_length=16", "dtype=bfloat16", "kv_dtype=f16,torch.float32"]
+    with Engine.load(folder, dtype=dtype, graph="eager", device="cpu", overrides=settings) as engine:
+        assert engine.choices.dtype is torch.bfloat16
+        assert tuple(engine.choices.kv_dtype) == (torch.float16, torch.float32)
+
+
 def test_ids_may_be_a_list_of_tensors(engine: Engine) -> None:
     ids = [5, 6, 7]
     (expected,) = engine.generate(ids, max_new_tokens=4)
