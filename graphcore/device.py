@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from graphcore.compiler import find_compiler
+from graphcore.config.dtype_names import real_name
 from graphcore.errors import ConfigError, GraphError
 from graphcore.processors import usable_processors
 from graphcore.registry import nearest
@@ -44,7 +45,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16. Any other text is returned as it is.
+    """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16 or "bfloat16". Other text stays.
 
     Raises:
         ConfigError: graphcore does not compute in this dtype.
@@ -52,7 +53,7 @@ def dtype_name(dtype: str | torch.dtype) -> str:
     names = {str(known): name for name, known in DTYPES.items()}
     if isinstance(dtype, torch.dtype) and str(dtype) not in names:
         raise ConfigError(f"dtype={dtype} is none that graphcore computes in; use {', '.join(names)} or 'auto'")
-    return names.get(str(dtype), str(dtype))
+    return real_name(str(dtype))
 
 
 def resolve_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:

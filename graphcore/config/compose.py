@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from graphcore.config.conf_folder import check_groups, conf_dir, group_options
 from graphcore.config.hydra_errors import config_error, unknown_key
 from graphcore.config.settings import Settings
-from graphcore.config.validate import validate_settings
+from graphcore.config.validate import kv_names, validate_settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
@@ -127,6 +127,7 @@ def to_settings(composed: DictConfig) -> Settings:
     assert isinstance(settings, Settings), f"the root config is {type(settings).__name__}"
     spell_switches(settings)
     validate_settings(settings)
+    settings.kv_dtype = ",".join(dict.fromkeys(kv_names(settings.kv_dtype)))
     return settings
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from graphcore.config.dtype_names import OTHER_NAMES
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
@@ -15,9 +16,7 @@ CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")
 OTHER_WORDS = {  # of yaml and of other engines
     **dict.fromkeys(("true", "yes"), "on"),
     **dict.fromkeys(("false", "no", "none"), "off"),
-    **dict.fromkeys(("float16", "half"), "fp16"),
-    **dict.fromkeys(("float32", "float"), "fp32"),
-    "bfloat16": "bf16",
+    **OTHER_NAMES,
 }
 MODEL_LIKENESS = 0.75  # of a misspelt model; other models' names are about as like as 0.6
 SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's

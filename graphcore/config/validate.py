@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
 from graphcore.config.settings import SamplingSettings, Settings, StreamingSettings
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
@@ -28,9 +29,6 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
     "expert_cache": "auto",
 }
 
-DTYPES = ("auto", "fp32", "bf16", "fp16")
-KV_DTYPES = (*DTYPES, "q8_0", "q5_0", "q4_0", "fp8")
-KV_ALIASES = {"int8": "q8_0", "int4": "q4_0"}  # other engines' names
 QUANT_FORMATS = ("stored", *PACKABLE)
 
 
@@ -88,7 +86,7 @@ def kv_names(setting: str) -> tuple[str, str]:
     Raises:
         ConfigError: there are more than two names, or one is unknown.
     """
-    names = [KV_ALIASES.get(name, name) for name in (part.strip() for part in setting.split(","))]
+    names = [real_kv_name(part.strip()) for part in setting.split(",")]
     unknown = [name for name in names if name not in KV_DTYPES]
     if len(names) > len(("keys", "values")) or unknown:
         likely = nearest(unknown[0], (*KV_DTYPES, *KV_ALIASES)) if unknown else ""

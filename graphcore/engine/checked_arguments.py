@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, TypeGuard, cast
 import numpy as np
 from torch import Tensor
 
+from graphcore.config.dtype_names import with_real_dtype
 from graphcore.config.settings import SamplingSettings
 from graphcore.config.validate import UNLIMITED, check_cuts, check_sampling
-from graphcore.device import dtype_name
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.chat_template import Message
@@ -34,7 +34,7 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         ConfigError: `prompts` is neither, or mixes the two.
     """
-    given = prompts.tolist() if isinstance(prompts, Tensor | np.ndarray) else prompts
+    given = _without_tensors(prompts)
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
@@ -99,15 +99,15 @@ def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], i
 
 
 def with_dtype_name(override: str) -> str:
-    """Return an override with its dtype as conf/ names it: "kv_dtype=torch.bfloat16" becomes "kv_dtype=bf16".
+    """Return an override with its dtype as conf/ names it: "dtype=torch.bfloat16" becomes "dtype=bf16".
 
     Two dtypes, of keys and of values, are quoted, because Hydra takes a comma for a sweep.
     """
     key, _, value = override.partition("=")
-    if key not in ("dtype", "kv_dtype"):
-        return override
-    names = ",".join(map(dtype_name, value.strip("'\"").split(",")))
-    return f"{key}='{names}'" if key == "kv_dtype" and "," in names else f"{key}={names}"
+    if key == "kv_dtype" and "," in value:
+        names = value.strip("'\"")
+        return f"{key}='{names}'"
+    return with_real_dtype(override)
 
 
 def token_row(row: object, vocab: int) -> list[int]:
@@ -116,13 +116,13 @@ def token_row(row: object, vocab: int) -> list[int]:
     Raises:
         ConfigError: `row` is no sequence, is empty, or holds something else than ids from 0 to `vocab` - 1.
     """
-    row = row.tolist() if isinstance(row, Tensor | np.ndarray) else row
+    row = _without_tensors(row)
     if not isinstance(row, Sequence):
         raise ConfigError(f"token ids must be a list for each sequence, [[1, 2, 3]], found {type(row).__name__}")
     if not row:
         raise ConfigError("the prompt is empty; give at least one token")
     for token_id in row:
-        if not _is_whole(token_id):
+        if not is_whole(token_id):
             raise ConfigError(f"token ids must be whole numbers, found {token_id!r}")
         if not 0 <= int(token_id) < vocab:
             raise ConfigError(f"token id {token_id} is not in the vocabulary of {vocab} tokens")
@@ -167,7 +167,7 @@ def check_count(name: str, value: object) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not (_is_whole(value) and value >= 1):
+    if not (is_whole(value) and value >= 1):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
 
 
@@ -239,7 +239,29 @@ def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
     return params if params.temperature else replace(params, top_k=0, top_p=1.0, min_p=0.0)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def check_bool(name: str, value: object, meaning: str) -> None:
+    """Check that an argument is True or False; None is an argument left out.
+
+    Args:
+        meaning: what True does.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value is not None and not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}={value!r:.40} must be True or False; True {meaning}")
+
+
+def _without_tensors(ids: object) -> object:
+    """Return token ids as a list if they are a tensor, or a list of tensors without dimensions, as list(tensor) is."""
+    if isinstance(ids, Tensor | np.ndarray):
+        return ids.tolist()
+    if not isinstance(ids, list | tuple):
+        return ids
+    return [item.item() if isinstance(item, Tensor | np.ndarray) and item.ndim == 0 else item for item in ids]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer; a bool is not, although it is an int in Python."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

@@ -16,7 +16,7 @@ import torch
 
 from graphcore.config.compose import compose_settings
 from graphcore.device import dtype_name
-from graphcore.engine.checked_arguments import check_count, load_overrides
+from graphcore.engine.checked_arguments import check_count, is_whole, load_overrides
 from graphcore.engine.load_model import LoadedModel, load_model
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
@@ -93,7 +93,7 @@ class LayerLoader:
         Raises:
             ConfigError: there is no such group.
         """
-        if isinstance(group, bool) or not isinstance(group, int) or not 0 <= group < self.num_groups:
+        if not is_whole(group) or not 0 <= group < self.num_groups:
             raise ConfigError(f"there is no layer group {group!r}; give 0 to {self.num_groups - 1}")
         return self._groups[group]
 

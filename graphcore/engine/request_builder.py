@@ -6,6 +6,7 @@ from typing import Any
 
 from graphcore.engine.checked_arguments import (
     Prompt,
+    check_bool,
     check_count,
     check_stops,
     most_new_tokens,
@@ -65,6 +66,7 @@ class RequestBuilder:
         reuse_cache: bool = False,
         **sampling: float | int,
     ) -> TokenSequence:
+        check_bool("logprobs", logprobs, "gives the log probability of each new token, and of no others")
         most = most_new_tokens(max_new_tokens, self._sizes.context)
         seconds = None if deadline is None else seconds_left(deadline)
         self._sizes.check_context(len(ids))

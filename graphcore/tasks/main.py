@@ -160,6 +160,7 @@ def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
 
 def _check_arguments(arguments: Sequence[str]) -> None:
     """Refuse arguments that are wrong in any composition, and register the types of settings with Hydra."""
+    _check_working_directory()
     refuse_deletions(arguments)
     _refuse_completion_of_nothing(arguments)
     if not any(argument.startswith(OWN_FOLDERS) for argument in arguments):
@@ -168,6 +169,14 @@ def _check_arguments(arguments: Sequence[str]) -> None:
     _refuse_folder_without_outputs(arguments)
     if is_sweep(arguments):
         check_sweep(arguments[1:])
+
+
+def _check_working_directory() -> None:
+    """Refuse a working directory that has been removed: neither Hydra nor torch starts in one."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the working directory does not exist; change to another") from error
 
 
 @dataclass

@@ -74,6 +74,40 @@ def test_generate_gives_transformers_tokens(name: str, placement: str, tiny_mode
             assert torch.equal(found, expected), search
 
 
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generation_ends_at_the_context_as_an_engines_own_does(search: str, tiny_model: Tiny) -> None:
+    """The context counts tokens, not columns, so that columns of padding are on top."""
+    tiny, given = tiny_model("llama3"), padded(tiny_model("llama3"))
+    aside = {name: nn.functional.pad(value, (2, 0)) for name, value in given.items()}
+    with load(tiny.folder, "context_length=32") as engine:
+        ours = engine.as_transformers()
+        (own,) = engine.generate(tiny.ids[1, :20], max_new_tokens=-1, ignore_eos=True)
+        more = 32 - 20 + 1
+        assert (len(own.token_ids), own.finish_reason) == (more, "context")
+        for batch in (given, aside):
+            asked = {**batch, **SEARCHES[search], "pad_token_id": 0, "eos_token_id": None}
+            torch.manual_seed(3)
+            found = ours.generate(**asked, max_new_tokens=500)
+            torch.manual_seed(3)
+            assert torch.equal(found, tiny.reference.generate(**asked, max_new_tokens=more))
+            assert found.shape[1] == batch["input_ids"].shape[1] + more
+
+
+def test_drafts_end_at_the_context(tiny_model: Tiny) -> None:
+    tiny = tiny_model("llama3")
+    ids, given = tiny.ids[:1, :20], {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = tiny.reference.generate(ids, **given, max_new_tokens=13)
+    with load(tiny.folder, "context_length=32") as engine:
+        ours = engine.as_transformers()
+        looked_up = ours.generate(ids, **given, max_new_tokens=500, prompt_lookup_num_tokens=4)
+        assert torch.equal(looked_up, expected[:, :30])  # drafts of 4 may come at once, and have to fit as well
+        drafted = ours.generate(ids, **given, max_new_tokens=500, assistant_model=tiny_model("gpt2").reference)
+        assert torch.equal(drafted, expected)
+        assert torch.equal(ours.generate(ids, **given, max_length=500, use_cache=False), expected)
+        full = tiny.ids[:1].repeat(1, 2)[:, :32]
+        assert ours.generate(full, **given, max_new_tokens=5).shape == (1, 33)
+
+
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs built kernels")
 def test_generate_runs_on_recorded_decode_steps(tiny_model: Tiny) -> None:
     tiny = tiny_model("llama3")
@@ -354,6 +388,14 @@ WRONG: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
     "mask of four dimensions": (lambda ours, ids: ours(ids, torch.ones(2, 1, 4, 4)), r"must be \[2, 4\]"),
     "no token": (lambda ours, ids: ours(ids, torch.zeros(2, 4)), "leaves out all new columns"),
     "positions": (lambda ours, ids: ours(ids, position_ids=torch.tensor([[1, 2, 3, 4]])), "position_ids must number"),
+    "one row without a batch": (lambda ours, ids: ours(ids[0]), r"must be a tensor \[B, T\] .*, found \[4\]"),
+    "no row": (lambda ours, ids: ours(ids[:0]), r"with at least one token, found \[0, 4\]"),
+    "no column": (lambda ours, ids: ours(ids[:, :0]), r"with at least one token, found \[2, 0\]"),
+    "a list": (lambda ours, ids: ours(ids.tolist()), "input_ids must be a tensor .*, found list"),
+    "prompt": (
+        lambda ours, ids: ours.generate(ids.repeat(1, 40), num_beams=2, pad_token_id=0),
+        "160 tokens do not fit in context_length=128",
+    ),
     "context": (lambda ours, ids: ours(ids.repeat(1, 40)), "do not fit in context_length=128"),
     "saving": (lambda ours, ids: ours.save_pretrained("anywhere"), "save_pretrained: this model has no weights"),
 }

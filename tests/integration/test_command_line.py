@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chat_folder import TINY, save_chat_folder
-from command_process import ROOT, Piped, environment, graphcore
+from command_process import ROOT, Piped, environment, graphcore, run_program
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 
@@ -123,6 +123,24 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
     assert said in line
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_dtypes_are_recorded_as_conf_has_them(tmp_path: Path) -> None:
+    given = ("dtype=torch.bfloat16", "kv_dtype=F16", "prompt_ids=[1]", "max_new_tokens=1")
+    done = graphcore(*LLAMA, *given, cwd=tmp_path)
+    record = result_of(tmp_path / "outputs")
+    assert (done.returncode, record["dtype"], record["kv_dtype"]) == (0, "bfloat16", "float16"), done.stderr
+    assert (record["settings"]["dtype"]["name"], record["settings"]["kv_dtype"]) == ("bf16", "fp16")
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    begin = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
+    code = f"{begin}from graphcore.tasks.main import main\nmain()\n"
+    said = "graphcore: ConfigError: the working directory does not exist; change to another\n"
+    for arguments in (["prompt_ids=[1]"], ["-m", "prompt_ids=[1]", "seed=1,2"], ["--cfg", "job"]):
+        done = run_program([*LLAMA, *arguments], tmp_path, code=code)
+        assert (done.returncode, done.stderr) == (1, said)
+    assert run_program(["--version"], tmp_path, code=code).returncode == 0
 
 
 def test_a_run_that_cannot_start_is_one_line_and_a_result_that_says_so(tmp_path: Path) -> None:

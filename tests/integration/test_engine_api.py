@@ -257,6 +257,29 @@ def test_other_limits_of_sampling_are_off_or_the_same_number(
     assert [one.token_ids for one in asked[0]] == [one.token_ids for one in asked[1]]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "BF16", torch.bfloat16])
+def test_a_dtype_has_the_names_that_others_have_for_it(dtype: str | torch.dtype, folder: Path) -> None:
+    settings = ["context_length=16", "dtype=bfloat16", "kv_dtype=f16,torch.float32"]
+    with Engine.load(folder, dtype=dtype, graph="eager", device="cpu", overrides=settings) as engine:
+        assert engine.choices.dtype is torch.bfloat16
+        assert tuple(engine.choices.kv_dtype) == (torch.float16, torch.float32)
+
+
+def test_ids_may_be_a_list_of_tensors(engine: Engine) -> None:
+    ids = [5, 6, 7]
+    (expected,) = engine.generate(ids, max_new_tokens=4)
+    for written in (list(torch.tensor(ids)), [torch.tensor(ids)], [list(torch.tensor(ids))], list(map(np.array, ids))):
+        (found,) = engine.generate(written, max_new_tokens=4)
+        assert found.token_ids == expected.token_ids
+    assert torch.equal(engine.logits([list(torch.tensor(ids))]), engine.logits([ids]))
+
+
+@pytest.mark.parametrize(("asked", "gets"), [(None, False), (np.bool_(True), True)])
+def test_logprobs_may_be_any_truth(asked: object, gets: bool, engine: Engine) -> None:
+    (found,) = engine.generate([[5]], max_new_tokens=2, logprobs=asked)  # type: ignore[arg-type]
+    assert (found.logprobs is not None) == gets
+
+
 def test_a_hot_draw_takes_every_token(engine: Engine) -> None:
     (found,) = engine.generate([[5]], 120, temperature=1e300, ignore_eos=True)
     assert len(set(found.token_ids)) > 50  # of 96; greedy text repeats itself within a few
@@ -314,6 +337,9 @@ WRONG_CALLS = {
     "a message from a number": lambda engine: engine.chat_ids([{"role": 1, "content": "a"}]),
     "a stop that is a number": lambda engine: engine.generate(TEXTS[0], stop=5),
     "a stop of numbers": lambda engine: engine.stream(TEXTS[0], stop=[5]),
+    "several logprobs": lambda engine: engine.generate(TEXTS[0], logprobs=5),
+    "a text for logprobs": lambda engine: engine.submit(TEXTS[0], logprobs="true"),
+    "half an id in a tensor": lambda engine: engine.generate([torch.tensor(5), torch.tensor(1.5)]),
     "truths for ids": lambda engine: engine.generate([True, False]),
     "a truth for a length": lambda engine: engine.generate(TEXTS[0], max_new_tokens=True),
     "a truth for a temperature": lambda engine: engine.generate(TEXTS[0], temperature=True),

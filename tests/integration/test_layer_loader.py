@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fake_source import Wrapped
@@ -169,7 +170,12 @@ def test_a_group_that_could_not_be_read_is_read_again(loader: LayerLoader, tiny_
     assert check(loader, 1, stored(tiny_model("llama3").folder))
 
 
-@pytest.mark.parametrize("group", [-1, 3, True, "0", 1.0, None])
+def test_a_group_may_be_a_number_of_numpys(loader: LayerLoader) -> None:
+    assert loader.load_group(np.int64(1)) == loader.load_group(1)
+    loader.evict_group(np.int32(1))
+
+
+@pytest.mark.parametrize("group", [-1, 3, np.int64(3), np.bool_(True), True, "0", 1.0, None])
 def test_a_group_that_is_none_is_refused(group: object, loader: LayerLoader) -> None:
     for call in (loader.load_group, loader.prefetch_async, loader.evict_group, loader.layers_of):
         with pytest.raises(ConfigError, match=r"there is no layer group .*; give 0 to 2"):

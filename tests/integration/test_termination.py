@@ -1,13 +1,17 @@
 """SIGTERM and SIGHUP, from containers, schedulers and closed terminals, end a command as Ctrl-C does."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from chat_folder import TINY, save_chat_folder
-from command_process import Piped, run_program
+from command_process import ROOT, Piped, environment, run_program
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 ENDLESS = ("max_new_tokens=100000", "context_length=131072", "hydra.run.dir=run")
@@ -208,3 +212,19 @@ def test_a_signal_before_anything_has_begun_is_one_line(tmp_path: Path) -> None:
     done = run_program([*LLAMA, "prompt_ids=[1]"], tmp_path, code=code)
     assert (done.returncode, done.stderr.strip()) == (143, "graphcore: interrupted")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_command_line_is_imported_is_one_line(number: int, tmp_path: Path) -> None:
+    (tmp_path / "hydra.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\nraise AssertionError\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, str(ROOT / "run.py"), *LLAMA, "prompt_ids=[1]"]
+    variables = {**environment(), "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + number, "graphcore: interrupted\n")
+
+
+def test_the_installed_command_begins_as_run_py_does() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts == {"graphcore": "graphcore.tasks.start:start"}
+    assert "from graphcore.tasks.start import start" in (ROOT / "run.py").read_text("utf-8")

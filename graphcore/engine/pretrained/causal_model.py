@@ -177,6 +177,29 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
             )
         if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
             model_kwargs[CACHE] = self.new_cache()
+        self._end_at_context(generation_config, model_kwargs.get("position_ids"))
         if generation_config.is_assistant and model_kwargs.get(CACHE) is not None:
             model_kwargs[CACHE].activate_past_recording()
         return True
+
+    def _end_at_context(self, generation_config: GenerationConfig, position_ids: Tensor | None) -> None:
+        """Lower `max_length` to where the longest row fills the context; `Engine.generate` ends there as well.
+
+        A prompt that is longer than the context is left to `forward`, which refuses it.
+
+        Args:
+            position_ids: [B, T], numbers of the prompt's tokens, padding left out.
+        """
+        context = self.engine.choices.context
+        if position_ids is None or int(position_ids.max()) >= context:
+            return
+        columns = position_ids.shape[1]
+        padding = columns - 1 - int(position_ids.max())
+        beyond = max(0, (generation_config.prompt_lookup_num_tokens or 1) - 1)  # drafts are not cut at max_length
+        most = max(columns, padding + context - beyond) + 1  # the last token is not run
+        if generation_config.max_length > most:
+            logger.warning_once(
+                f"max_length={generation_config.max_length} is more than context_length={context} allows: generation "
+                f"ends at {most}; load the engine with a larger context_length for more"
+            )
+            generation_config.max_length = most

@@ -36,8 +36,12 @@ class PaddedBatch:
             held: number P of columns that the cache holds.
 
         Raises:
-            ConfigError: the mask has another shape, or values other than 0 and 1, or leaves out everything.
+            ConfigError: the ids are not [B, T], or there are none; or the mask has another shape, or values other than
+                0 and 1, or leaves out everything.
         """
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+            found = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+            raise ConfigError(f"input_ids must be a tensor [B, T] with at least one token, found {found}")
         rows, length = ids.shape
         if attention_mask is None:
             return cls(ids.cpu(), torch.ones(rows, length, dtype=torch.bool, device="cpu"))

@@ -8,6 +8,7 @@ else goes to Hydra unchanged, flags first, because Hydra takes settings only aft
 import re
 from collections.abc import Sequence
 
+from graphcore.config.dtype_names import with_real_dtype
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.tasks.arguments.bare_words import with_keys
@@ -57,7 +58,8 @@ def prepared_arguments(arguments: Sequence[str]) -> list[str]:
     _refuse_together(flags)
     is_sweep = any(flag in SWEEP_FLAGS for flag in flags)
     others = [flag for flag in flags if flag not in SWEEP_FLAGS]
-    return ["-m"] * is_sweep + others + [_quoted_argument(setting, is_sweep) for setting in with_keys(settings)]
+    named = map(with_real_dtype, with_keys(settings))
+    return ["-m"] * is_sweep + others + [_quoted_argument(setting, is_sweep) for setting in named]
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -43,7 +43,7 @@ class RequestLine(Prompt):
     @property
     def key(self) -> str | int:
         """The request's identity in the file: its id as JSON or, without one, its line number."""
-        return json.dumps(self.fields["id"]) if "id" in self.fields else self.number
+        return json.dumps(self.fields["id"]) if self.fields.get("id") is not None else self.number
 
     @property
     def sampling(self) -> dict[str, float | int]:
@@ -89,7 +89,7 @@ def read_request_lines(name: str) -> list[RequestLine]:
 
 def _request(text: str, where: str, number: int) -> RequestLine:
     item = _parsed(text, where)
-    given = [key for key in CONTENTS if isinstance(item, dict) and key in item]
+    given = [key for key in CONTENTS if isinstance(item, dict) and item.get(key) is not None]
     if len(given) != 1:
         found = f"{given[0]} and {given[1]}" if given else "none of them"
         raise ConfigError(
@@ -166,7 +166,7 @@ def _check_own(item: Mapping[str, Any], where: str) -> None:
     most = item.get("max_new_tokens")
     if most is not None and most < 1 and most != UNLIMITED:
         raise ConfigError(f"{where}: max_new_tokens={most} must be at least 1, or -1 for as many as the context allows")
-    if type(item.get("id", 0)) not in (str, int):
+    if type(item.get("id")) not in (str, int, type(None)):
         raise ConfigError(f"{where}: id must be a text or a whole number, found {item['id']!r}")
     stop = item.get("stop")
     stops = stop if isinstance(stop, list) else [] if stop is None else [stop]

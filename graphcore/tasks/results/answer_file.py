@@ -127,12 +127,13 @@ class AnswerFile:
         entry = _entry(raw)
         if entry is None:
             raise self._foreign(number)
-        key = json.dumps(entry["id"]) if "id" in entry else entry["line"]
+        has_id = entry.get("id") is not None
+        key = json.dumps(entry["id"]) if has_id else entry["line"]
         line = requests.get(key)
         if line is not None and {name: entry[name] for name in KEYS if name in entry} != line.fields:
             raise ConfigError(
                 f"{self.path}:{number} answers another request than {line.where}, which has the same "
-                f"{'id' if 'id' in entry else 'number'}; choose another task.output"
+                f"{'id' if has_id else 'number'}; choose another task.output"
             )
         return key
 

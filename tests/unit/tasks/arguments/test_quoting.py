@@ -39,6 +39,11 @@ def test_a_sweep_hands_the_same_text_to_its_jobs(text: str) -> None:
     assert read_back(f"prompt={parsed.get_value_element_as_str()}") == text
 
 
+def test_a_dtype_gets_the_name_of_its_file() -> None:
+    assert prepared_arguments(["dtype=BFloat16", "kv_dtype=f16,Q8_0"]) == ["dtype=bf16", "kv_dtype='f16,Q8_0'"]
+    assert prepared_arguments(["-m", "dtype=torch.float32,half"]) == ["-m", "dtype=fp32,fp16"]
+
+
 def test_everything_else_is_left_to_hydra() -> None:
     arguments = [
         "model=gemma3",

@@ -33,10 +33,14 @@ def test_each_line_is_a_request_with_settings_of_its_own(tmp_path: Path) -> None
 
 def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    nothing = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop"))
-    items = [{"prompt": "a", **nothing}, {"prompt": "a", "top_k": 5.0, "seed": -3.0, "max_new_tokens": -1.0}]
+    nothing = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop", "id"))
+    items = [
+        {"prompt": "a", "messages": None, **nothing},
+        {"prompt": "a", "top_k": 5.0, "seed": -3.0, "max_new_tokens": -1.0},
+    ]
     path.write_text("\n".join(map(json.dumps, items)))
     first, second = read_request_lines(str(path))
+    assert first.key == 1
     assert (first.sampling, first.max_new_tokens, first.stops) == ({}, None, None)
     assert (second.sampling, second.max_new_tokens) == ({"top_k": 5, "seed": -3}, -1)
 
@@ -49,6 +53,7 @@ def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> 
         ('"prompt"', "expected an object"),
         ("{}", "found none of them"),
         ('{"prompt": "a", "prompt_ids": [1]}', "found prompt and prompt_ids"),
+        ('{"prompt": null}', "found none of them"),
         ('{"prompt": 3}', "prompt must be a text"),
         ('{"prompt": "a", "temprature": 1}', r"unknown key 'temprature' \(did you mean 'temperature'\?\)"),
         ('{"prompt": "a", "system": "b"}', "unknown key 'system'"),

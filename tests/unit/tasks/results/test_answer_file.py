@@ -17,8 +17,8 @@ PROMPTS = [
     {"id": "a", "prompt_ids": [1, 2, 3]},
     {"prompt_ids": [4], "max_new_tokens": 2},
     {"id": "c", "prompt_ids": [5, 6, 7], "temperature": 1.5, "seed": 11},
-    {"prompt_ids": [12, 13], "temperature": 1.5},
-    {"prompt_ids": [14]},
+    {"id": None, "prompt_ids": [12, 13], "temperature": 1.5},
+    {"id": None, "prompt_ids": [14]},
 ]
 Generate = Callable[..., TaskRun]
 
