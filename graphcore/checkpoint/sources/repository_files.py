@@ -49,7 +49,7 @@ def choose_files(source: HubSource, names: Iterable[str]) -> ModelFiles:
         CheckpointNotFoundError: the repository has no such model.
         CheckpointError: the source names several models; the message lists them.
     """
-    names = sorted(names)
+    names = sorted(name for name in names if not PurePosixPath(name).name.startswith("."))
     if source.file is not None:
         return _named(source, source.file, names)
     prefix = "" if source.folder is None else f"{source.folder}/"
