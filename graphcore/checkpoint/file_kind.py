@@ -56,6 +56,7 @@ _MAGICS: Mapping[tuple[bytes, ...], FileKind] = MappingProxyType(
         (b'{"', b"{\n", b"{\r\n"): FileKind.JSON,
     }
 )
+ARCHIVES = (FileKind.ZIP, FileKind.TAR, FileKind.SEVEN_ZIP, FileKind.RAR, FileKind.COMPRESSED)
 TAR_MAGIC = (257, b"ustar")  # offset and bytes
 TORCH_PICKLE = b"/data.pkl"  # end of the name of the first file in torch.save's zip archives
 _IMATRIX = re.compile(rb"[\s\S]{8}(blk\.\d+\.[\w.]+|output|token_embd)\.weight")
@@ -102,7 +103,6 @@ def _kind_by_magic(front: bytes) -> FileKind:
 
 def refusal(path: Path, kind: FileKind) -> CheckpointError:
     """Return the error that says why a file of a given kind is not read, and what to do."""
-    new = str(path.with_suffix(".gguf"))
     match kind:
         case FileKind.EMPTY:
             return CheckpointError(f"{path}: is empty; fetch it again")
@@ -111,11 +111,7 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
         case FileKind.PICKLE:
             return _pickle_refusal(path)
         case FileKind.GGML:
-            return UnsupportedError(
-                f"{path}: is a GGML file of before August 2023, which came before GGUF; convert it with llama.cpp: "
-                f"{shlex.join(['python', 'convert_llama_ggml_to_gguf.py', '--input', str(path), '--output', new])} "
-                "(Llama models), or fetch the model as GGUF"
-            )
+            return _ggml_refusal(path)
         case FileKind.GGML_ADAPTER:
             return UnsupportedError(
                 f"{path}: is a LoRA adapter of before August 2023 (GGLA), not a model; merge the adapter that it was "
@@ -132,7 +128,7 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             )
         case FileKind.JSON:
             return CheckpointError(f"{path}: is a JSON file, not the weights; name its folder, or the weights' file")
-        case FileKind.ZIP | FileKind.TAR | FileKind.SEVEN_ZIP | FileKind.RAR | FileKind.COMPRESSED:
+        case _ if kind in ARCHIVES:
             return CheckpointError(f"{path}: is a {kind.value}; unpack it, and name the folder or file that was in it")
         case FileKind.UNKNOWN:
             front = quoted(read_front(path, 8))
@@ -141,6 +137,15 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             return CheckpointError(
                 f"{path}: is a {kind.value} file under another name or in another's place; open it itself"
             )
+
+
+def _ggml_refusal(path: Path) -> CheckpointError:
+    new = str(path.with_suffix(".gguf"))
+    return UnsupportedError(
+        f"{path}: is a GGML file of before August 2023, which came before GGUF; convert it with llama.cpp: "
+        f"{shlex.join(['python', 'convert_llama_ggml_to_gguf.py', '--input', str(path), '--output', new])} "
+        "(Llama models), or fetch the model as GGUF"
+    )
 
 
 def _pickle_refusal(path: Path) -> CheckpointError:

@@ -92,7 +92,7 @@ def _safetensors(source: HubSource, names: Sequence[str]) -> list[str]:
     stored = [name for name in names if name.endswith(".safetensors") and not name.startswith(NOT_WEIGHTS)]
     if "config.json" not in names or not stored:
         return []
-    if SINGLE_NAME in stored and INDEX_NAME not in names:
+    if SINGLE_NAME in stored:
         return [SINGLE_NAME]
     sharded = [name for name in stored if shards_of(name) != [name]]
     usual = [name for name in sharded if name.startswith("model-")] or sharded

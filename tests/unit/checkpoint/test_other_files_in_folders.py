@@ -85,3 +85,51 @@ def test_a_zip_archive_of_torch_is_a_pickle_even_under_a_long_name(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
     assert kind_of(path) is FileKind.ZIP
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors.crdownload",
+        "Unconfirmed 12.crdownload",
+        "m.gguf.incomplete",
+        "m.gguf.part",
+        "m.gguf.aria2",
+        ".cache/huggingface/download/abc.incomplete",
+    ],
+)
+def test_an_unfinished_download_is_named(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointNotFoundError, match=f"the download of '{(tmp_path / name).name}' is not complete"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(CheckpointNotFoundError, match=r"'model\.safetensors' is a link to a file that is not there"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_archive_in_a_folder_is_named(tmp_path):
+    (tmp_path / "m.7z").write_bytes(b"7z\xbc\xaf\x27\x1c")
+    with pytest.raises(CheckpointNotFoundError, match=r"holds no weights.*; unpack 'm\.7z'"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_whole_file_beside_shards_is_read_as_by_transformers_with_a_note(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    whole = transformers.LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    assert open_checkpoint(tmp_path).notes == ()
+    shard = "model-00001-of-00001.safetensors"
+    save_file({name: torch.zeros_like(one) for name, one in whole.state_dict().items()}, tmp_path / shard)
+    write_index(tmp_path, dict.fromkeys(whole.state_dict(), shard))
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+    ours = open_checkpoint(tmp_path)
+    assert all(torch.equal(ours.read(name), theirs[name]) for name in ours.tensors)
+    assert ours.notes == (f"model.safetensors is read, as transformers does, and not the shards beside it ({shard})",)
