@@ -38,7 +38,9 @@ class FakeHub:
         """Return status, headers and body."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
         api = parts[:2] == ["api", "models"]
-        repo, rest = ("/".join(parts[2:4]), parts[4:]) if api else ("/".join(parts[:2]), parts[2:])
+        parts = parts[2:] if api else parts
+        words = 1 if parts[0] in self.repositories else 2  # the oldest names have no organisation
+        repo, rest = "/".join(parts[:words]), parts[words:]
         files = self.repositories.get(repo, (401, "RepoNotFound"))
         if isinstance(files, tuple):
             return files[0], {"X-Error-Code": files[1], "X-Error-Message": "refused"}, b"{}"

@@ -15,7 +15,7 @@ from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, rea
 from graphcore.arch.config.model_config import AttentionConfig, DeltaConfig, ExpertsConfig, ModelConfig, read_head_dim
 from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
 from graphcore.arch.config.rope_parameters import note_on_dynamic, read_rope
-from graphcore.arch.config.ternary_scaling import BITNET_METHOD, read_ternary_scaling
+from graphcore.arch.config.ternary_scaling import BITNET_METHOD, note_on_full_weights, read_ternary_scaling
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
@@ -89,7 +89,7 @@ def parse_model_config(
         eos_token_ids=special["eos_token_id"],
         dtype=dtype.removeprefix("torch.") if dtype else None,
         ternary=read_ternary_scaling(fields),
-        notes=(*notes, *note_on_dynamic(rope, longest, fields.source)),
+        notes=(*notes, *note_on_dynamic(rope, longest, fields.source), *note_on_full_weights(fields)),
     )
     return ARCHITECTURES[defaults.model_type].complete_json(config, fields)
 
@@ -169,7 +169,8 @@ def _check_required(fields: Fields, defaults: ClassDefaults) -> None:
 
 def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
     method = fields.section("quantization_config").text("quant_method")
-    if fields.raw.get("quantization_config") is None or method in defaults.quant_methods:
+    is_dense = fields.raw.get("quantization_config") is None or note_on_full_weights(fields)
+    if is_dense or method in defaults.quant_methods:
         return
     if method == BITNET_METHOD:
         known = sorted(name for name, one in ARCHITECTURES.items() if BITNET_METHOD in one.defaults.quant_methods)

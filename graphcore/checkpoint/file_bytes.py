@@ -86,9 +86,9 @@ def _status(path: Path) -> os.stat_result:
 
 
 def file_names(folder: Path) -> list[str]:
-    """Return the names of the regular files in `folder`, sorted."""
+    """Return the names of the regular files in `folder`, sorted, without hidden ones (macOS writes ._x beside x)."""
     with explained(folder):
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
 
 
 @contextmanager

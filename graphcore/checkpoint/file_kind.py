@@ -16,7 +16,7 @@ from graphcore.checkpoint.model_file_names import PICKLE_SUFFIXES
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 IMATRIX_FOUND = "is an importance matrix, which quantising reads, not a model; open the model's own file"
-FRONT = 128  # bytes that tell the kind
+FRONT = 512  # bytes that tell the kind
 MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
@@ -33,14 +33,22 @@ class FileKind(Enum):
     WEB_PAGE = "web page"
     HDF5 = "HDF5"
     JSON = "JSON"
+    ZIP = "zip archive"
+    TAR = "tar archive"
+    SEVEN_ZIP = "7z archive"
+    RAR = "rar archive"
+    COMPRESSED = "compressed file"
     EMPTY = "empty"
     UNKNOWN = "unknown"
 
 
 _MAGICS: Mapping[tuple[bytes, ...], FileKind] = MappingProxyType(
     {
-        # torch.save writes a zip archive; before torch 1.6, a pickle of protocol 2.
-        (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"): FileKind.PICKLE,
+        (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"): FileKind.PICKLE,  # torch.save before torch 1.6
+        (b"PK\x03\x04", b"PK\x05\x06"): FileKind.ZIP,
+        (b"7z\xbc\xaf\x27\x1c",): FileKind.SEVEN_ZIP,
+        (b"Rar!\x1a\x07",): FileKind.RAR,
+        (b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"): FileKind.COMPRESSED,  # gzip, bzip2, xz, zstd
         (b"version https://",): FileKind.LFS_POINTER,
         (b"lmgg", b"fmgg", b"tjgg", b"ggml", b"ggmf", b"ggjt"): FileKind.GGML,
         (b"algg", b"ggla"): FileKind.GGML_ADAPTER,
@@ -48,6 +56,9 @@ _MAGICS: Mapping[tuple[bytes, ...], FileKind] = MappingProxyType(
         (b'{"', b"{\n", b"{\r\n"): FileKind.JSON,
     }
 )
+ARCHIVES = (FileKind.ZIP, FileKind.TAR, FileKind.SEVEN_ZIP, FileKind.RAR, FileKind.COMPRESSED)
+TAR_MAGIC = (257, b"ustar")  # offset and bytes
+TORCH_PICKLE = b"/data.pkl"  # end of the name of the first file in torch.save's zip archives
 _IMATRIX = re.compile(rb"[\s\S]{8}(blk\.\d+\.[\w.]+|output|token_embd)\.weight")
 LONGEST_ENTRY = 256  # bytes of a tensor's name in an importance matrix
 
@@ -61,6 +72,8 @@ def kind_of(path: Path) -> FileKind:
     """
     front = read_front(path, FRONT)
     by_magic = _kind_by_magic(front)
+    if by_magic is FileKind.ZIP and path.suffix in PICKLE_SUFFIXES:
+        return FileKind.PICKLE
     if by_magic is not FileKind.UNKNOWN:
         return by_magic
     if path.suffix == ".safetensors":
@@ -77,6 +90,10 @@ def _kind_by_magic(front: bytes) -> FileKind:
     if front[8:9] == b"{" and int.from_bytes(front[:8], "little") <= MAX_SAFETENSORS_HEADER:
         return FileKind.SAFETENSORS
     found = next((kind for magics, kind in _MAGICS.items() if front.startswith(magics)), FileKind.UNKNOWN)
+    if found is FileKind.ZIP and TORCH_PICKLE in front:
+        return FileKind.PICKLE
+    if front.startswith(TAR_MAGIC[1], TAR_MAGIC[0]):
+        return FileKind.TAR
     if found is FileKind.UNKNOWN and _IMATRIX.match(front) and int.from_bytes(front[4:8], "little") <= LONGEST_ENTRY:
         return FileKind.IMATRIX
     if found is FileKind.UNKNOWN and front.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
@@ -86,7 +103,6 @@ def _kind_by_magic(front: bytes) -> FileKind:
 
 def refusal(path: Path, kind: FileKind) -> CheckpointError:
     """Return the error that says why a file of a given kind is not read, and what to do."""
-    new = str(path.with_suffix(".gguf"))
     match kind:
         case FileKind.EMPTY:
             return CheckpointError(f"{path}: is empty; fetch it again")
@@ -95,11 +111,7 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
         case FileKind.PICKLE:
             return _pickle_refusal(path)
         case FileKind.GGML:
-            return UnsupportedError(
-                f"{path}: is a GGML file of before August 2023, which came before GGUF; convert it with llama.cpp: "
-                f"{shlex.join(['python', 'convert_llama_ggml_to_gguf.py', '--input', str(path), '--output', new])} "
-                "(Llama models), or fetch the model as GGUF"
-            )
+            return _ggml_refusal(path)
         case FileKind.GGML_ADAPTER:
             return UnsupportedError(
                 f"{path}: is a LoRA adapter of before August 2023 (GGLA), not a model; merge the adapter that it was "
@@ -116,6 +128,8 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             )
         case FileKind.JSON:
             return CheckpointError(f"{path}: is a JSON file, not the weights; name its folder, or the weights' file")
+        case _ if kind in ARCHIVES:
+            return CheckpointError(f"{path}: is a {kind.value}; unpack it, and name the folder or file that was in it")
         case FileKind.UNKNOWN:
             front = quoted(read_front(path, 8))
             return CheckpointError(f"{path}: is neither safetensors nor GGUF, it starts with {front}; check the path")
@@ -123,6 +137,15 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             return CheckpointError(
                 f"{path}: is a {kind.value} file under another name or in another's place; open it itself"
             )
+
+
+def _ggml_refusal(path: Path) -> CheckpointError:
+    new = str(path.with_suffix(".gguf"))
+    return UnsupportedError(
+        f"{path}: is a GGML file of before August 2023, which came before GGUF; convert it with llama.cpp: "
+        f"{shlex.join(['python', 'convert_llama_ggml_to_gguf.py', '--input', str(path), '--output', new])} "
+        "(Llama models), or fetch the model as GGUF"
+    )
 
 
 def _pickle_refusal(path: Path) -> CheckpointError:

@@ -7,7 +7,6 @@ guaranteed to have the model's metadata. Source: llama.cpp, tools/gguf-split.
 import re
 from pathlib import Path
 
-from graphcore.checkpoint.file_bytes import file_names
 from graphcore.checkpoint.gguf_header import GGUFHeader, read_gguf_header
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
@@ -47,8 +46,7 @@ def _split_number(header: GGUFHeader, key: str, absent: int) -> int:
 
 
 def _check_present(folder: Path, names: list[str]) -> None:
-    present = set(file_names(folder))
-    missing = [name for name in names if name not in present]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointNotFoundError(
             f"{folder / missing[0]}: part of a split model is missing ({len(missing)} of {len(names)} are); "

@@ -7,6 +7,14 @@ from pathlib import PurePosixPath
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+UNFINISHED_SUFFIXES = (
+    ".crdownload",
+    ".incomplete",
+    ".part",
+    ".partial",
+    ".download",
+    ".aria2",
+)  # as programs name them
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,5})-of-(?P<count>\d{1,5})(?P<suffix>\.safetensors|\.gguf)", re.DOTALL)
 _NO_MODEL = re.compile(r".*mmproj.*|imatrix.*|.*[._-]imatrix\.gguf", re.DOTALL)  # image projectors, importance matrices

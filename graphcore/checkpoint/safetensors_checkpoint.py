@@ -20,14 +20,15 @@ from graphcore.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_PREFIX, a
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
-from graphcore.checkpoint.file_kind import FileKind, kind_of, pickle_folder_refusal, refusal
-from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME
+from graphcore.checkpoint.file_kind import ARCHIVES, FileKind, kind_of, pickle_folder_refusal, refusal
+from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME, UNFINISHED_SUFFIXES
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, quoted
 
 TORCH_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
 SHARED_WRAPPERS = ("module.", "base_model.model.")  # in front of all names
+HUB_UNFINISHED = ".cache/huggingface/download/*.incomplete"  # of `hf download --local-dir`
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
@@ -35,8 +36,8 @@ class SafetensorsCheckpoint(Checkpoint):
     """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers'.
 
     Args:
-        path: path of a .safetensors file, or of a folder with, in this order, model.safetensors.index.json and its
-            shards, model.safetensors, or exactly one other .safetensors file.
+        path: path of a .safetensors file, or of a folder with, in this order, model.safetensors,
+            model.safetensors.index.json and its shards, or exactly one other .safetensors file.
 
     Attributes:
         folder: folder of the weights, where config.json and the tokenizer's files lie.
@@ -64,7 +65,7 @@ class SafetensorsCheckpoint(Checkpoint):
         )
         self.faults = MappingProxyType({unwrapped[name]: fault for name, fault in found.faults.items()})
         self.files = MappingProxyType(found.files)
-        self.notes = (*note_on_wrappers(unwrapped), *_note_on_adapter(self.folder))
+        self.notes = (*note_on_wrappers(unwrapped), *_note_on_adapter(self.folder), *_note_on_shards(weights))
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the only span of the tensor's bytes."""
@@ -143,7 +144,7 @@ def _weights_file(path: Path) -> Path:
     if not is_folder(path):
         return path
     names = file_names(path)
-    for name in (INDEX_NAME, SINGLE_NAME):
+    for name in (SINGLE_NAME, INDEX_NAME):  # the order of transformers
         if name in names:
             return path / name
     others = [name for name in names if name.endswith(".safetensors") and not name.startswith(ADAPTER_PREFIX)]
@@ -163,8 +164,30 @@ def _weights_file(path: Path) -> Path:
     if pickles:
         raise pickle_folder_refusal(path, pickles)
     raise CheckpointNotFoundError(
-        f"{path}: holds no weights, neither {SINGLE_NAME} nor {INDEX_NAME} nor a .gguf file; check the path"
+        f"{path}: holds no weights, neither {SINGLE_NAME} nor {INDEX_NAME} nor a .gguf file; {_advice(path)}"
     )
+
+
+def _advice(folder: Path) -> str:
+    """Return what to do about a folder without weights, which may hold a part of them or an archive."""
+    entries = sorted([*folder.iterdir(), *folder.glob(HUB_UNFINISHED)])
+    unfinished = [entry.name for entry in entries if entry.suffix in UNFINISHED_SUFFIXES]
+    if unfinished:
+        return f"the download of {quoted(unfinished[0])} is not complete: resume it, or fetch the file again"
+    dangling = [entry.name for entry in entries if not entry.exists()]
+    if dangling:
+        return f"{quoted(dangling[0])} is a link to a file that is not there: fetch the file again"
+    archives = [name for name in file_names(folder) if kind_of(folder / name) in ARCHIVES]
+    return f"unpack {quoted(archives[0])}" if archives else "check the path"
+
+
+def _note_on_shards(weights: Path) -> tuple[str, ...]:
+    """Return a note about shards of another save that lie beside model.safetensors, or none."""
+    names = file_names(weights.parent) if weights.name == SINGLE_NAME else []
+    shards = [name for name in names if SHARD_NAME.fullmatch(name)]
+    if not shards:
+        return ()
+    return (f"{SINGLE_NAME} is read, as transformers does, and not the shards beside it ({shards[0]})",)
 
 
 def _note_on_adapter(folder: Path) -> tuple[str, ...]:

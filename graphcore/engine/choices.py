@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from graphcore.arch.config.rope_parameters import advice_on_context
 from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import lacks_home
@@ -113,7 +114,7 @@ def choices_on(
     """
     has_kernels = library is not None or on_gpu
     graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels)
-    context = choose_context(settings, model.spec.context)
+    context = choose_context(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_types = choose_kv_types(settings.kv_dtype, model, dtype, device)
     return Choices(
         device=device,
@@ -140,11 +141,12 @@ def room_for_dense(settings: Settings, device: torch.device) -> int:
     return int(FREE_SHARE * free_device_nbytes(device))
 
 
-def choose_context(settings: Settings, longest: int) -> int:
+def choose_context(settings: Settings, longest: int, advice: str = "") -> int:
     """Return the tokens of KV cache for each sequence.
 
     Args:
         longest: most tokens that the model was trained for.
+        advice: what to do for more tokens, after a semicolon.
 
     Raises:
         ConfigError: the settings ask for more tokens than that.
@@ -152,7 +154,7 @@ def choose_context(settings: Settings, longest: int) -> int:
     shared = settings.batching.cache_tokens or longest
     context = settings.context_length or min(longest, DEFAULT_CONTEXT, shared)
     if context > longest:
-        raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens")
+        raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens{advice}")
     if context > shared:
         raise ConfigError(
             f"context_length={context}, but batching.cache_tokens={shared} is all that sequences share, so that none "

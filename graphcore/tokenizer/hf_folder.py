@@ -144,7 +144,7 @@ def _chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str
     """Return the chat templates by name; the one that is used without tools is called "default"."""
     processor = _read_json(folder / "chat_template.json")
     found = named_templates(processor.get("chat_template", config.get("chat_template")), str(folder))
-    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    others = sorted((folder / "additional_chat_templates").glob("[!.]*.jinja"))
     files = {"default": folder / "chat_template.jinja", **{file.stem: file for file in others}}
     return {**found, **{name: _read_text(file) for name, file in files.items() if file.is_file()}}
 

@@ -47,8 +47,26 @@ def refuse_unexpected(
     if unexpected:
         raise CheckpointError(
             f"{checkpoint.source}: unexpected tensor {listed(unexpected)}, which a {config.model_type} model does not "
-            "have; the file is of another architecture or has adapters that must be merged first"
+            f"have; {cause_of_unexpected(unexpected, left_out.stop, checkpoint.layout)}"
         )
+
+
+def cause_of_unexpected(names: Collection[str], num_layers: int, layout: str) -> str:
+    """Return why a model has no place for stored tensors, and what to do.
+
+    Args:
+        names: names of the stored tensors.
+        num_layers: number of layers that the config states.
+        layout: layout of the checkpoint, "hf" or "gguf".
+    """
+    layers = [layer_of(name) for name in names]
+    if min(layers) >= num_layers:
+        stated = "num_hidden_layers in config.json" if layout == "hf" else "block_count"
+        return (
+            f"{stated} says {num_layers} layers, the weights have {1 + max(layers)}: "
+            "correct it, or take both from the same model"
+        )
+    return "the files are of another architecture or have adapters that must be merged first"
 
 
 def notes_on_unused(
@@ -135,8 +153,12 @@ def _extra(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoi
 
 def _is_of_layers(name: str, layers: range) -> bool:
     """Return whether the first number in a stored name is the index of one of the layers."""
-    numbers = [int(part) for part in name.split(".") if part.isdecimal()]
-    return bool(numbers) and numbers[0] in layers
+    return layer_of(name) in layers
+
+
+def layer_of(name: str) -> int:
+    """Return the first number in a tensor's name, the index of its layer; -1 if it has none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
 
 
 def listed(names: list[str]) -> str:

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from llama_files import build, write_gguf
+from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB
 
 from graphcore import Engine
-from graphcore.errors import ConfigError
+from graphcore.errors import CheckpointError, ConfigError, UnsupportedError
 
 TOKENS = 200
 IDS = torch.randint(0, VOCAB, (1, TOKENS), generator=torch.Generator().manual_seed(3))
@@ -84,13 +86,68 @@ def test_no_generation_config_keeps_a_model_from_running(tmp_path: Path, fallbac
             assert len(notes) == (2 if ends else 1)  # the number that is none, and the id that is none
 
 
+@pytest.mark.parametrize("fallback", [False, True], ids=["own", "transformers"])
+@pytest.mark.parametrize("left", [{}, {"load_in_4bit": False, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}])
+def test_a_quantization_config_left_over_full_weights_is_ignored_with_a_note(
+    tmp_path: Path, left: dict, fallback: bool
+) -> None:
+    build("llama").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "bitsandbytes", **left}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    overrides = ["model.fallback=transformers"] if fallback else []
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
+        assert error(engine, reference) < TOLERANCE
+        assert any("quantization_config is ignored" in note for note in engine.choices.notes)
+
+
+@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantization_config_that_is_on_is_refused(tmp_path: Path, flag: str) -> None:
+    build("llama").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "bitsandbytes", flag: True}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UnsupportedError, match="quantization_config has quant_method 'bitsandbytes'"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["own", "transformers"])
+def test_weights_that_are_quantised_are_refused_whatever_the_flags_say(tmp_path: Path, fallback: bool) -> None:
+    build("llama").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": False}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.weight"] = torch.ones_like(
+        tensors["model.layers.0.self_attn.q_proj.weight"], dtype=torch.int8
+    )
+    save_file(tensors, tmp_path / "model.safetensors")
+    overrides = ["model.fallback=transformers"] if fallback else []
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight.*(i8|I8|int8)"):
+        Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides)
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["own", "transformers"])
+def test_more_stored_layers_than_the_config_says_are_named_as_the_cause(tmp_path: Path, fallback: bool) -> None:
+    build("llama").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    layers = raw.pop("num_hidden_layers")
+    raw.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 1}))
+    overrides = ["model.fallback=transformers"] if fallback else []
+    says = f"num_hidden_layers in config.json says 1 layers, the weights have {layers}: correct it"
+    with pytest.raises(CheckpointError, match=says):
+        Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides)
+
+
 def test_dynamic_scaling_runs_to_where_it_changes_nothing(tmp_path: Path) -> None:
     reference = build("llama", max_position_embeddings=256, rope_scaling={"type": "dynamic", "factor": 2.0})
     reference.save_pretrained(tmp_path)
     with load(tmp_path) as engine:
         assert error(engine, reference) < TOLERANCE
         assert any("rope_type 'dynamic' changes nothing up to" in note for note in engine.choices.notes)
-    with pytest.raises(ConfigError, match="made for 256 tokens"):
+    with pytest.raises(ConfigError, match=r"made for 256 tokens; .* set model\.fallback=transformers$"):
         load(tmp_path, 257)
 
 

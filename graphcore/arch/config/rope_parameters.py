@@ -124,9 +124,19 @@ def _with_original(rope: Fields, context: int) -> Fields:
     return Fields({**rope.raw, ORIGINAL: original, **factor}, rope.source)
 
 
+def advice_on_context(rope: RopeParameters | None) -> str:
+    """Return what to do for more tokens than the longest context, after a semicolon; empty where nothing helps."""
+    if rope is None or rope.scaling is None or rope.scaling["rope_type"] != "dynamic":
+        return ""
+    return (
+        "; beyond that its rope_type 'dynamic' has other frequencies for each length, which cached keys do not follow: "
+        "set model.fallback=transformers"
+    )
+
+
 def note_on_dynamic(rope: RopeParameters | None, context: int, source: str) -> tuple[str, ...]:
     """Return a line about a dynamic scaling, which is computed only up to `context` tokens; empty without one."""
-    if rope is None or rope.scaling is None or rope.scaling["rope_type"] != "dynamic":
+    if not advice_on_context(rope):
         return ()
     return (
         f"{source}: rope_type 'dynamic' changes nothing up to max_position_embeddings ({context} tokens), the longest "

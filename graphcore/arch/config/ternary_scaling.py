@@ -1,4 +1,4 @@
-"""The reader of BitNet's quantization_config, which says how ternary weights are scaled.
+"""The readers of a quantization_config: BitNet's says how ternary weights are scaled, bitsandbytes' may say nothing.
 
 Source: transformers, utils/quantization_config.py (`BitNetQuantConfig`) and integrations/bitnet.py.
 """
@@ -11,6 +11,24 @@ BITNET_METHOD = "bitnet"
 
 NOT_LINEAR = ("lm_head", "embed_tokens", "norm")
 """Last parts of names in modules_to_not_convert that change nothing, because these modules are never ternary."""
+
+
+def note_on_full_weights(fields: Fields) -> tuple[str, ...]:
+    """Return a note about a quantization_config that quantises nothing, or none.
+
+    Programs that merge or unpack bitsandbytes' weights leave it behind; transformers ignores it (quantizers/auto.py,
+    `supports_quant_method`).
+
+    Args:
+        fields: settings of config.json.
+
+    Raises:
+        CheckpointError: a setting has the wrong type.
+    """
+    stated = fields.section("quantization_config")
+    if stated.text("quant_method") != "bitsandbytes" or stated.flag("load_in_4bit") or stated.flag("load_in_8bit"):
+        return ()
+    return (f"{fields.source}: quantization_config is ignored: both load_in_4bit and load_in_8bit of it are off",)
 
 
 def read_ternary_scaling(fields: Fields) -> TernaryScaling | None:

@@ -76,7 +76,7 @@ GEMMA3 = Gemma3(
         rope_local_base_freq=10_000.0,
         sliding_window=4096,
         query_pre_attn_scalar=256.0,
-        own_names={"hidden_act": ("hidden_activation",), "sliding_window_pattern": ("_sliding_window_pattern",)},
+        own_names={"hidden_act": ("hidden_activation",)},
         required=("hidden_size", "intermediate_size", "num_hidden_layers"),
     ),
     gguf_names=("gemma3",),

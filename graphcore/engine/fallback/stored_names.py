@@ -19,7 +19,7 @@ from graphcore.checkpoint.stacked_checkpoint import Stack, StackedCheckpoint
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant.format_choice import HEAD
-from graphcore.weights.extra_tensors import harmless_tensors, listed, notes_on_files
+from graphcore.weights.extra_tensors import cause_of_unexpected, harmless_tensors, layer_of, listed, notes_on_files
 from graphcore.weights.loader import Loader
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
     unused = [name for name in unused if name not in harmless]
     if unused:
         raise CheckpointError(
-            f"{checkpoint.source}: unexpected tensor {listed(unused)}, which a {kind} does not have; the files are of "
-            "another architecture or have adapters that must be merged first"
+            f"{checkpoint.source}: unexpected tensor {listed(unused)}, which a {kind} does not have; "
+            f"{cause_of_unexpected(unused, 1 + max(map(layer_of, weights)), checkpoint.layout)}"
         )
     for name, source in sources.items():
         _check(checkpoint, source.name, name, weights[name])

@@ -150,6 +150,8 @@ def test_templates_have_names_as_in_transformers(folder: Path) -> None:
     ours, theirs = Tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
     assert ours.render_chat(chat) == "file"
     assert ours.render_chat(chat, tools=tools) == theirs.apply_chat_template(chat, tools=tools, tokenize=False)
+    (folder / "additional_chat_templates" / "._tool_use.jinja").write_bytes(b"\0\5\x16\7\xff")  # macOS's; not UTF-8
+    assert Tokenizer(str(folder)).render_chat(chat, tools=tools) == ours.render_chat(chat, tools=tools)
 
 
 def test_templates_without_a_default_are_a_note(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Which layers slide: explicit lists, patterns and each model type's rule."""
 
 import pytest
-from hub_configs import GEMMA3_1B, LLAMA, MISTRAL, QWEN2, QWEN3, parse, without
+from hub_configs import GEMMA3_1B, LLAMA, MISTRAL, QWEN2, QWEN3, parse
 
 from graphcore.errors import CheckpointError, UnsupportedError
 
@@ -16,14 +16,20 @@ def test_without_a_pattern_no_layer_types_are_made():
     assert parse(LLAMA, sliding_window_pattern=2).attention.layer_types is None
 
 
-@pytest.mark.parametrize("name", ["sliding_window_pattern", "_sliding_window_pattern"])
-def test_pattern_is_read_under_both_names(name):
-    raw = without(GEMMA3_1B, "sliding_window_pattern")
-    assert parse(raw, **{name: 3}).attention.layer_types[:4] == (
-        *2 * ("sliding_attention",),
-        "full_attention",
-        "sliding_attention",
-    )
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"sliding_window_pattern": 3},
+        {"sliding_window_pattern": 2, "_sliding_window_pattern": 6},
+        {"_sliding_window_pattern": 2},
+        {},
+    ],
+)
+def test_the_pattern_is_the_one_that_transformers_reads(patterns):
+    transformers = pytest.importorskip("transformers")
+    raw = {key: value for key, value in GEMMA3_1B.items() if "pattern" not in key and key != "layer_types"}
+    theirs = transformers.Gemma3TextConfig(num_hidden_layers=raw["num_hidden_layers"], **patterns).layer_types
+    assert parse(raw, **patterns).attention.layer_types == tuple(theirs)
 
 
 def test_mistral_slides_in_every_layer_unless_its_window_is_null():

@@ -49,6 +49,12 @@ def test_a_split_model_of_a_tag_has_all_its_parts() -> None:
     assert weights("hf:org/name:UD-Q4_K_XL", UNSLOTH) == UNSLOTH[:1]
 
 
+def test_hidden_files_are_no_models() -> None:
+    assert weights("hf:org/name", ["._model.Q4_0.gguf", "model.Q4_0.gguf", "a/._b.gguf"]) == ["model.Q4_0.gguf"]
+    hidden = ["._model.safetensors", "._config.json", "config.json", "m.safetensors"]
+    assert weights("hf:org/name", hidden) == ["m.safetensors"]
+
+
 def test_the_only_gguf_model_needs_no_tag() -> None:
     names = ["model.Q4_0.gguf", "mmproj-model-f16.gguf", "model.mmproj.gguf", "model.imatrix.gguf", "config.json"]
     assert weights("hf:org/name", names) == ["model.Q4_0.gguf"]

@@ -40,6 +40,13 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigErr
         ("https://huggingface.co/a/b/resolve/v1/m.gguf?download=true", HubSource("a/b", "v1", "m.gguf")),
         ("random:", RandomSource("")),
         ("random:seed=7", RandomSource("seed=7")),
+        ("hf:gpt2", HubSource("gpt2")),
+        ("hf:gpt2@refs/pr/1", HubSource("gpt2", "refs/pr/1")),
+        ("hf:gpt2@main/m.gguf", HubSource("gpt2", "main", "m.gguf")),
+        ("hf:gpt2:Q8_0", HubSource("gpt2", tag="Q8_0")),
+        ("hf:gpt2/m.gguf", HubSource("gpt2/m.gguf")),
+        ("https://huggingface.co/gpt2", HubSource("gpt2")),
+        ("https://huggingface.co/gpt2/tree/main", HubSource("gpt2", "main")),
     ],
 )
 def test_sources_are_recognised(text, expected):
@@ -62,7 +69,6 @@ def test_package_sources_are_split_into_their_parts(text, parts):
     "text",
     [
         "hf:",
-        "hf:org",
         "hf:org/",
         "hf:org/name@",
         "hf:org/name/model.safetensors",

@@ -72,6 +72,15 @@ def test_a_named_file_comes_alone(hub, tmp_path):
     assert resolve_source("hf:org/gguf@main/odd[1].gguf", tmp_path).read_bytes() == b"GGUF3"
 
 
+def test_a_name_without_an_organisation_is_fetched_and_cached_as_the_library_does(monkeypatch, hub_cache, tmp_path):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    with hub_of(monkeypatch, {"gpt2x": MODEL}, hub_cache):
+        folder = resolve_source("hf:gpt2x", tmp_path)
+        assert str(folder) == huggingface_hub.snapshot_download("gpt2x", allow_patterns=["config.json"])
+    assert folder.parent.parent.name == "models--gpt2x"
+    assert resolve_source("hf:gpt2x", tmp_path) == folder  # without the Hub
+
+
 def test_a_sharded_gguf_comes_with_all_its_shards(hub, tmp_path):
     path = resolve_source("hf:org/gguf/big/m-00001-of-00002.gguf", tmp_path)
     assert path.read_bytes() == b"GGUF1"
