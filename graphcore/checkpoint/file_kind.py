@@ -128,7 +128,7 @@ def refusal(path: Path, kind: FileKind) -> CheckpointError:
             )
         case FileKind.JSON:
             return CheckpointError(f"{path}: is a JSON file, not the weights; name its folder, or the weights' file")
-        case _ if kind in ARCHIVES:
+        case FileKind.ZIP | FileKind.TAR | FileKind.SEVEN_ZIP | FileKind.RAR | FileKind.COMPRESSED:
             return CheckpointError(f"{path}: is a {kind.value}; unpack it, and name the folder or file that was in it")
         case FileKind.UNKNOWN:
             front = quoted(read_front(path, 8))
