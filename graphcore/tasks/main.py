@@ -71,24 +71,18 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them over several lines
     is_debug = any(argument.lower() in DEBUG for argument in given)
     with ended_by_signals() as termination:
-        status = _status_of(given, is_quoted, is_debug)
+        try:
+            status = compose_and_run(given, is_quoted)
+            sys.stdout.flush()  # notices here, not when the interpreter ends, that the reader has left
+        except BrokenPipeError:
+            status = 0
+        except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
+            status = _show(error, is_debug)
+        except KeyboardInterrupt:
+            print("graphcore: interrupted", file=sys.stderr)
+            status = EXIT_INTERRUPTED
         _drop_output()
     sys.exit(termination.status(otherwise=status))
-
-
-def _status_of(arguments: Sequence[str], is_quoted: bool, is_debug: bool) -> int:
-    """Run what the arguments ask for and show how it failed, if it did; return the exit status."""
-    try:
-        status = compose_and_run(arguments, is_quoted)
-        sys.stdout.flush()  # notices here, not when the interpreter ends, that the reader has left
-    except BrokenPipeError:
-        return 0
-    except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
-        return _show(error, is_debug)
-    except KeyboardInterrupt:
-        print("graphcore: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return status
 
 
 def _prepare_streams() -> None:

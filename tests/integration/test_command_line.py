@@ -103,7 +103,7 @@ REFUSED_BEFORE_A_RUN = [
     (["outputs=off", "hydra.run.dir=x"], "hydra.run.dir='x' has no effect with outputs=false", 1),
     (["outputs=false", "hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN has no effect with outputs=false", 1),
     (["outputs=false", "trace=true", "streaming=on"], "trace=true writes into the run's folder", 1),
-    (["outputs=false", "seed=-1"], "seed=-1 must be at least 0", 1),
+    (["outputs=false", "seed=99999999999999999999"], "seed=99999999999999999999 must be a number of 64 bits", 1),
     (["-m", "promt=1,2"], "unknown key 'promt'", 2),
     (["dtype=fp32,foo", "-m"], "dtype=foo is no option of this group", 2),
     (["hydra.run.dir=/proc/nowhere"], "/proc/nowhere cannot be written", 1),
@@ -160,7 +160,7 @@ def test_a_run_that_cannot_start_is_one_line_and_a_result_that_says_so(tmp_path:
         ("device=tpu", 2),
         ("task.logprobs=maybe", 2),  # the wrong type, of a key that the task checks
         ("+task.foo=1", 2),
-        ("seed=-1", 1),  # out of range
+        ("seed=99999999999999999999", 1),  # out of range
         ("chat=on", 1),  # what this checkpoint cannot do
         ("model.checkpoint=/nowhere", 1),
     ],

@@ -257,6 +257,7 @@ def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr("graphcore.engine.choices.resolve_device", lambda _: CUDA)
     monkeypatch.setattr("graphcore.engine.choices.resolve_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
         choices = choices_here(compose_settings([]), model())
