@@ -14,7 +14,7 @@ import tokenizers
 from graphcore.checked_file import read_checked, write_checked
 from graphcore.tokenizer.gguf_bpe import build_bpe, note_on_splitter
 from graphcore.tokenizer.gguf_merges import bytes_of_pieces
-from graphcore.tokenizer.gguf_spellings import ends_of_turn
+from graphcore.tokenizer.gguf_spellings import END_OF_TEXT, ends_of_turn
 from graphcore.tokenizer.gguf_splitters import SPLITTERS
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
@@ -104,8 +104,8 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
 
 def _eos_ids(metadata: Mapping[str, object], vocab: GGUFVocab) -> tuple[int, ...]:
     named = {vocab.eos_id, *(read_token_id(metadata, name, vocab) for name in ("eot_token_id", "eom_token_id"))}
-    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    named |= {token_id for token_id in ends_of_turn(vocab.ids) if vocab.types[token_id] in special}
+    ends = ends_of_turn(vocab.ids)
+    named |= {at for at in ends if vocab.tokens[at] != END_OF_TEXT or vocab.types[at] == TokenType.CONTROL}
     return tuple(sorted(token_id for token_id in named if token_id is not None))
 
 

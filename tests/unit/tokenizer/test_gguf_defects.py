@@ -89,6 +89,41 @@ def test_ids_are_those_of_llama_cpp(keys: dict[str, object], ids: list[list[int]
     assert tokenizer.vocab_size == len(keys.get("tokens", TOKENS))
 
 
+@pytest.mark.parametrize("kind", [1, 5])
+@pytest.mark.parametrize(
+    ("tokens", "eos", "ids", "ends"),
+    [
+        (["<|im_end|>"], 0, [2, 9, 2], (0, 9)),
+        (["<|eot_id|>"], 0, [2, 9, 2], (0, 9)),
+        (["<end_of_turn>"], 0, [2, 9, 2], (0, 9)),
+        (["<|end|>"], 0, [2, 9, 2], (0, 9)),
+        (["</s>"], 9, [2, 9, 2], (9,)),
+        (["[PAD]", "<EOT>"], 0, [2, 9, 1, 10, 2], (0, 9, 10)),
+        (["<|start|>", "<|im_start|>"], 0, [2, 9, 1, 3, 4, 0, 4, 5, 2], (0,)),
+        (["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>"], 0, [2, 9, 1, 10, 1, 11, 2], (0, 10, 11)),
+        (["<|end|>", "<|return|>", "<|call|>", "<|message|>"], 0, [2, 9, 1, 10, 1, 11, 1, 12, 2], (0, 10, 11)),
+    ],
+)
+def test_ordinary_tokens_with_the_spelling_of_control_tokens_are_those(
+    tokens: list[str], eos: int, ids: list[int], ends: tuple[int, ...], kind: int
+) -> None:
+    words = ("a", "b", "ab", "<", "|", ">", "e", "n", "d", *tokens)
+    types = (*[1] * 9, *[kind] * len(tokens))
+    tokenizer = read(tokens=words, token_type=types, merges=("a b",), bos_token_id=None, eos_token_id=eos)
+    assert tokenizer.encode(f"ab{'b'.join(tokens)}ab") == ids
+    assert tokenizer.eos_token_ids == ends
+    (note,) = tokenizer.notes
+    assert "token_type has ordinary tokens with the spelling of control tokens" in note
+
+
+def test_ordinary_markup_of_web_pages_ends_nothing() -> None:
+    """Here llama.cpp gives [2, 9, 2], but Qwen was trained with `</s>` as text."""
+    tokens = ("a", "b", "ab", "<", "/", "s", ">", "x", "y", "</s>")
+    tokenizer = read(tokens=tokens, token_type=(1,) * 10, merges=("a b",), bos_token_id=None, eos_token_id=0)
+    assert (tokenizer.encode("ab</s>ab"), tokenizer.eos_token_ids) == ([2, 3, 4, 5, 6, 2], (0,))
+    assert tokenizer.notes == ()
+
+
 def test_both_ids_of_a_spelling_decode_to_it() -> None:
     tokenizer = read(tokens=(*TOKENS, "abc"), token_type=(*TYPES, 1))
     assert tokenizer.decode([6, 4, 12]) == "abc abc"
