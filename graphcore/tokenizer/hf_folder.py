@@ -51,7 +51,12 @@ def read_folder(folder: Path) -> TokenizerParts:
         tool_template=templates.get("tool_use") or None,
         template_variables=special.named,
         id_limit=_vocab_size(model_config),
-        notes=(*special.notes, *_notes_on_empty_files(folder), *_notes_on_templates(templates, folder)),
+        notes=(
+            *_take_dropout_away(backend, folder),
+            *special.notes,
+            *_notes_on_empty_files(folder),
+            *_notes_on_templates(templates, folder),
+        ),
     )
 
 
@@ -103,6 +108,15 @@ def _read_json(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: holds {type(value).__name__}, where an object is expected")
     return value
+
+
+def _take_dropout_away(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
+    """Make the tokenizer give the same ids for the same text each time, and return a note if it did not."""
+    model = backend.model
+    if not isinstance(model, tokenizers.models.BPE) or not model.dropout:
+        return ()
+    dropout, model.dropout = model.dropout, None
+    return (f"{folder}: tokenizer.json has a dropout of {dropout:.3g}, which is for training; no merge is left out",)
 
 
 def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:

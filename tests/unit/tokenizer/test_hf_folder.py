@@ -92,6 +92,19 @@ def test_a_generation_config_never_keeps_a_tokenizer_from_being_read(
     assert set(Tokenizer(str(folder)).eos_token_ids) == ends | {end_id}
 
 
+def test_dropout_left_from_training_is_taken_away(folder: Path) -> None:
+    """The ids to expect are transformers' for the same file without dropout."""
+    text, theirs = "hello world, the quick brown fox " * 4, AutoTokenizer.from_pretrained(folder)
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["dropout"] = 0.9
+    write(folder, "tokenizer.json", described)
+    ours = Tokenizer(str(folder))
+    assert {tuple(ours.encode(text)) for _ in range(5)} == {tuple(theirs.encode(text))}
+    assert ours.notes == (
+        f"{folder}: tokenizer.json has a dropout of 0.9, which is for training; no merge is left out",
+    )
+
+
 def test_byte_order_marks_of_windows_editors_are_left_out(folder: Path, end_id: int) -> None:
     (folder / "config.json").write_text('\ufeff{"eos_token_id": 7, "vocab_size": 50257}', encoding="utf-8")
     (folder / "tokenizer_config.json").write_text("\ufeff" + json.dumps({"eos_token": END}), encoding="utf-8")
