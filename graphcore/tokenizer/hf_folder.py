@@ -16,7 +16,7 @@ import tokenizers
 from graphcore.checkpoint.generation_config import read_generation_config
 from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
-from graphcore.tokenizer.chat_template import named_templates
+from graphcore.tokenizer.chat_template import has_tags, named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
@@ -124,6 +124,9 @@ def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
 
 
 def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    default = templates.get("default", "")
+    if default and not has_tags(default):
+        return (f"{folder}: the chat template {quoted(default)} is no Jinja template: the model reads no message",)
     if not templates or "default" in templates:
         return ()
     return (f"{folder}: no chat template is called 'default', only {quoted(', '.join(sorted(templates)))}",)

@@ -145,6 +145,20 @@ def test_a_template_that_is_not_utf_8_has_replacement_characters() -> None:
     assert Tokenizer.from_gguf(metadata, "m").render_chat([{"role": "user", "content": "y"}]) == "x\ufffdy"
 
 
+def test_the_name_chatml_is_llama_cpps_template() -> None:
+    """The text to expect is that of llama.cpp's `llama_chat_apply_template` for the name."""
+    metadata = golden_vocab("smollm").metadata | {"tokenizer.chat_template": "chatml"}
+    text = Tokenizer.from_gguf(metadata, "m").render_chat([{"role": "user", "content": "hello"}])
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("template", ["llama2", "", "Answer briefly."])
+def test_a_template_that_no_message_enters_is_left_out(template: str) -> None:
+    tokenizer = Tokenizer.from_gguf(golden_vocab("smollm").metadata | {"tokenizer.chat_template": template}, "m")
+    assert not tokenizer.has_chat_template
+    assert tokenizer.notes[-1] == f"m: tokenizer.chat_template '{template}' is no Jinja template; it is left out"
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "note"),
     [

@@ -92,6 +92,14 @@ def test_a_generation_config_never_keeps_a_tokenizer_from_being_read(
     assert set(Tokenizer(str(folder)).eos_token_ids) == ends | {end_id}
 
 
+def test_a_template_that_no_message_enters_is_a_note(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"chat_template": "chatml"})
+    ours, theirs = Tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "hello"}]
+    assert ours.render_chat(messages) == theirs.apply_chat_template(messages, tokenize=False) == "chatml"
+    assert ours.notes == (f"{folder}: the chat template 'chatml' is no Jinja template: the model reads no message",)
+
+
 def test_dropout_left_from_training_is_taken_away(folder: Path) -> None:
     """The ids to expect are transformers' for the same file without dropout."""
     text, theirs = "hello world, the quick brown fox " * 4, AutoTokenizer.from_pretrained(folder)
