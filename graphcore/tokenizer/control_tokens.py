@@ -44,6 +44,7 @@ class ControlTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer, ends: Iterable[int], template: str) -> None:
         self._backend = backend
+        self._is_split = backend.encode_special_tokens  # where a folder asks that all special tokens stay text
         self._lock = Lock()
         added = backend.get_added_tokens_decoder()
         special = {token_id for token_id, token in added.items() if token.special and token.content.strip()}
@@ -105,7 +106,7 @@ class ControlTokens:
             try:
                 encoding = self._backend.encode(text, add_special_tokens=False)
             finally:
-                self._backend.encode_special_tokens = False
+                self._backend.encode_special_tokens = self._is_split
         left = self.found(text, encoding, self.of_template)
         if not left:
             return encoding

@@ -18,6 +18,7 @@ from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
 from graphcore.tokenizer.chat_template import has_tags, named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
+from graphcore.tokenizer.hf_llama_class import apply_llama_class
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
@@ -30,8 +31,11 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", *_OTHER_FORMS))
 
 
-def read_folder(folder: Path) -> TokenizerParts:
+def read_folder(folder: Path, is_as_stored: bool = False) -> TokenizerParts:
     """Return the parts of the folder's tokenizer.
+
+    Args:
+        is_as_stored: True for the ids of tokenizer.json, whatever class of transformers the folder names.
 
     Raises:
         TokenizerError: the folder has no tokenizer, or one of its files is damaged or names an unknown token.
@@ -39,8 +43,11 @@ def read_folder(folder: Path) -> TokenizerParts:
     backend, defaults = _read_backend(folder)
     config = {**defaults, **_read_json(folder / "tokenizer_config.json")}
     special_map, added = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
+    model_config = _read_json(folder / "config.json")
+    on_class = () if is_as_stored else apply_llama_class(backend, config, model_config, str(folder))
     special = add_special_tokens(backend, config, special_map, added, str(folder))
-    templates, model_config = _chat_templates(folder, config), _read_json(folder / "config.json")
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    templates = _chat_templates(folder, config)
     bos_id, eos_id = (_token_id(backend, special.named.get(name)) for name in ("bos_token", "eos_token"))
     return TokenizerParts(
         backend=backend,
@@ -53,6 +60,8 @@ def read_folder(folder: Path) -> TokenizerParts:
         id_limit=_vocab_size(model_config),
         notes=(
             *_take_dropout_away(backend, folder),
+            *on_class,
+            *_notes_on_split(backend, folder),
             *special.notes,
             *_notes_on_empty_files(folder),
             *_notes_on_templates(templates, folder),
@@ -121,6 +130,11 @@ def _take_dropout_away(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str
 
 def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     return None if text is None else backend.token_to_id(text)
+
+
+def _notes_on_split(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
+    note = f"{folder}: tokenizer_config.json asks for split_special_tokens: special tokens in a text or chat stay text"
+    return (note,) if backend.encode_special_tokens else ()
 
 
 def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:

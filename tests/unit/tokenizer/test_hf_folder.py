@@ -1,10 +1,12 @@
 """A Hugging Face folder gives the tokenizer that transformers reads from it."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 from golden_vocab import golden_tokenizer, golden_vocab
+from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -98,6 +100,59 @@ def test_a_template_that_no_message_enters_is_a_note(folder: Path) -> None:
     messages = [{"role": "user", "content": "hello"}]
     assert ours.render_chat(messages) == theirs.apply_chat_template(messages, tokenize=False) == "chatml"
     assert ours.notes == (f"{folder}: the chat template 'chatml' is no Jinja template: the model reads no message",)
+
+
+@pytest.mark.parametrize("scheme", [None, "first", "always"])
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({}, "first"),
+        ({"tokenizer_class": "LlamaTokenizerFast", "legacy": False, "add_bos_token": True}, "first"),
+        ({"legacy": True, "add_bos_token": False, "add_eos_token": True}, "always"),
+        ({"legacy": None, "add_prefix_space": None}, "first"),
+        ({"add_prefix_space": False}, "never"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "legacy": False, "add_prefix_space": False}, None),
+    ],
+)
+def test_spaces_are_those_of_the_class_that_a_folder_names(
+    config: dict[str, object], where: str | None, scheme: str | None, tmp_path: Path
+) -> None:
+    """`scheme`: how tokenizer.json itself puts spaces, None for the normalizer of Llama 2's."""
+    backend = copy.deepcopy(golden_tokenizer("llama-spm")._backend)
+    if scheme is not None:
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
+    write(tmp_path, "tokenizer_config.json", named | config)
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(str(tmp_path))
+    for text in ("hello", "  lead", "<s>hello", "x</s>\nhello </s> a", "<s>[INST] hello [/INST]", ""):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids, False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert len(ours.notes) == (where not in (None, scheme))
+
+
+def test_a_class_that_transformers_does_not_believe_changes_nothing(tmp_path: Path) -> None:
+    golden_tokenizer("llama-spm")._backend.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False})
+    write(tmp_path, "config.json", {"model_type": "mistral"})
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(str(tmp_path))
+    assert ours.encode("x</s> hello") == theirs.encode("x</s> hello")
+    assert ours.notes == ()
+
+
+def test_special_tokens_stay_text_if_the_folder_asks_for_it(folder: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}"
+    config = {"eos_token": END, "split_special_tokens": True, "chat_template": template}
+    write(folder, "tokenizer_config.json", config)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
+    messages = [{"role": "user", "content": f"a{END}"}]
+    for _ in range(2):
+        assert ours.encode(f"a{END}b") == ours.encode(f"a{END}b", is_plain=True) == theirs.encode(f"a{END}b")
+        assert ours.encode_chat(messages) == theirs.apply_chat_template(messages, return_dict=False)
+    assert "split_special_tokens" in ours.notes[0]
 
 
 def test_dropout_left_from_training_is_taken_away(folder: Path) -> None:
