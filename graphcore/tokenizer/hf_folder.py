@@ -14,6 +14,7 @@ from pathlib import Path
 import tokenizers
 
 from graphcore.checkpoint.generation_config import read_generation_config
+from graphcore.checkpoint.json_object import how_to_mend
 from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
 from graphcore.tokenizer.chat_template import has_tags, named_templates
@@ -107,11 +108,12 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig").strip() or "null")
+        raw = path.read_bytes()
+        value = json.loads(raw.decode("utf-8-sig").strip() or "null")
     except RecursionError as error:
         raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
-        raise TokenizerError(f"{path}: not JSON ({error}); fetch the file again") from error
+        raise TokenizerError(f"{path}: not JSON ({error}); {how_to_mend(raw)}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -155,6 +155,14 @@ def test_special_tokens_stay_text_if_the_folder_asks_for_it(folder: Path) -> Non
     assert "split_special_tokens" in ours.notes[0]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_git_lfs_pointer_is_named_as_such(name: str, folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    (folder / name).write_text(pointer, encoding="utf-8")
+    with pytest.raises(TokenizerError, match=f"{name}: not .*it is a Git LFS pointer: run `git lfs pull`"):
+        Tokenizer(str(folder))
+
+
 def test_dropout_left_from_training_is_taken_away(folder: Path) -> None:
     """The ids to expect are transformers' for the same file without dropout."""
     text, theirs = "hello world, the quick brown fox " * 4, AutoTokenizer.from_pretrained(folder)
