@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from graphcore.checkpoint.generation_config import read_generation_config
 from graphcore.checkpoint.json_object import how_to_mend
@@ -19,10 +20,10 @@ from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
 from graphcore.tokenizer.chat_template import has_tags, named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
-from graphcore.tokenizer.hf_llama_class import apply_llama_class
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
+_SPACE = "\u2581"
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
 _OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
 
@@ -45,7 +46,7 @@ def read_folder(folder: Path, is_as_stored: bool = False) -> TokenizerParts:
     config = {**defaults, **_read_json(folder / "tokenizer_config.json")}
     special_map, added = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
     model_config = _read_json(folder / "config.json")
-    on_class = () if is_as_stored else apply_llama_class(backend, config, model_config, str(folder))
+    on_class = () if is_as_stored else _apply_llama_class(backend, config, model_config, str(folder))
     special = add_special_tokens(backend, config, special_map, added, str(folder))
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     templates = _chat_templates(folder, config)
@@ -124,10 +125,44 @@ def _read_json(path: Path) -> dict[str, object]:
 def _take_dropout_away(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
     """Make the tokenizer give the same ids for the same text each time, and return a note if it did not."""
     model = backend.model
-    if not isinstance(model, tokenizers.models.BPE) or not model.dropout:
+    if not isinstance(model, models.BPE) or not model.dropout:
         return ()
     dropout, model.dropout = model.dropout, None
     return (f"{folder}: tokenizer.json has a dropout of {dropout:.3g}, which is for training; no merge is left out",)
+
+
+def _apply_llama_class(
+    backend: tokenizers.Tokenizer, config: Mapping[str, object], model: Mapping[str, object], folder: str
+) -> tuple[str, ...]:
+    """Put spaces before text as LlamaTokenizer of transformers 5 does if the folder names it, and return a note.
+
+    Like most classes it takes words and merges of tokenizer.json, but it makes the normalizer anew:
+
+        tokenizer.json    <s>hello</s>\\nhello   ->   <s> _hello </s> _\\nhello    a space before each stretch of text
+        the class         <s>hello</s>\\nhello   ->   <s> hello </s> \\n hello     one before the beginning of a text
+
+    `legacy: true` asks for the former, and `add_prefix_space: false` for no space. The other classes of the model
+    families make what published files say. Source: transformers, models/llama/tokenization_llama.py, and
+    models/auto/tokenization_auto.py for the folders to which the class applies.
+    """
+    named = str(config.get("tokenizer_class") or model.get("tokenizer_class")).removesuffix("Fast")
+    if named != "LlamaTokenizer" or "auto_map" in config or model.get("model_type", "llama") != "llama":
+        return ()
+    if not isinstance(backend.model, models.BPE) or not backend.model.byte_fallback:
+        return ()
+    has_prefix = config.get("add_prefix_space") in (None, True)
+    scheme = ("always" if config.get("legacy") else "first") if has_prefix else "never"
+    stored = backend.pre_tokenizer
+    if backend.normalizer is None and isinstance(stored, pre_tokenizers.Metaspace) and stored.prepend_scheme == scheme:
+        return ()
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    where = {"always": "before each stretch of text", "first": "before the beginning of a text", "never": "nowhere"}
+    return (f"{folder}: names LlamaTokenizer, so as in transformers 5 a space is put {where[scheme]}",)
 
 
 def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
