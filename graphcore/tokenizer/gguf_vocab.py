@@ -114,7 +114,7 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     reader.notes += spelt.notes
     eos_id = reader.token_id("eos_token_id", len(tokens), 2 if spm else None)
     types, scores = _types(reader, tokens, eos_id), _scores(reader, len(tokens)) if spm else ()
-    merges = () if spm else reader.array("merges", str)
+    merges = () if spm else _merges(reader, pre)
     if malformed := sum(merge.find(" ", 1) < 0 for merge in merges):
         reader.note("merges", f"has {malformed} entries that do not name two tokens; they are left out")
     return GGUFVocab(
@@ -138,20 +138,29 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
 
 def _types(reader: "_Reader", tokens: Sequence[str], eos_id: int | None) -> tuple[int, ...]:
     """Return the types of the tokens; those of control tokens by spelling, if the file has none or ordinary ones."""
-    stated, spelt = reader.per_token("token_type", int, len(tokens)), frozenset(tokens)
+    stated, known = reader.per_token("token_type", int, len(tokens)), frozenset(tokens)
     if not stated:
         reader.note("token_type", "is missing; control tokens are told by their spelling")
-    control, shown = control_spellings(spelt), shown_spellings(spelt)
+    control, shown = control_spellings(known), shown_spellings(known)
     if stated and (eos_id is None or tokens[eos_id] != END_OF_TEXT):
         control -= {END_OF_TEXT}
+    spelt = control | shown
     types = list(stated or (int(TokenType.NORMAL),) * len(tokens))
-    wrong = [at for at, token in enumerate(tokens) if token in control | shown and types[at] not in _PARSED]
+    wrong = [at for at, token in enumerate(tokens) if token in spelt and types[at] not in _PARSED]
     for at in wrong:
         types[at] = int(TokenType.CONTROL if tokens[at] in control else TokenType.USER_DEFINED)
     if stated and wrong:
         listed = quoted(", ".join(tokens[at] for at in wrong))
         reader.note("token_type", f"has ordinary tokens with the spelling of control tokens ({listed}), which they are")
     return tuple(types)
+
+
+def _merges(reader: "_Reader", pre: str | None) -> tuple[str, ...]:
+    """Return the merges. llama.cpp takes an empty list for any model, and a missing one for Kimi K2."""
+    if reader.is_empty("merges") or (pre == "kimi-k2" and reader.is_missing("merges")):
+        reader.note("merges", "names no merges; text may be cut into other tokens")
+        return ()
+    return reader.array("merges", str)
 
 
 def _scores(reader: "_Reader", count: int) -> tuple[float, ...]:
@@ -196,6 +205,13 @@ class _Reader:
             raise self._error(name, "is missing; without it text has no token ids")
         return value
 
+    def is_missing(self, name: str) -> bool:
+        return self._metadata.get(_PREFIX + name) is None
+
+    def is_empty(self, name: str) -> bool:
+        """Return whether the file has an array without elements."""
+        return self._metadata.get(_PREFIX + name) == ()
+
     def array(self, name: str, kind: type[T]) -> tuple[T, ...]:
         """Return an array; GGUF arrays have elements of one type, so only the first element is checked."""
         value = self._metadata.get(_PREFIX + name)
@@ -209,7 +225,7 @@ class _Reader:
 
     def per_token(self, name: str, kind: type[T], count: int) -> tuple[T, ...]:
         """Return the first `count` elements of an array with one per token; empty if the file has no such key."""
-        if _PREFIX + name not in self._metadata:
+        if self.is_missing(name):
             return ()
         values = self.array(name, kind)
         surplus = f"has {len(values)} elements for {count} tokens"

@@ -18,6 +18,7 @@ PARAGRAPHS = {"graphcore/tasks/registry.py": "a registry is looked for where arc
 # Long modules, and why.
 CHAPTERS = {
     "graphcore/engine/engine.py": "the surface of docs/python.md; each method says what it takes, gives and raises",
+    "graphcore/engine/program_runner.py": "one runner: how rows of the caches are fed, for requests, logits and states",
 }
 SMALL, LONG, LONG_FUNCTION = 60, 300, 40  # lines
 

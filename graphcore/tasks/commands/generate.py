@@ -23,7 +23,7 @@ from graphcore.tasks.requests.generation_requests import (
     check_prompts,
     generation_requests,
 )
-from graphcore.tasks.requests.prompts import Prompt, read_prompts
+from graphcore.tasks.requests.prompts import Prompt, notes_on, read_prompts
 from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
 from graphcore.tasks.results.answer_file import AnswerFile
 from graphcore.tasks.results.run_record import compile_record, ran_record
@@ -107,8 +107,9 @@ def run(context: Context, task: GenerateSettings) -> Record:
         console.note(start_line(progress, compiled))
         if settings.trace:
             write_streaming_trace(context, engine, generating_since, time.perf_counter())
+        notes = notes_on([request.prompt for request in requests])
         measured = {"load_seconds": load_seconds, "compile": compile_record(compiled), **cache_record(loaded, saved)}
-        return {"status": progress.status, **ran_record(engine), **measured, **_answered(requests, progress)}
+        return {"status": progress.status, **ran_record(engine, notes), **measured, **_answered(requests, progress)}
 
 
 def _prompts_and_answers(context: Context, task: GenerateSettings) -> tuple[list[Prompt], AnswerFile | None]:

@@ -49,7 +49,8 @@ def run(context: Context, task: PackSettings) -> Record:
     model = open_model(settings.model, settings.seed, settings.cache_folder, console.progress)
     if model.path is not None and model.path.exists() and path.exists() and path.samefile(model.path):
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
-    notes = (*model.config.notes, *group_note(context, model.config.model_type))
+    on_tokenizer = model.tokenizer.notes if model.tokenizer is not None else tuple(filter(None, (model.unread,)))
+    notes = (*model.config.notes, *on_tokenizer, *group_note(context, model.config.model_type))
     for note in notes:
         console.note(note)
     packer = Packer(model, settings.quant.format)

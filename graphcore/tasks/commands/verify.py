@@ -135,15 +135,17 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
         load_seconds = time.perf_counter() - began
         context.console.note(describe(engine, load_seconds))
         if prompts:
-            token_ids = encode_prompts(engine, settings, prompts, context.console.note)[0].token_ids
+            prompt = encode_prompts(engine, settings, prompts, context.console.note)[0]
+            token_ids, notes = prompt.token_ids, prompt.notes
         else:
+            notes = ()
             token_ids = random_ids(engine.config.vocab_size, task.tokens, settings.seed)
         engine.runner.sizes.check_context(len(token_ids) + task.new_tokens)
         outputs = engine_outputs(engine, token_ids)
         new_ids = greedy_ids(engine, token_ids, task.new_tokens)
         decoded = engine.logits([token_ids], by_token=True)
         assert isinstance(decoded, Tensor), "nothing else was asked for"
-        record = {**ran_record(engine), "load_seconds": load_seconds, "tokens": len(token_ids)}
+        record = {**ran_record(engine, notes), "load_seconds": load_seconds, "tokens": len(token_ids)}
         stored = engine.loaded.loader.checkpoint
         file = next(iter(stored.files)) if stored.layout == "gguf" else None
         is_float32 = all(tensor.encoding == "f32" for tensor in stored.tensors.values())

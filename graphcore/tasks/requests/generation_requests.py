@@ -10,7 +10,14 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError
-from graphcore.tasks.requests.prompts import EncodedPrompt, Prompt, check_prompt, encode_prompt, encode_prompts
+from graphcore.tasks.requests.prompts import (
+    EncodedPrompt,
+    Prompt,
+    check_prompt,
+    encode_prompt,
+    encode_prompts,
+    notes_on,
+)
 from graphcore.tasks.requests.request_lines import RequestLine
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task import Context
@@ -52,7 +59,10 @@ def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prom
     """
     settings = context.settings
     if prompts and isinstance(prompts[0], RequestLine):
-        return [_request_of_line(context, engine, line) for line in prompts if isinstance(line, RequestLine)]
+        requests = [_request_of_line(context, engine, line) for line in prompts if isinstance(line, RequestLine)]
+        for note in notes_on([request.prompt for request in requests]):
+            context.console.note(note)
+        return requests
     most = settings.max_new_tokens or DEFAULT_NEW_TOKENS
     encoded = encode_prompts(engine, settings, prompts, context.console.note)
     return [GenerationRequest(prompt, sampling_of(settings), most, tuple(stops_of(settings))) for prompt in encoded]

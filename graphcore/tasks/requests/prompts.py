@@ -43,11 +43,13 @@ class EncodedPrompt:
     Attributes:
         text: text as given, or that of the last message; None for token ids.
         label: a few words that tell the prompt from others.
+        notes: lines for the user about how the text was encoded.
     """
 
     text: str | None
     token_ids: list[int]
     label: str
+    notes: tuple[str, ...] = ()
 
 
 def read_prompts(settings: Settings) -> list[Prompt]:
@@ -83,10 +85,11 @@ def encode_prompts(
             f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
             "use an instruct model for answers, or say chat=off"
         )
-    if any(_spells_bos(engine.prompts, settings, prompt) for prompt in prompts):
-        note(NOTE_ON_BOS)
     if prompts:
-        return [encode_prompt(engine, settings, prompt) for prompt in prompts]
+        encoded = [encode_prompt(engine, settings, prompt) for prompt in prompts]
+        for line in notes_on(encoded):
+            note(line)
+        return encoded
     if engine.has_tokenizer:
         return [encode_prompt(engine, settings, Prompt(_default_text(engine, settings, note), "the default prompt"))]
     note(
@@ -103,10 +106,9 @@ def _default_text(engine: Engine, settings: Settings, note: Callable[[str], None
     return DEFAULT_OPENING
 
 
-def _spells_bos(encoder: PromptEncoder, settings: Settings, prompt: Prompt) -> bool:
-    """Return whether a raw text begins with the BOS token that is put before every text."""
-    is_raw = isinstance(prompt.content, str) and encoder.known is not None and not uses_chat(encoder, settings)
-    return is_raw and encoder.spells_bos(str(prompt.content))
+def notes_on(prompts: Sequence[EncodedPrompt]) -> list[str]:
+    """Return the distinct notes of the prompts."""
+    return list(dict.fromkeys(note for prompt in prompts for note in prompt.notes))
 
 
 def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:
@@ -153,8 +155,9 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
         return EncodedPrompt(None, list(prompt.content), prompt.where)
     is_chat = _is_chat(engine.prompts, settings, prompt)
     token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
+    notes = () if is_chat or not engine.prompts.spells_bos(text) else (NOTE_ON_BOS,)
     label = text if len(text) <= 60 else text[:57] + "..."
-    return EncodedPrompt(text, token_ids, label.replace("\n", " "))
+    return EncodedPrompt(text, token_ids, label.replace("\n", " "), notes)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The part of result.json about what really ran: model, device, graphs and formats. docs/results.md has every field."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -16,8 +17,12 @@ from graphcore.tasks.task import Record
 RATES = ("gb_per_second", "torch_gb_per_second", "native_gb_per_second", "copy_gb_per_second")
 
 
-def ran_record(engine: Engine) -> Record:
-    """Return the record of a loaded engine: model, device, dtypes, graph kind and sizes."""
+def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
+    """Return the record of a loaded engine: model, device, dtypes, graph kind, sizes, and notes.
+
+    Args:
+        notes: lines about the prompts, which follow those about the engine.
+    """
     stats, library = engine.stats, engine.choices.packing.library
     return {
         "model": {
@@ -47,7 +52,7 @@ def ran_record(engine: Engine) -> Record:
             "kv_bytes": stats["kv_bytes"],
             "device": device_record(engine),
         },
-        "notes": list(engine.choices.notes),
+        "notes": [*engine.choices.notes, *notes],
     }
 
 

@@ -48,7 +48,8 @@ TEXTS = (
     "<sentinel:12> IMGIMGABZ x",
     "A", "a ", " a", "", "'", "''s", "123abc", "   \t \n  mixed \r\n", "word.word,word;word", "Aa aA AA aa AaA",
     "1234567890123456789", "12345 a 67", "\u0967\u0968\u0969\u096a \u0661\u0662\u0663\u0664", "_x_ __init__ a_b",
-    "unreachable",
+    "\u4e2d\u6587and\u6df7\u5408", "x\u3042\u30aby \u3042z", "\ud55c\uad6d\uc5b4abc \u3131b", "\u0e2a\u0e27abc",
+    " IMGIMGAZ", "\u00ac ", "unreachable",
 )  # fmt: skip
 NUM_TOKENS = 1400
 
@@ -89,7 +90,7 @@ def ids_of(metadata: dict[str, object], pre: str | None, folder: Path) -> list[l
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model = llama_cpp.Llama(str(path), vocab_only=True, n_ctx=0, verbose=False)
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     found = [model.tokenize(text.encode(), add_bos=True, special=True) for text in TEXTS]
     model.close()
     return found

@@ -16,6 +16,8 @@ TYPES = (1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 1)
 TEXTS = ("abc abd", "ab abcd a", "<|im_start|>a<|im_end|>b</s><s>", " a", "dab")
 PLAIN = [[6, 4, 5, 3], [5, 4, 6, 3, 11], [7, 0, 8, 1, 10, 9], [11], [3, 5]]
 
+BY_LETTER = [[0, 1, 2, 4, 0, 1, 3], [0, 1, 4, 0, 1, 2, 3, 4, 0], [7, 0, 8, 1, 10, 9], [4, 0], [3, 0, 1]]
+
 
 def read(**keys: object) -> Tokenizer:
     """Return the tokenizer of a small vocabulary with other values under tokenizer.ggml; None takes a key away."""
@@ -76,6 +78,17 @@ def with_token(token_id: int, token: str) -> tuple[str, ...]:
             [PLAIN[0], [5, 4, 6, 3, 0], PLAIN[2], [0], PLAIN[4]],
             ["merges names 1 pieces that are no tokens"],
         ),
+        ({"merges": ()}, BY_LETTER, ["merges names no merges; text may be cut into other tokens"]),
+        (
+            {"merges": (), "pre": "llama-bpe"},
+            [[9, 6, 4, 0, 1, 3], [9, 5, 4, 0, 1, 2, 3, 11], [9, 7, 0, 8, 1, 10, 9], [9, 11], [9, 3, 0, 1]],
+            ["merges names no merges; text may be cut into other tokens"],
+        ),
+        (
+            {"merges": None, "pre": "kimi-k2"},
+            BY_LETTER,
+            ["merges names no merges; text may be cut into other tokens"],
+        ),
     ],
 )
 def test_ids_are_those_of_llama_cpp(keys: dict[str, object], ids: list[list[int]], notes: list[str]) -> None:
@@ -122,6 +135,16 @@ def test_ordinary_markup_of_web_pages_ends_nothing() -> None:
     tokenizer = read(tokens=tokens, token_type=(1,) * 10, merges=("a b",), bos_token_id=None, eos_token_id=0)
     assert (tokenizer.encode("ab</s>ab"), tokenizer.eos_token_ids) == ([2, 3, 4, 5, 6, 2], (0,))
     assert tokenizer.notes == ()
+
+
+def test_beside_a_tool_response_the_end_of_a_sentence_is_text() -> None:
+    """In Gemma 4's vocabulary </s> is a normal token; without token_type, its control tokens tell that."""
+    tokens = (*TOKENS[:7], "<|tool_response>", "<|im_end|>", "<s>", "<", "/", "s", ">", "\u0120a", "</s>")
+    tokenizer = read(tokens=tokens, token_type=None, eos_token_id=8)
+    assert tokenizer.encode("<|tool_response>a<|im_end|>b</s><s>") == [7, 0, 8, 1, 10, 11, 12, 13, 10, 12, 13]
+    assert tokenizer.encode("a</s>b") == [0, 10, 11, 12, 13, 1]
+    assert tokenizer.special_ids == {7, 8}
+    assert tokenizer.eos_token_ids == (7, 8)
 
 
 def test_both_ids_of_a_spelling_decode_to_it() -> None:

@@ -57,6 +57,20 @@ def test_ids_are_those_of_llama_cpp(pre: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("pre", ["gpt-4o", "llama4"])
+def test_a_word_that_is_a_token_needs_no_merges(pre: str) -> None:
+    """So it is in the published tokenizer.json, whose BPE ignores merges; llama.cpp merges."""
+    tokens = golden()["metadata"]["tokenizer.ggml.tokens"]
+    assert read(pre).encode("unreachable") == [tokens.index("unreachable")]
+
+
+@pytest.mark.parametrize("pre", sorted(COMPOSING))
+def test_letters_are_composed_where_the_published_tokenizer_composes_them(pre: str) -> None:
+    tokenizer = read(pre)
+    assert tokenizer.encode("caf\u0065\u0301") == tokenizer.encode("caf\u00e9")
+    assert read("gpt-2").encode("caf\u0065\u0301") != read("gpt-2").encode("caf\u00e9")
+
+
 def test_every_name_has_golden_ids() -> None:
     names = [name for splitter in SPLITTERS for name in splitter.names]
     assert sorted(names) == sorted(set(golden()["names"]) - {""})

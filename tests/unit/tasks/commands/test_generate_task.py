@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_folder import TINY
+from chat_folder import TINY, save_chat_folder
 from command_process import graphcore
 from task_runs import RunTask
+from tiny_models import add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.handle import Handle
 from graphcore.engine.passes import ContinuousPasses
+from graphcore.engine.prompt_encoder import NOTE_ON_BOS
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 IDS = [5, 17, 3, 88, 41]
@@ -70,6 +72,22 @@ def test_a_jsonl_file_runs_several_at_once_and_each_answer_is_that_of_its_prompt
     assert found == [greedy_of_transformers(ids, 6) for ids in prompts]
     assert [generation["timings"]["batch"] for generation in run.record["generations"]][:3] == [3, 3, 3]
     assert capsys.readouterr().out.count("--- ") == 4
+
+
+def test_a_prompt_that_begins_with_bos_is_noted_once(
+    run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_chat_folder(tmp_path / "model", template=None)
+    add_tokenizer(folder, adds_bos=True)
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|end|>"}')
+    (folder / "special_tokens_map.json").write_text("")
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "<|end|>hi"}\n{"prompt": "<|end|>ho"}\n{"prompt": "hi"}')
+    for given, noted in (("prompt='<|end|>hi'", 1), ("prompt=hi", 0), (f"task.prompts_jsonl='{lines}'", 1)):
+        record = run_task(f"model.checkpoint='{folder}'", given, "max_new_tokens=1").record
+        assert record["notes"].count(NOTE_ON_BOS) == capsys.readouterr().err.count(NOTE_ON_BOS) == noted
+        assert f"{folder}: special_tokens_map.json says nothing" in record["notes"]
+        assert all(one["prompt_ids"][:2].count(0) == 1 for one in record["generations"])
 
 
 def test_text_goes_through_the_chat_template_unless_it_is_off(run_task: RunTask, chat_folder: Path) -> None:
@@ -131,7 +149,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     ("override", "said"),
     [
         ("max_new_tokens=0", "max_new_tokens=0 must be at least 1"),
-        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or 1e-4"),
+        ("sampling.temperature=-0.5", "sampling.temperature=-0.5 must be 0 (greedy) or more"),
         ("prompt=''", "prompt is empty"),
         ("streaming.prefetch=2", "streaming.prefetch has no effect with streaming=off"),
         ("prompt_ids=[1,2,3,4,5]", "5 tokens do not fit in context_length=4"),

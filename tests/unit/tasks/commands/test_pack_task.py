@@ -1,12 +1,14 @@
 """task=pack writes a file, says what is in it, and never harms one that is there."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from chat_folder import TINY
+from chat_folder import TINY, save_chat_folder
 from task_runs import RunTask, TaskRun
+from tiny_models import add_tokenizer
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.export.gguf_file import GGUFFile
@@ -32,6 +34,24 @@ def test_the_record_tells_of_every_tensor(
     assert record["total"]["bytes"] == sum(one["bytes"] for one in record["tensors"])
     assert 8.5 < record["total"]["bits_per_weight"] < 9.0
     assert "q8_0" in capsys.readouterr().out
+
+
+def test_what_is_odd_about_the_tokenizer_is_noted(
+    run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_chat_folder(tmp_path / "model")
+    add_tokenizer(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    vocab = stored["model"]["vocab"]
+    vocab["th"] = vocab.pop("~")
+    stored["model"]["merges"] = [["t", "h"]]
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    (folder / "special_tokens_map.json").write_text("")
+    run = run_task("task=pack", f"model.checkpoint='{folder}'", f"task.output='{tmp_path / 'packed.gguf'}'")
+    assert run.error is None
+    (note,) = run.record["notes"]
+    assert note == f"{folder}: special_tokens_map.json says nothing"
+    assert note in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_left_alone_unless_told_otherwise(run_task: RunTask, tmp_path: Path) -> None:
