@@ -37,7 +37,8 @@ def read_folder(folder: Path, is_as_stored: bool = False) -> TokenizerParts:
     """Return the parts of the folder's tokenizer.
 
     Args:
-        is_as_stored: True for the ids of tokenizer.json, whatever class of transformers the folder names.
+        is_as_stored: True for the ids of tokenizer.json, whatever class and treatment of special tokens the folder
+            names for transformers.
 
     Raises:
         TokenizerError: the folder has no tokenizer, or one of its files is damaged or names an unknown token.
@@ -48,7 +49,7 @@ def read_folder(folder: Path, is_as_stored: bool = False) -> TokenizerParts:
     model_config = _read_json(folder / "config.json")
     on_class = () if is_as_stored else _apply_llama_class(backend, config, model_config, str(folder))
     special = add_special_tokens(backend, config, special_map, added, str(folder))
-    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    backend.encode_special_tokens = not is_as_stored and config.get("split_special_tokens") is True
     templates = _chat_templates(folder, config)
     bos_id, eos_id = (_token_id(backend, special.named.get(name)) for name in ("bos_token", "eos_token"))
     return TokenizerParts(
