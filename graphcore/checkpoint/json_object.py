@@ -46,10 +46,17 @@ def parse_json_object(
     except RecursionError as error:
         raise CheckpointError(f"{where}: is nested too deep to be weights; fetch the file again") from error
     except ValueError as error:
-        raise CheckpointError(f"{where}: is not JSON ({error}); fetch the file again") from error
+        raise CheckpointError(f"{where}: is not JSON ({error}); {how_to_mend(raw)}") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{where}: is a JSON {type(parsed).__name__}, not an object; fetch the file again")
     return parsed
+
+
+def how_to_mend(raw: bytes) -> str:
+    """Return what to do about a file that is not what its name says."""
+    if raw.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer: run `git lfs pull` in its folder"
+    return "fetch the file again"
 
 
 def read_json_object(file: Path) -> dict[str, object]:

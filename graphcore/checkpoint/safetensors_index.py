@@ -3,6 +3,7 @@
 {"metadata": {...}, "weight_map": {tensor name: file name, relative to the index}}
 """
 
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -64,7 +65,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     if size > MAX_INDEX:
         raise CheckpointError(f"{index}: has {size} bytes, more than any index ({MAX_INDEX}); fetch it again")
     with opened(index) as stream:
-        parsed = parse_json_object(stream.read(size), str(index))
+        parsed = parse_json_object(stream.read(size).removeprefix(codecs.BOM_UTF8), str(index))
     weight_map = parsed.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map that maps tensors to shards; fetch it again")

@@ -88,7 +88,7 @@ def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValu
     folder = model.checkpoint.folder if isinstance(model.checkpoint, SafetensorsCheckpoint) else None
     if folder is None or not has_tokenizer(folder):
         return {"tokenizer.ggml.model": "none"}
-    return gguf_fields(read_folder(Path(folder)), model.config.vocab_size, architecture)
+    return gguf_fields(read_folder(Path(folder), is_as_stored=True), model.config.vocab_size, architecture)
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:

@@ -36,10 +36,10 @@ def encode_apart(
     """
     controls, text = words.controls, render(messages, tools)
     encoding = controls.parsed(text)
-    spots = controls.found(encoding, controls.of_template)
+    spots = controls.found(text, encoding, controls.of_template)
     marking = Marking(messages, tools, words)
     for structure in marking.unmarked:
-        if controls.found(controls.parsed(structure), controls.of_template):
+        if controls.found(structure, controls.parsed(structure), controls.of_template):
             raise TokenizerError(f"{source}: a message has the role or field '{structure}', which is a control token")
     marked = _rendered(render, marking)
     if marked is not None and marking.taken_back(marked) == text:
@@ -102,7 +102,7 @@ def _must_be_the_templates(
     without = controls.parsed(marked)
     written = [
         without.ids[spot.token]
-        for spot in controls.found(without, controls.of_template)
+        for spot in controls.found(marked, without, controls.of_template)
         if not marking.has_mark(marked[spot.start : spot.end])
     ]
     return found == written

@@ -22,6 +22,15 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
 
 
+CHATML = """{%- for message in messages -%}
+  {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}"""
+"""The template that llama.cpp takes for a file whose template is the word "chatml" (common/chat.cpp)."""
+
+
 class ChatTemplate:
     """A chat template; several threads may use it.
 
@@ -91,6 +100,11 @@ def _plain(message: Message) -> Message:
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def has_tags(text: str) -> bool:
+    """Return whether a text is a Jinja template, so that messages can enter it."""
+    return "{{" in text or "{%" in text
 
 
 def named_templates(value: object, source: str) -> dict[str, str]:

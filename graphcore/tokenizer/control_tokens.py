@@ -44,6 +44,7 @@ class ControlTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer, ends: Iterable[int], template: str) -> None:
         self._backend = backend
+        self._is_split = backend.encode_special_tokens  # where a folder asks that all special tokens stay text
         self._lock = Lock()
         added = backend.get_added_tokens_decoder()
         special = {token_id for token_id, token in added.items() if token.special and token.content.strip()}
@@ -52,6 +53,7 @@ class ControlTokens:
             for token_id, token in added.items()
             if _MARKUP.fullmatch(token.content) and token.content in template
         }
+        self._added = {token_id: token.content for token_id, token in added.items()}
         self.always = frozenset(special | set(ends))
         self.of_template = self.always | written
 
@@ -104,8 +106,8 @@ class ControlTokens:
             try:
                 encoding = self._backend.encode(text, add_special_tokens=False)
             finally:
-                self._backend.encode_special_tokens = False
-        left = self.found(encoding, self.of_template)
+                self._backend.encode_special_tokens = self._is_split
+        left = self.found(text, encoding, self.of_template)
         if not left:
             return encoding
         start, end = left[0].start, left[0].end
@@ -116,13 +118,26 @@ class ControlTokens:
         halves = [self._plain(text[: start + 1]), self._plain_behind_text(text[start + 1 :])]
         return tokenizers.Encoding.merge(halves, growing_offsets=True)
 
-    def found(self, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:
-        """Return the positions of tokens with these ids in an encoding."""
-        return [
+    def found(self, text: str, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:
+        """Return the positions of tokens with these ids in a text's encoding, except those of unknown words."""
+        spots = [
             Spot(index, start, end)
             for index, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
             if token_id in ids
         ]
+        return [spot for spot in spots if self._spells(text[spot.start : spot.end], encoding.ids[spot.token])]
+
+    def _spells(self, text: str, token_id: int) -> bool:
+        """Return whether a text is the spelling of the added token that it became, but for white space around it.
+
+        A vocabulary without bytes gives an unknown word the id of `<unk>`, which is no control token there.
+        """
+        if token_id not in self._added:
+            return True
+        word, content, normalizer = text.strip(), self._added[token_id].strip(), self._backend.normalizer
+        return word == content or (
+            normalizer is not None and normalizer.normalize_str(word) == normalizer.normalize_str(content)
+        )
 
     def _begins_anew_behind_control_tokens(self) -> bool:
         """Return whether a text after a control token is encoded as at the beginning."""

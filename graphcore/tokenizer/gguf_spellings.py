@@ -34,8 +34,8 @@ END_OF_TURN = (
     "<eos>",
     "<|end|>",  # Phi 3
 )
-"""Spellings that end a generation if the vocabulary has them as special tokens. A file names one eos_token_id, but
-models end their turn with other tokens, too. Ordinary tokens with such a spelling do not count."""
+"""Spellings that end a generation, whatever types the file gives the tokens. A file names one eos_token_id, but models
+end their turn with other tokens, too."""
 
 NOT_AN_END = (("<|end|>", ("<|return|>", "<|call|>")), ("<|end|>", ("<|flush|>", "<|calls|>")),
               ("</s>", ("<|tool_response>",)))  # fmt: skip
@@ -45,11 +45,16 @@ _CODE = (
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>",
     "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>",
     "<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>",
-    "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>", "<|fim_pad|>", "<fim-pad>",
-    "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
-    "<|file_sep|>",
+    "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>",
 )  # fmt: skip
-_CONTROL = frozenset((*END_OF_TURN, *_CODE, "</s>"))
+_ENDS_OF_CODE = (
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+    "<reponame>", "<|file_sep|>",
+)  # fmt: skip
+END_OF_TEXT = "</s>"
+"""Ends a generation only as a control token: Qwen and Gemma have it as markup of a web page."""
+_CONTROL = frozenset((*END_OF_TURN, *_CODE, *_ENDS_OF_CODE, END_OF_TEXT))
+_SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>"))  # gpt-oss
 
 _NOBODYS = "\U0010fffe"  # begins spellings that no text has: a noncharacter
 
@@ -104,13 +109,19 @@ def is_unicode(text: str) -> bool:
 
 
 def ends_of_turn(ids: Mapping[str, int]) -> list[int]:
-    """Return the ids of the spellings that end a generation, given the ids by spelling."""
-    return [ids[spelling] for spelling in END_OF_TURN if spelling in ids and spelling not in _kept_out(ids)]
+    """Return the ids of the spellings that end a generation, given the ids by spelling; see `END_OF_TEXT`."""
+    ends = (*END_OF_TURN, *_ENDS_OF_CODE, END_OF_TEXT)
+    return [ids[spelling] for spelling in ends if spelling in ids and spelling not in _kept_out(ids)]
 
 
 def control_spellings(tokens: Collection[str]) -> frozenset[str]:
-    """Return the spellings of control tokens, for a vocabulary that does not say which tokens are."""
+    """Return the spellings of a vocabulary that are control tokens, whatever the file says of their types."""
     return _CONTROL - _kept_out(tokens)
+
+
+def shown_spellings(tokens: Collection[str]) -> frozenset[str]:
+    """Return the spellings of a vocabulary that are parsed like control tokens, but shown in an answer."""
+    return _SHOWN & _kept_out(tokens) | _SHOWN - _CONTROL
 
 
 def _kept_out(tokens: Collection[str]) -> set[str]:

@@ -12,9 +12,11 @@ from pathlib import Path
 import tokenizers
 
 from graphcore.checked_file import read_checked, write_checked
+from graphcore.errors import quoted
+from graphcore.tokenizer.chat_template import CHATML, has_tags
 from graphcore.tokenizer.gguf_bpe import build_bpe, note_on_splitter
 from graphcore.tokenizer.gguf_merges import bytes_of_pieces
-from graphcore.tokenizer.gguf_spellings import ends_of_turn
+from graphcore.tokenizer.gguf_spellings import END_OF_TEXT, ends_of_turn
 from graphcore.tokenizer.gguf_splitters import SPLITTERS
 from graphcore.tokenizer.gguf_spm import build_spm, spm_pieces
 from graphcore.tokenizer.gguf_vocab import BYTE_LEVEL, GEMMA4, GGUFVocab, TokenType, read_token_id, read_vocab
@@ -44,23 +46,31 @@ def read_gguf(metadata: Mapping[str, object], source: str, cache_dir: Path | Non
     """
     vocab = read_vocab(metadata, source)
     backend = _build(vocab) if cache_dir is None else _cached(vocab, cache_dir / "tokenizers")
-    template, pieces = metadata.get("tokenizer.chat_template"), bytes_of_pieces(backend, vocab)
+    pieces, (template, on_template) = bytes_of_pieces(backend, vocab), _chat_template(metadata, source)
     return TokenizerParts(
         backend=backend,
         source=source,
         bos_id=vocab.bos_id,
         eos_ids=_eos_ids(metadata, vocab),
-        chat_template=_readable(template) if isinstance(template, str) else None,
+        chat_template=template,
         template_variables=_template_variables(metadata, vocab),
         same_as=vocab.same_as,
         bytes_of_pieces=pieces,
-        notes=_notes(vocab, len(pieces)),
+        notes=(*_notes(vocab, len(pieces)), *on_template),
     )
 
 
-def _readable(text: str) -> str:
-    """Return a text in which bytes that are not UTF-8 are U+FFFD."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def _chat_template(metadata: Mapping[str, object], source: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the chat template, with U+FFFD for bytes that are not UTF-8, and notes; None if no message enters it."""
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str):
+        return None, ()
+    text = template.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if text == "chatml":
+        return CHATML, ()
+    if not has_tags(text):
+        return None, (f"{source}: tokenizer.chat_template {quoted(text)} is no Jinja template; it is left out",)
+    return text, ()
 
 
 def _notes(vocab: GGUFVocab, num_pieces: int) -> tuple[str, ...]:
@@ -104,8 +114,8 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
 
 def _eos_ids(metadata: Mapping[str, object], vocab: GGUFVocab) -> tuple[int, ...]:
     named = {vocab.eos_id, *(read_token_id(metadata, name, vocab) for name in ("eot_token_id", "eom_token_id"))}
-    special = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    named |= {token_id for token_id in ends_of_turn(vocab.ids) if vocab.types[token_id] in special}
+    ends = ends_of_turn(vocab.ids)
+    named |= {at for at in ends if vocab.tokens[at] != END_OF_TEXT or vocab.types[at] == TokenType.CONTROL}
     return tuple(sorted(token_id for token_id in named if token_id is not None))
 
 

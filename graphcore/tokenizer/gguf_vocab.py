@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from graphcore.checkpoint.token_ids import token_id_of
-from graphcore.errors import TokenizerError, UnreadTokenizerError
-from graphcore.tokenizer.gguf_spellings import control_spellings, distinct_spellings
+from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
+from graphcore.tokenizer.gguf_spellings import END_OF_TEXT, control_spellings, distinct_spellings, shown_spellings
 from graphcore.tokenizer.gguf_splitters import SPM_LIKE
 
 T = TypeVar("T")
@@ -36,6 +36,9 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+_PARSED = frozenset((TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED))
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     spelt = distinct_spellings(reader.array("tokens", str), source)
     tokens = spelt.tokens
     reader.notes += spelt.notes
-    types, scores = _types(reader, tokens), _scores(reader, len(tokens)) if spm else ()
+    eos_id = reader.token_id("eos_token_id", len(tokens), 2 if spm else None)
+    types, scores = _types(reader, tokens, eos_id), _scores(reader, len(tokens)) if spm else ()
     merges = () if spm else _merges(reader, pre)
     if malformed := sum(merge.find(" ", 1) < 0 for merge in merges):
         reader.note("merges", f"has {malformed} entries that do not name two tokens; they are left out")
@@ -123,7 +127,7 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         merges=merges,
         scores=scores,
         bos_id=reader.token_id("bos_token_id", len(tokens), 1 if spm else None),
-        eos_id=reader.token_id("eos_token_id", len(tokens), 2 if spm else None),
+        eos_id=eos_id,
         unk_id=reader.token_id("unknown_token_id", len(tokens), 0 if spm else None),
         add_bos=reader.optional("add_bos_token", bool),
         add_eos=reader.optional("add_eos_token", bool),
@@ -132,14 +136,23 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
     )
 
 
-def _types(reader: "_Reader", tokens: Sequence[str]) -> tuple[int, ...]:
-    """Return the types of the tokens; if the file has none, by the tokens' spellings."""
-    types = reader.per_token("token_type", int, len(tokens))
-    if types:
-        return types
-    reader.note("token_type", "is missing; control tokens are told by their spelling")
-    control = control_spellings(frozenset(tokens))
-    return tuple(int(TokenType.CONTROL if token in control else TokenType.NORMAL) for token in tokens)
+def _types(reader: "_Reader", tokens: Sequence[str], eos_id: int | None) -> tuple[int, ...]:
+    """Return the types of the tokens; those of control tokens by spelling, if the file has none or ordinary ones."""
+    stated, known = reader.per_token("token_type", int, len(tokens)), frozenset(tokens)
+    if not stated:
+        reader.note("token_type", "is missing; control tokens are told by their spelling")
+    control, shown = control_spellings(known), shown_spellings(known)
+    if stated and (eos_id is None or tokens[eos_id] != END_OF_TEXT):
+        control -= {END_OF_TEXT}
+    spelt = control | shown
+    types = list(stated or (int(TokenType.NORMAL),) * len(tokens))
+    wrong = [at for at, token in enumerate(tokens) if token in spelt and types[at] not in _PARSED]
+    for at in wrong:
+        types[at] = int(TokenType.CONTROL if tokens[at] in control else TokenType.USER_DEFINED)
+    if stated and wrong:
+        listed = quoted(", ".join(tokens[at] for at in wrong))
+        reader.note("token_type", f"has ordinary tokens with the spelling of control tokens ({listed}), which they are")
+    return tuple(types)
 
 
 def _merges(reader: "_Reader", pre: str | None) -> tuple[str, ...]:

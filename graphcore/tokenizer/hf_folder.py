@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from graphcore.checkpoint.generation_config import read_generation_config
+from graphcore.checkpoint.json_object import how_to_mend
 from graphcore.checkpoint.token_ids import read_special_ids
 from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
-from graphcore.tokenizer.chat_template import named_templates
+from graphcore.tokenizer.chat_template import has_tags, named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
+_SPACE = "\u2581"
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
 _OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
 
@@ -30,8 +33,12 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", *_OTHER_FORMS))
 
 
-def read_folder(folder: Path) -> TokenizerParts:
+def read_folder(folder: Path, is_as_stored: bool = False) -> TokenizerParts:
     """Return the parts of the folder's tokenizer.
+
+    Args:
+        is_as_stored: True for the ids of tokenizer.json, whatever class and treatment of special tokens the folder
+            names for transformers.
 
     Raises:
         TokenizerError: the folder has no tokenizer, or one of its files is damaged or names an unknown token.
@@ -39,8 +46,11 @@ def read_folder(folder: Path) -> TokenizerParts:
     backend, defaults = _read_backend(folder)
     config = {**defaults, **_read_json(folder / "tokenizer_config.json")}
     special_map, added = (_read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json"))
+    model_config = _read_json(folder / "config.json")
+    on_class = () if is_as_stored else _apply_llama_class(backend, config, model_config, str(folder))
     special = add_special_tokens(backend, config, special_map, added, str(folder))
-    templates, model_config = _chat_templates(folder, config), _read_json(folder / "config.json")
+    backend.encode_special_tokens = not is_as_stored and config.get("split_special_tokens") is True
+    templates = _chat_templates(folder, config)
     bos_id, eos_id = (_token_id(backend, special.named.get(name)) for name in ("bos_token", "eos_token"))
     return TokenizerParts(
         backend=backend,
@@ -51,7 +61,14 @@ def read_folder(folder: Path) -> TokenizerParts:
         tool_template=templates.get("tool_use") or None,
         template_variables=special.named,
         id_limit=_vocab_size(model_config),
-        notes=(*special.notes, *_notes_on_empty_files(folder), *_notes_on_templates(templates, folder)),
+        notes=(
+            *_take_dropout_away(backend, folder),
+            *on_class,
+            *_notes_on_split(backend, folder),
+            *special.notes,
+            *_notes_on_empty_files(folder),
+            *_notes_on_templates(templates, folder),
+        ),
     )
 
 
@@ -93,11 +110,12 @@ def _read_json(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig").strip() or "null")
+        raw = path.read_bytes()
+        value = json.loads(raw.decode("utf-8-sig").strip() or "null")
     except RecursionError as error:
         raise TokenizerError(f"{path}: is nested too deep; fetch the file again") from error
     except ValueError as error:
-        raise TokenizerError(f"{path}: not JSON ({error}); fetch the file again") from error
+        raise TokenizerError(f"{path}: not JSON ({error}); {how_to_mend(raw)}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -105,11 +123,62 @@ def _read_json(path: Path) -> dict[str, object]:
     return value
 
 
+def _take_dropout_away(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
+    """Make the tokenizer give the same ids for the same text each time, and return a note if it did not."""
+    model = backend.model
+    if not isinstance(model, models.BPE) or not model.dropout:
+        return ()
+    dropout, model.dropout = model.dropout, None
+    return (f"{folder}: tokenizer.json has a dropout of {dropout:.3g}, which is for training; no merge is left out",)
+
+
+def _apply_llama_class(
+    backend: tokenizers.Tokenizer, config: Mapping[str, object], model: Mapping[str, object], folder: str
+) -> tuple[str, ...]:
+    """Put spaces before text as LlamaTokenizer of transformers 5 does if the folder names it, and return a note.
+
+    Like most classes it takes words and merges of tokenizer.json, but it makes the normalizer anew:
+
+        tokenizer.json    <s>hello</s>\\nhello   ->   <s> _hello </s> _\\nhello    a space before each stretch of text
+        the class         <s>hello</s>\\nhello   ->   <s> hello </s> \\n hello     one before the beginning of a text
+
+    `legacy: true` asks for the former, and `add_prefix_space: false` for no space. The other classes of the model
+    families make what published files say. Source: transformers, models/llama/tokenization_llama.py, and
+    models/auto/tokenization_auto.py for the folders to which the class applies.
+    """
+    named = str(config.get("tokenizer_class") or model.get("tokenizer_class")).removesuffix("Fast")
+    if named != "LlamaTokenizer" or "auto_map" in config or model.get("model_type", "llama") != "llama":
+        return ()
+    if not isinstance(backend.model, models.BPE) or not backend.model.byte_fallback:
+        return ()
+    has_prefix = config.get("add_prefix_space") in (None, True)
+    scheme = ("always" if config.get("legacy") else "first") if has_prefix else "never"
+    stored = backend.pre_tokenizer
+    if backend.normalizer is None and isinstance(stored, pre_tokenizers.Metaspace) and stored.prepend_scheme == scheme:
+        return ()
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme, split=False)
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    where = {"always": "before each stretch of text", "first": "before the beginning of a text", "never": "nowhere"}
+    return (f"{folder}: names LlamaTokenizer, so as in transformers 5 a space is put {where[scheme]}",)
+
+
 def _token_id(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     return None if text is None else backend.token_to_id(text)
 
 
+def _notes_on_split(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
+    note = f"{folder}: tokenizer_config.json asks for split_special_tokens: special tokens in a text or chat stay text"
+    return (note,) if backend.encode_special_tokens else ()
+
+
 def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str, ...]:
+    default = templates.get("default", "")
+    if default and not has_tags(default):
+        return (f"{folder}: the chat template {quoted(default)} is no Jinja template: the model reads no message",)
     if not templates or "default" in templates:
         return ()
     return (f"{folder}: no chat template is called 'default', only {quoted(', '.join(sorted(templates)))}",)

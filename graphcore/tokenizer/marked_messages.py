@@ -51,7 +51,7 @@ class TemplateWords:
         """Yield [start, end) of the template's literals in a message's text, except inside control tokens."""
         ids = self.controls.always if is_answer else self.controls.of_template
         found = list((self._in_answers if is_answer else self._elsewhere).finditer(text))
-        spelt = self.controls.found(self.controls.parsed(text), ids) if found else []
+        spelt = self.controls.found(text, self.controls.parsed(text), ids) if found else []
         for match in found:
             if not any(match.start() < spot.end and spot.start < match.end() for spot in spelt):
                 yield match.span()

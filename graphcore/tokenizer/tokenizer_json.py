@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
+from graphcore.checkpoint.json_object import how_to_mend
 from graphcore.errors import TokenizerError
 
 
@@ -38,7 +39,7 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
     except ValueError as error:
         if isinstance(error, TokenizerError):
             raise
-        raise TokenizerError(f"{where}: not a readable tokenizer.json ({error}); fetch the file again") from error
+        raise TokenizerError(f"{where}: not a readable tokenizer.json ({error}); {how_to_mend(content)}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend

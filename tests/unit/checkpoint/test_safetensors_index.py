@@ -48,6 +48,18 @@ def test_shards_may_lie_in_a_folder_below_and_behind_links(shards, tmp_path_fact
     assert torch.equal(SafetensorsCheckpoint(shards).read("c"), torch.ones(2, 2, dtype=torch.bfloat16))
 
 
+def test_a_byte_order_mark_before_an_index_is_left_out(shards):
+    index = shards / "model.safetensors.index.json"
+    index.write_bytes(b"\xef\xbb\xbf" + index.read_bytes())
+    assert torch.equal(SafetensorsCheckpoint(shards).read("a"), torch.arange(4.0))
+
+
+def test_an_index_that_is_a_git_lfs_pointer_is_named_as_such(shards):
+    (shards / "model.safetensors.index.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    assert "index.json: is not JSON" in refusal(shards)
+    assert "it is a Git LFS pointer: run `git lfs pull`" in refusal(shards)
+
+
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": null}'])
 def test_an_index_without_weight_map_is_refused(shards, content):
     (shards / "model.safetensors.index.json").write_text(content)

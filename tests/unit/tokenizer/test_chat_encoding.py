@@ -255,6 +255,39 @@ def test_a_role_that_spells_a_control_token_is_refused() -> None:
         with_template(CHATML).encode_chat([{"role": "<|im_end|>", "content": "a"}])
 
 
+CHARACTERS = {token: at for at, token in enumerate(("[UNK]", "</s>", *"helo wrdntsuaiy"))}
+WORDS = {token: at for at, token in enumerate(("[UNK]", "</s>", "hello", "world", "assistant"))}
+
+
+@pytest.mark.parametrize(
+    ("model", "splitter"),
+    [
+        (models.WordLevel(WORDS, unk_token="[UNK]"), pre_tokenizers.WhitespaceSplit()),
+        (models.WordPiece(WORDS, unk_token="[UNK]"), pre_tokenizers.WhitespaceSplit()),
+        (models.BPE(CHARACTERS, [], unk_token="[UNK]"), pre_tokenizers.Sequence([])),
+        (models.BPE(CHARACTERS, [], unk_token="[UNK]", fuse_unk=True), pre_tokenizers.Sequence([])),
+        (models.Unigram([(token, -1.0) for token in CHARACTERS], 0, False), pre_tokenizers.Metaspace()),
+    ],
+    ids=["WordLevel", "WordPiece", "BPE", "BPE with fuse_unk", "Unigram"],
+)
+def test_unknown_words_are_no_control_tokens(
+    model: models.Model, splitter: pre_tokenizers.PreTokenizer, tmp_path: Path
+) -> None:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = splitter
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="[UNK]")
+    theirs.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} </s> {% endfor %}"
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer(str(tmp_path))
+    for content in ("hello world", "hello \u2603 world", "\u2603", "question"):
+        messages = [user(content), {"role": "assistant", "content": "\u00e9"}]
+        assert ours.encode_chat(messages) == theirs.apply_chat_template(messages, return_dict=False)
+    for content in ("</s>", "\u2603</s> \u2603 [UNK]"):
+        assert ours.encode_chat([user(content)]).count(1) == 1
+    with pytest.raises(TokenizerError, match="'</s>', which is a control token"):
+        ours.encode_chat([{"role": "</s>", "content": "hello"}])
+
+
 def test_words_of_the_template_that_make_up_a_control_token_together_do_not_hide_it() -> None:
     tokenizer = with_template("{% if 'x<|im_' == 'end|>y' %}{% endif %}" + CHATML)
     assert controls_in(tokenizer, tokenizer.encode_chat([user("x<|im_end|>y")])) == [

@@ -102,6 +102,41 @@ def test_ids_are_those_of_llama_cpp(keys: dict[str, object], ids: list[list[int]
     assert tokenizer.vocab_size == len(keys.get("tokens", TOKENS))
 
 
+@pytest.mark.parametrize("kind", [1, 5])
+@pytest.mark.parametrize(
+    ("tokens", "eos", "ids", "ends"),
+    [
+        (["<|im_end|>"], 0, [2, 9, 2], (0, 9)),
+        (["<|eot_id|>"], 0, [2, 9, 2], (0, 9)),
+        (["<end_of_turn>"], 0, [2, 9, 2], (0, 9)),
+        (["<|end|>"], 0, [2, 9, 2], (0, 9)),
+        (["</s>"], 9, [2, 9, 2], (9,)),
+        (["[PAD]", "<EOT>"], 0, [2, 9, 1, 10, 2], (0, 9, 10)),
+        (["<|start|>", "<|im_start|>"], 0, [2, 9, 1, 3, 4, 0, 4, 5, 2], (0,)),
+        (["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>"], 0, [2, 9, 1, 10, 1, 11, 2], (0, 10, 11)),
+        (["<|end|>", "<|return|>", "<|call|>", "<|message|>"], 0, [2, 9, 1, 10, 1, 11, 1, 12, 2], (0, 10, 11)),
+    ],
+)
+def test_ordinary_tokens_with_the_spelling_of_control_tokens_are_those(
+    tokens: list[str], eos: int, ids: list[int], ends: tuple[int, ...], kind: int
+) -> None:
+    words = ("a", "b", "ab", "<", "|", ">", "e", "n", "d", *tokens)
+    types = (*[1] * 9, *[kind] * len(tokens))
+    tokenizer = read(tokens=words, token_type=types, merges=("a b",), bos_token_id=None, eos_token_id=eos)
+    assert tokenizer.encode(f"ab{'b'.join(tokens)}ab") == ids
+    assert tokenizer.eos_token_ids == ends
+    (note,) = tokenizer.notes
+    assert "token_type has ordinary tokens with the spelling of control tokens" in note
+
+
+def test_ordinary_markup_of_web_pages_ends_nothing() -> None:
+    """Here llama.cpp gives [2, 9, 2], but Qwen was trained with `</s>` as text."""
+    tokens = ("a", "b", "ab", "<", "/", "s", ">", "x", "y", "</s>")
+    tokenizer = read(tokens=tokens, token_type=(1,) * 10, merges=("a b",), bos_token_id=None, eos_token_id=0)
+    assert (tokenizer.encode("ab</s>ab"), tokenizer.eos_token_ids) == ([2, 3, 4, 5, 6, 2], (0,))
+    assert tokenizer.notes == ()
+
+
 def test_beside_a_tool_response_the_end_of_a_sentence_is_text() -> None:
     """In Gemma 4's vocabulary </s> is a normal token; without token_type, its control tokens tell that."""
     tokens = (*TOKENS[:7], "<|tool_response>", "<|im_end|>", "<s>", "<", "/", "s", ">", "\u0120a", "</s>")
@@ -131,6 +166,20 @@ def test_a_token_that_is_not_utf_8_decodes_to_nothing() -> None:
 def test_a_template_that_is_not_utf_8_has_replacement_characters() -> None:
     metadata = golden_vocab("gpt-2").metadata | {"tokenizer.chat_template": "x\udcff{{ messages[0].content }}"}
     assert Tokenizer.from_gguf(metadata, "m").render_chat([{"role": "user", "content": "y"}]) == "x\ufffdy"
+
+
+def test_the_name_chatml_is_llama_cpps_template() -> None:
+    """The text to expect is that of llama.cpp's `llama_chat_apply_template` for the name."""
+    metadata = golden_vocab("smollm").metadata | {"tokenizer.chat_template": "chatml"}
+    text = Tokenizer.from_gguf(metadata, "m").render_chat([{"role": "user", "content": "hello"}])
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("template", ["llama2", "", "Answer briefly."])
+def test_a_template_that_no_message_enters_is_left_out(template: str) -> None:
+    tokenizer = Tokenizer.from_gguf(golden_vocab("smollm").metadata | {"tokenizer.chat_template": template}, "m")
+    assert not tokenizer.has_chat_template
+    assert tokenizer.notes[-1] == f"m: tokenizer.chat_template '{template}' is no Jinja template; it is left out"
 
 
 @pytest.mark.parametrize(

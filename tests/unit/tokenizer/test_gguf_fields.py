@@ -61,6 +61,16 @@ def test_sentencepiece_keeps_its_spaces_and_bytes(name: str, tmp_path: Path) -> 
     assert sum(ours != theirs for ours, theirs in kinds) <= 1  # Gemma's file has <unk> as a control token
 
 
+def test_a_folder_that_names_a_class_of_transformers_is_written_as_its_tokenizer_json_says(tmp_path: Path) -> None:
+    golden = as_folder("llama-spm", tmp_path)
+    config = {**golden.template_variables, "tokenizer_class": "LlamaTokenizer", "split_special_tokens": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(TokenizerError, match="GGUF has no name"):
+        gguf_fields(read_folder(tmp_path), golden.backend.get_vocab_size(), "llama")
+    stored = gguf_fields(read_folder(tmp_path, is_as_stored=True), golden.backend.get_vocab_size(), "llama")
+    assert stored["tokenizer.ggml.tokens"] == list(golden_vocab("llama-spm").metadata["tokenizer.ggml.tokens"])
+
+
 def test_rows_without_a_token_are_padding_and_tokens_without_a_row_are_left_out(tmp_path: Path) -> None:
     num_tokens = len(golden_vocab("qwen2").metadata["tokenizer.ggml.tokens"])
     padded = fields_of("qwen2", tmp_path, num_tokens + 3)

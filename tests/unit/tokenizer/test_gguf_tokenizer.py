@@ -132,7 +132,7 @@ def test_every_way_to_end_a_turn_is_an_eos(name: str, ends: list[str]) -> None:
     assert tokenizer.eos_token_id == (tokenizer.eos_token_ids[0] if len(ends) == 1 else list(tokenizer.eos_token_ids))
 
 
-def test_eot_and_eom_keys_count_and_ordinary_lookalikes_do_not() -> None:
+def test_eot_and_eom_keys_count_beside_the_spellings_of_ends() -> None:
     tokens = ("a", "b", "<|im_end|>", "<|eot_id|>")
     metadata = {
         "tokenizer.ggml.model": "gpt2",
@@ -146,7 +146,7 @@ def test_eot_and_eom_keys_count_and_ordinary_lookalikes_do_not() -> None:
     metadata["tokenizer.ggml.tokens"] = ("a", "b", "<|im_end|>", "<|eot_id|>", "ab")
     metadata["tokenizer.ggml.token_type"] = (1, 1, 1, 4, 1)
     tokenizer = Tokenizer.from_gguf(metadata, "m.gguf")
-    assert tokenizer.eos_token_ids == (0, 1, 3)
+    assert tokenizer.eos_token_ids == (0, 1, 2, 3)
     assert tokenizer.bos_token_id is None
     assert tokenizer.encode("ab<|eot_id|>b") == [4, 3, 1]
     assert tokenizer.vocab_size == 5

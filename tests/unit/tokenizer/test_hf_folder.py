@@ -1,10 +1,12 @@
 """A Hugging Face folder gives the tokenizer that transformers reads from it."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 from golden_vocab import golden_tokenizer, golden_vocab
+from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -90,6 +92,88 @@ def test_a_generation_config_never_keeps_a_tokenizer_from_being_read(
     write(folder, "tokenizer_config.json", {"eos_token": END})
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
     assert set(Tokenizer(str(folder)).eos_token_ids) == ends | {end_id}
+
+
+def test_a_template_that_no_message_enters_is_a_note(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"chat_template": "chatml"})
+    ours, theirs = Tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "hello"}]
+    assert ours.render_chat(messages) == theirs.apply_chat_template(messages, tokenize=False) == "chatml"
+    assert ours.notes == (f"{folder}: the chat template 'chatml' is no Jinja template: the model reads no message",)
+
+
+@pytest.mark.parametrize("scheme", [None, "first", "always"])
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({}, "first"),
+        ({"tokenizer_class": "LlamaTokenizerFast", "legacy": False, "add_bos_token": True}, "first"),
+        ({"legacy": True, "add_bos_token": False, "add_eos_token": True}, "always"),
+        ({"legacy": None, "add_prefix_space": None}, "first"),
+        ({"add_prefix_space": False}, "never"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "legacy": False, "add_prefix_space": False}, None),
+    ],
+)
+def test_spaces_are_those_of_the_class_that_a_folder_names(
+    config: dict[str, object], where: str | None, scheme: str | None, tmp_path: Path
+) -> None:
+    """`scheme`: how tokenizer.json itself puts spaces, None for the normalizer of Llama 2's."""
+    backend = copy.deepcopy(golden_tokenizer("llama-spm")._backend)
+    if scheme is not None:
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
+    write(tmp_path, "tokenizer_config.json", named | config)
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(str(tmp_path))
+    for text in ("hello", "  lead", "<s>hello", "x</s>\nhello </s> a", "<s>[INST] hello [/INST]", ""):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids, False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+    assert len(ours.notes) == (where not in (None, scheme))
+
+
+def test_a_class_that_transformers_does_not_believe_changes_nothing(tmp_path: Path) -> None:
+    golden_tokenizer("llama-spm")._backend.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False})
+    write(tmp_path, "config.json", {"model_type": "mistral"})
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer(str(tmp_path))
+    assert ours.encode("x</s> hello") == theirs.encode("x</s> hello")
+    assert ours.notes == ()
+
+
+def test_special_tokens_stay_text_if_the_folder_asks_for_it(folder: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}"
+    config = {"eos_token": END, "split_special_tokens": True, "chat_template": template}
+    write(folder, "tokenizer_config.json", config)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
+    messages = [{"role": "user", "content": f"a{END}"}]
+    for _ in range(2):
+        assert ours.encode(f"a{END}b") == ours.encode(f"a{END}b", is_plain=True) == theirs.encode(f"a{END}b")
+        assert ours.encode_chat(messages) == theirs.apply_chat_template(messages, return_dict=False)
+    assert "split_special_tokens" in ours.notes[0]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_git_lfs_pointer_is_named_as_such(name: str, folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    (folder / name).write_text(pointer, encoding="utf-8")
+    with pytest.raises(TokenizerError, match=f"{name}: not .*it is a Git LFS pointer: run `git lfs pull`"):
+        Tokenizer(str(folder))
+
+
+def test_dropout_left_from_training_is_taken_away(folder: Path) -> None:
+    """The ids to expect are transformers' for the same file without dropout."""
+    text, theirs = "hello world, the quick brown fox " * 4, AutoTokenizer.from_pretrained(folder)
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    described["model"]["dropout"] = 0.9
+    write(folder, "tokenizer.json", described)
+    ours = Tokenizer(str(folder))
+    assert {tuple(ours.encode(text)) for _ in range(5)} == {tuple(theirs.encode(text))}
+    assert ours.notes == (
+        f"{folder}: tokenizer.json has a dropout of 0.9, which is for training; no merge is left out",
+    )
 
 
 def test_byte_order_marks_of_windows_editors_are_left_out(folder: Path, end_id: int) -> None:
