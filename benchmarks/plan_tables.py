@@ -20,14 +20,14 @@ from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.kernels.cache_codes import KVType, kv_types
 from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
+from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
+from graphcore.planning.machine import Memory
+from graphcore.planning.planner import Costs, Wishes, plan_streaming
+from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
-from graphcore.weights.planning.machine import Memory
-from graphcore.weights.planning.plan import GIB, Plan, bytes_per_token
-from graphcore.weights.planning.planner import Costs, Wishes, plan_streaming
-from graphcore.weights.planning.prediction import Rates, predict
-from graphcore.weights.planning.sizes import WeightSizes, sizes_of
+from graphcore.weights.plan import GIB, Plan, bytes_per_token
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan_tables.md"
 BUDGET = 14 * GIB
@@ -218,14 +218,14 @@ def page(cases: Mapping[tuple[str, str], Case], rates: Rates) -> str:
     link, memory = rates.link / 1e9, rates.memory / 1e9
     return f"""# Plans of true shapes under 14 GiB
 
-Written by `python benchmarks/plan_tables.py` from the planner (`weights/planning/planner.py`): sizes are those of
+Written by `python benchmarks/plan_tables.py` from the planner (`planning/planner.py`): sizes are those of
 shapes and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s
 are those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s
-(`--link`, `--memory`): per token the longer of copying and computing (`weights/planning/prediction.py`). The KV cache
+(`--link`, `--memory`): per token the longer of copying and computing (`planning/prediction.py`). The KV cache
 is bf16, or q4_0 with 4.5 bits a number (`kv_dtype`); q8_0 takes 8.5. Llama 2's shapes were trained for 4K, so longer
 contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head is q6_k and its table q4_k. Activations
 are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured graphs take is an estimate
-(`weights/planning/costs.py`), in every total; the driver's context is not counted: it is gone before free memory is
+(`planning/costs.py`), in every total; the driver's context is not counted: it is gone before free memory is
 asked for.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.

@@ -79,7 +79,7 @@ class PlanError(GraphcoreError, ValueError):
     """The model does not fit into the given memory.
 
     Attributes:
-        smallest: the plan that takes least memory (weights/planning/plan.py); None if no plan was made.
+        smallest: the plan that takes least memory (weights/plan.py); None if no plan was made.
     """
 
     def __init__(self, message: str, smallest: object = None) -> None:

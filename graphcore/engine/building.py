@@ -18,9 +18,8 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.nn.layer_cache import LayerCache, allocate_cache
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
-from graphcore.streaming.tier import Tier
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 
 
 @dataclass(frozen=True)

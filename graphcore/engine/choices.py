@@ -22,11 +22,10 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library, loads
 from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.spec import DeltaSpec, ModelSpec
+from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
-from graphcore.streaming.tier import Tier
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.planning.machine import free_device_nbytes
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
 NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"

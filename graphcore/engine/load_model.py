@@ -24,7 +24,7 @@ from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan
 
 if TYPE_CHECKING:
     from graphcore.engine.fallback.loading import TransformersModel

@@ -17,24 +17,24 @@ from graphcore.kernels.native_program import widths_of
 from graphcore.nn.cache_sizes import cache_nbytes
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.spec import ModelSpec
-from graphcore.quant.format_choice import STORED
-from graphcore.streaming.experts.reading import expert_obstacle
-from graphcore.streaming.policy_registry import keeps_of
-from graphcore.streaming.tier import Tier, buffer_nbytes, check_host, choose_tier, ram_nbytes
-from graphcore.weights.conversion import first_row
-from graphcore.weights.experts import expert_linears
-from graphcore.weights.matching import EMBEDDING, FEATURES
-from graphcore.weights.planning.costs import (
+from graphcore.planning.costs import (
     allocated_cache_nbytes,
     loading_nbytes,
     overhead_nbytes,
     waiting_nbytes,
     workspace_nbytes,
 )
-from graphcore.weights.planning.machine import Machine
-from graphcore.weights.planning.plan import Plan
-from graphcore.weights.planning.planner import Costs, Wishes, plan_streaming
-from graphcore.weights.planning.sizes import sizes_of
+from graphcore.planning.machine import Machine
+from graphcore.planning.planner import Costs, Wishes, plan_streaming
+from graphcore.planning.sizes import sizes_of
+from graphcore.planning.tier import buffer_nbytes, check_host, choose_tier, ram_nbytes
+from graphcore.quant.format_choice import STORED
+from graphcore.streaming.experts.reading import expert_obstacle
+from graphcore.streaming.policy_registry import keeps_of
+from graphcore.weights.conversion import first_row
+from graphcore.weights.experts import expert_linears
+from graphcore.weights.matching import EMBEDDING, FEATURES
+from graphcore.weights.plan import Plan, Tier
 
 
 def plan_run(

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport, measure_compile
-from graphcore.weights.planning.machine import free_device_nbytes
+from graphcore.planning.machine import free_device_nbytes
 
 PATHS = ("prefill", "decode")
 SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32

@@ -26,14 +26,14 @@ from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whol
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
 from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
 from graphcore.nn.decoder import Decoder
+from graphcore.planning.costs import FLOAT32_NBYTES, packing_nbytes
+from graphcore.planning.machine import check_free, free_device_nbytes
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format, packable_names
 from graphcore.quant.packing_error import SquaredError, packing_error
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
-from graphcore.weights.planning.costs import FLOAT32_NBYTES, packing_nbytes
-from graphcore.weights.planning.machine import check_free, free_device_nbytes
 
 
 @dataclass(frozen=True)

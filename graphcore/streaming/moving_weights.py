@@ -15,7 +15,7 @@ from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import Group, movable_groups, split_layers
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, FEATURES
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot, bind
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from graphcore.progress import Progress
 from graphcore.streaming.filler import Filler, FillingT
 from graphcore.streaming.timeline import Watch
-from graphcore.weights.planning.placements import Keeps
+from graphcore.weights.plan import Keeps
 
 Work = TypeVar("Work")
 

@@ -4,7 +4,7 @@ from graphcore.config.settings import StreamingSettings
 from graphcore.registry import collect
 from graphcore.streaming import policies
 from graphcore.streaming.policy import StreamingPolicy
-from graphcore.weights.planning.placements import Keeps
+from graphcore.weights.plan import Keeps
 
 # Each name is that of its file: settings are checked against file names, before this module is imported.
 POLICIES = {policy.name: policy for policy in collect(policies, StreamingPolicy)}

@@ -23,17 +23,16 @@ from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.experts.stream import Below, ExpertStream, open_experts
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.host_store import HostStore, fill_store
+from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, find_moving, open_files
 from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident, Ring
 from graphcore.streaming.policy_registry import POLICIES
-from graphcore.streaming.rates import measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for
-from graphcore.streaming.tier import Tier
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.resident_weights import load_resident
 from graphcore.weights.slots import Slot
 

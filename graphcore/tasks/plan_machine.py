@@ -12,7 +12,7 @@ from graphcore.engine.choices import Choices, choices_here, choices_on, find_ker
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError
 from graphcore.memory_limit import free_ram_nbytes
-from graphcore.weights.planning.machine import CPU, Machine, Speeds
+from graphcore.planning.machine import CPU, Machine, Speeds
 
 PER_SECOND = "/s"
 

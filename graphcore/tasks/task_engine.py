@@ -11,7 +11,7 @@ from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.results.startup import cache_state
 from graphcore.tasks.task import Context
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan
 
 DEFAULT_NEW_TOKENS = 128  # most tokens of an answer by default; in a chat the default is the rest of the context
 

@@ -29,16 +29,16 @@ from graphcore.engine.open_model import read_tokenizer
 from graphcore.engine.planning import wishes_of
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.cache_codes import kv_types
+from graphcore.planning.costs import LIBRARIES, making_nbytes
+from graphcore.planning.machine import Machine
+from graphcore.planning.planner import Costs, plan_streaming
+from graphcore.planning.tier import buffer_nbytes, check_host, choose_tier, ram_nbytes
 from graphcore.progress import Progress
 from graphcore.quant.format_choice import STORED
-from graphcore.streaming.tier import Tier, buffer_nbytes, check_host, choose_tier, ram_nbytes
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.planning.costs import LIBRARIES, making_nbytes
-from graphcore.weights.planning.machine import Machine
-from graphcore.weights.planning.plan import Plan
-from graphcore.weights.planning.planner import Costs, plan_streaming
+from graphcore.weights.plan import Plan, Tier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding
+from graphcore.planning.sizes import WeightSizes
 from graphcore.weights.groups import Group, GroupWeight, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.sizes import WeightSizes
 
 
 @dataclass(frozen=True)

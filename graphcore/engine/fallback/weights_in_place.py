@@ -14,13 +14,12 @@ from graphcore.progress import Progress
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.host_store import HostStore, read_group, read_table
 from graphcore.streaming.moving_weights import MovingWeights, open_files
-from graphcore.streaming.tier import Tier
 from graphcore.streaming.weight_stream import WeightStream, open_stream, way_to
 from graphcore.weights.conversion import fill_weight
 from graphcore.weights.groups import Group
 from graphcore.weights.layout import layout_of
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.resident_weights import CPU
 from graphcore.weights.slots import Slot, bind
 

@@ -23,7 +23,7 @@ from graphcore.streaming.thread_filler import filler_for
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan
 from graphcore.weights.slots import Slot
 
 HOST_SLOTS = 2  # one is filled while the other is copied from

@@ -37,7 +37,7 @@ from graphcore.streaming.timeline import Lane, Timeline
 from graphcore.weights.experts import PARTS, expert_layers, expert_weight
 from graphcore.weights.loader import Loader
 from graphcore.weights.packed_weights import packing_of
-from graphcore.weights.planning.plan import ExpertPlan, Plan
+from graphcore.weights.plan import ExpertPlan, Plan
 
 HOST_SLOTS = 4  # experts that are read from files at the same time, on their way to a device
 

@@ -23,10 +23,12 @@ from graphcore.engine.open_model import open_model
 from graphcore.engine.planning import plan_run, ram_of
 from graphcore.engine.prepare_model import PreparedModel, prepare_model
 from graphcore.errors import PlanError
+from graphcore.planning.machine import Machine, Speeds
+from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.rates import measure_rates, moves_weights
+from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
-from graphcore.streaming.rates import measure_rates, moves_weights
-from graphcore.streaming.tier import Tier
 from graphcore.streaming.weight_stream import way_to
 from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
 from graphcore.tasks.results.plan_report import (
@@ -41,10 +43,7 @@ from graphcore.tasks.results.plan_report import (
 )
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import group_note, model_name
-from graphcore.weights.planning.machine import Machine, Speeds
-from graphcore.weights.planning.plan import Plan
-from graphcore.weights.planning.prediction import Rates, predict
-from graphcore.weights.planning.sizes import sizes_of
+from graphcore.weights.plan import Plan, Tier
 
 PREDICTED_SEQUENCES = (1, 8, 32)  # whose speeds are predicted
 

@@ -12,10 +12,10 @@ from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.nn.decoder import Decoder
+from graphcore.planning.machine import free_device_nbytes
 from graphcore.tasks.reference.transformers_model import Reference, load_own_class, load_reference
 from graphcore.tasks.task import Context
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.machine import free_device_nbytes
 
 TRANSFORMERS_NBYTES = 256 << 20  # transformers' code, and the outputs of a pass
 INSTEAD = "task=perplexity compares with no reference, and streams"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.planning.prediction import Prediction
 from graphcore.tasks.task import Record
-from graphcore.weights.planning.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
-from graphcore.weights.planning.prediction import Prediction
+from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 Row = tuple[str, int, str]
 

@@ -13,11 +13,11 @@ from graphcore.engine.open_model import open_model
 from graphcore.engine.planning import plan_run
 from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import PlanError
-from graphcore.streaming.tier import Tier, host_nbytes, ram_nbytes
+from graphcore.planning import machine
+from graphcore.planning.costs import LIBRARIES
+from graphcore.planning.tier import host_nbytes, ram_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.planning import machine
-from graphcore.weights.planning.costs import LIBRARIES
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 
 QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
 GPT_OSS = QWEN3.parent / "gptoss"

@@ -14,7 +14,7 @@ from graphcore.graph.capture import CapturedStep
 from graphcore.graph.native_decode import NativeStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
-from graphcore.weights.planning.costs import waiting_nbytes, workspace_nbytes
+from graphcore.planning.costs import waiting_nbytes, workspace_nbytes
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token

@@ -13,8 +13,8 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.nn.cache_sizes import PAGE, CacheSizes, cache_nbytes, page_size
+from graphcore.planning.sizes import sizes_of
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.planning.sizes import sizes_of
 
 H100 = Room(79 * GIB, 120 * GIB)
 MODELS = [

@@ -11,7 +11,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.kernels.cache_codes import KVTypes
 from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
-from graphcore.weights.planning.machine import RESERVE_NBYTES
+from graphcore.planning.machine import RESERVE_NBYTES
 
 GIB = 1 << 30
 SEVENTY = ("task=plan", "model=llama3_70b", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")

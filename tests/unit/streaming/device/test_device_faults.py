@@ -19,7 +19,7 @@ from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import ThreadFiller
 from graphcore.streaming.timeline import Timeline
 from graphcore.streaming.weight_stream import WeightStream
-from graphcore.weights.planning.plan import GroupPlan, Plan
+from graphcore.weights.plan import GroupPlan, Plan
 
 GROUPS = (1, 2, 3, 4, 5)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from oldest_first import OldestFirst
 
-from graphcore.weights.planning.plan import EXPERT_HITS
+from graphcore.weights.plan import EXPERT_HITS
 
 ROOT = Path(__file__).parents[4]
 sys.path.insert(0, str(ROOT / "benchmarks"))

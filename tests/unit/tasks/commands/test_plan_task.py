@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
-from graphcore.streaming import rates
+from graphcore.planning import rates
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 

@@ -8,7 +8,7 @@ import torch
 from graphcore.device import return_freed_memory
 from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.tasks.results.stream_watch import StreamWatch
-from graphcore.weights.planning.plan import OtherMemory
+from graphcore.weights.plan import OtherMemory
 
 MB = 10**6
 

@@ -11,7 +11,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model, prepare_model
 from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
-from graphcore.weights.planning.costs import (
+from graphcore.planning.costs import (
     DELTA_NODES,
     LAYER_NODES,
     LIBRARIES,
@@ -41,7 +41,7 @@ def test_graphs_cost_their_nodes_and_pools_for_each_width_and_way_to_choose() ->
 
 def test_no_architecture_has_more_nodes_than_are_counted() -> None:
     """What decode steps launch, and for each layer three more: copies at a cut, and a matrix packed apart."""
-    found = json.loads((Path(__file__).parents[3] / "golden" / "decode_kernels.json").read_text(encoding="utf-8"))
+    found = json.loads((Path(__file__).parents[2] / "golden" / "decode_kernels.json").read_text(encoding="utf-8"))
     assert len(found) >= 8
     for kernels in found.values():
         delta = DELTA_NODES if "graphcore delta_heads" in kernels["layer"] else 0
@@ -117,7 +117,7 @@ def test_no_batch_has_more_programs_of_attention_than_are_counted(kv_heads: int)
 
 
 def test_of_packed_matrices_the_largest_is_unpacked_at_once(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[3] / "golden" / "tiny" / "llama3"
+    folder = Path(__file__).parents[2] / "golden" / "tiny" / "llama3"
     settings = compose_settings(["device=cpu", "graph=eager", "quant=q8_0", "context_length=64"])
     settings.model.checkpoint = str(folder)
     model = open_model(settings.model, 0, tmp_path, lambda *_: None)

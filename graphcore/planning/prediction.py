@@ -12,7 +12,7 @@ sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token ch
 from dataclasses import dataclass
 
 from graphcore.kernels.instructions import MOST_ROWS
-from graphcore.weights.planning.plan import Plan, expected_bytes_per_token
+from graphcore.weights.plan import Plan, expected_bytes_per_token
 
 # Share of one sequence's compute that each further sequence of a native program adds on the CPU: with 16 sequences 0.25
 # to 0.40 of it were measured (docs/numbers.md, "Several sequences in one native step"). Each program reads all weights.

@@ -7,9 +7,9 @@ import torch
 from plan_cases import COSTS, PLENTY, equal_sizes, wishes
 
 from graphcore.errors import PlanError
-from graphcore.weights.planning.machine import free_device_nbytes
-from graphcore.weights.planning.plan import GIB, GroupPlan, Plan, needs_in_words
-from graphcore.weights.planning.planner import plan_streaming
+from graphcore.planning.machine import free_device_nbytes
+from graphcore.planning.planner import plan_streaming
+from graphcore.weights.plan import GIB, GroupPlan, Plan, needs_in_words
 
 SIZES = equal_sizes(8, 1000)
 PLAN = Plan(GroupPlan([2 * GIB, GIB, GIB // 2]), kv_nbytes=GIB // 4, device="cpu")

@@ -13,10 +13,10 @@ from itertools import product
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.errors import PlanError
-from graphcore.weights.planning.machine import Memory
-from graphcore.weights.planning.placements import ExpertWishes, Keeps, arrangements, with_experts, with_more_experts
-from graphcore.weights.planning.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
-from graphcore.weights.planning.sizes import WeightSizes
+from graphcore.planning.machine import Memory
+from graphcore.planning.placements import ExpertWishes, arrangements, with_experts, with_more_experts
+from graphcore.planning.sizes import WeightSizes
+from graphcore.weights.plan import ADVICE, GroupPlan, Keeps, OtherMemory, Plan, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
 GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts

@@ -1,7 +1,6 @@
 """The tier where streamed weights wait: the checkpoint's files or RAM. Chooses it and counts the RAM it needs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -9,6 +8,7 @@ from graphcore.checkpoint.page_cache import cached_share
 from graphcore.config.byte_sizes import in_words, parse_nbytes
 from graphcore.config.settings import StreamingSettings
 from graphcore.errors import ConfigError, PlanError
+from graphcore.planning.machine import Machine
 from graphcore.streaming.device.stream import host_ring_nbytes
 from graphcore.streaming.experts.stream import expert_ring_nbytes
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES
@@ -16,25 +16,9 @@ from graphcore.streaming.policy_registry import keeps_of
 from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import CONVERSION_NBYTES
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.machine import Machine
-from graphcore.weights.planning.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 
 CACHED = 0.9  # share of the weights' pages in RAM at and above which reads use the page cache
-
-
-@dataclass(frozen=True)
-class Tier:
-    """The tier where streamed weights wait.
-
-    Attributes:
-        kind: "disk" for the checkpoint's files, "host" for a store in RAM.
-        is_direct: True if files are read without the page cache.
-        note: message for the user; empty if there is none.
-    """
-
-    kind: str
-    is_direct: bool = False
-    note: str = ""
 
 
 def choose_tier(

@@ -15,7 +15,7 @@ import torch
 from graphcore import memory_limit
 from graphcore.config.byte_sizes import both_in_words
 from graphcore.errors import PlanError
-from graphcore.weights.planning.prediction import Rates
+from graphcore.planning.prediction import Rates
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

@@ -5,37 +5,30 @@ the speed of matrix products. To a GPU it copies as many bytes from locked memor
 stream from files to a GPU take both ways, and the slower one counts.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.memory_limit import affordable_nbytes
 from graphcore.nn.moe import ExpertLinear
-from graphcore.streaming.device.queues import Queues
+from graphcore.planning.machine import PRODUCT_SHARE, Machine, Speeds
+from graphcore.planning.prediction import Rates
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
+from graphcore.streaming.link_rate import PROBE_NBYTES, measure_copies, measure_jobs
 from graphcore.streaming.moving_weights import MovingWeights, open_files
 from graphcore.streaming.pinned_memory import private_pages
-from graphcore.streaming.thread_filler import THREADS, ThreadFiller
-from graphcore.streaming.tier import Tier
-from graphcore.streaming.timeline import Timeline
+from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import conversions_of
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
-from graphcore.weights.planning.machine import PRODUCT_SHARE, Machine, Speeds
-from graphcore.weights.planning.plan import Plan
-from graphcore.weights.planning.prediction import Rates
+from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.slots import Slot
 
-PROBE_NBYTES = 256 * 10**6  # the most that a probe moves
 COPIES = 3
 LinkTo = Callable[[], DeviceLink] | None
 
@@ -122,66 +115,6 @@ def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
     finally:
         for source in files.values():
             source.close()
-
-
-@dataclass(frozen=True)
-class LinkRate:
-    """A measured rate, and the number of bytes that were moved to measure it."""
-
-    bytes_per_second: float
-    nbytes: int
-
-
-def measure_jobs(
-    jobs: Sequence[FillJob], files: Mapping[Path, ByteSource], num_threads: int, most_nbytes: int = PROBE_NBYTES
-) -> LinkRate:
-    """Return how fast threads carry out jobs; only the first jobs are run, up to `most_nbytes`.
-
-    Raises:
-        CheckpointError: a file changed, or cannot be read.
-    """
-    chosen: list[FillJob] = []
-    for job in jobs:
-        if chosen and sum(one.nbytes for one in chosen) + job.nbytes > most_nbytes:
-            break
-        chosen.append(job)
-    room = max(job.room for job in chosen)
-    filler = ThreadFiller(files, num_threads, room, 0, Timeline())
-    try:
-        began = time.perf_counter()
-        filler.wait(filler.begin(0, chosen, None))
-        seconds = time.perf_counter() - began
-    finally:
-        filler.close()
-    nbytes = sum(job.nbytes for job in chosen)
-    return LinkRate(nbytes / seconds, nbytes)
-
-
-@torch.inference_mode()
-def measure_copies(
-    queues: Queues, copies: Sequence[tuple[Tensor, Tensor]], most_nbytes: int = PROBE_NBYTES
-) -> LinkRate:
-    """Return how fast a device copies from RAM; only the first copies are made, up to `most_nbytes`.
-
-    Args:
-        copies: pairs of a source in RAM and a target on the device, [nbytes] uint8.
-    """
-    queues.mark("compute", is_timed=False).hold("copy")  # compute work may still read the targets
-    nbytes = 0
-    began = queues.mark("copy")
-    for source, target in copies:
-        if nbytes and nbytes + source.nbytes > most_nbytes:
-            break
-        queues.copy(source, target)
-        nbytes += source.nbytes
-    ended = queues.mark("copy")
-    ended.wait()
-    return LinkRate(nbytes / (ended.seconds - began.seconds), nbytes)
-
-
-def without_conversions(jobs: Sequence[FillJob]) -> list[FillJob]:
-    """Return the jobs without their conversions: bytes from files are only read. Copies in RAM stay as they are."""
-    return [replace(job, conversions=()) if job.reads else job for job in jobs]
 
 
 def scratch_jobs(

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Literal
 
 from graphcore.config.byte_sizes import in_words
 
@@ -21,6 +22,24 @@ EXPERT_HITS = (
     (0.50, 0.891),
     (1.0, 1.0),
 )
+
+
+Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The tier where streamed weights wait.
+
+    Attributes:
+        kind: "disk" for the checkpoint's files, "host" for a store in RAM.
+        is_direct: True if files are read without the page cache.
+        note: message for the user; empty if there is none.
+    """
+
+    kind: str
+    is_direct: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

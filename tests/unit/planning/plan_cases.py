@@ -4,11 +4,11 @@ from itertools import product
 
 from hypothesis import strategies as st
 
+from graphcore.planning.machine import Memory
+from graphcore.planning.planner import Costs, Wishes
+from graphcore.planning.sizes import ExpertSizes, WeightSizes
 from graphcore.streaming.policy_registry import POLICIES
-from graphcore.weights.planning.machine import Memory
-from graphcore.weights.planning.plan import Plan
-from graphcore.weights.planning.planner import Costs, Wishes
-from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.weights.plan import Plan
 
 PLENTY = Memory("cpu", free_nbytes=1 << 50, physical_nbytes=1 << 50)
 KV = 10  # bytes for a token

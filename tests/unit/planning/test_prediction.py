@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from plan_cases import COSTS, PLENTY, equal_sizes, wishes
 
-from graphcore.weights.planning.planner import plan_streaming
-from graphcore.weights.planning.prediction import Rates, predict
-from graphcore.weights.planning.sizes import ExpertSizes
+from graphcore.planning.planner import plan_streaming
+from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.sizes import ExpertSizes
 
 SIZES = equal_sizes(6, 1000)  # a token reads 6 groups, a head of 3000 and 11 bytes of vectors; 9000 of them stream
 

@@ -7,7 +7,7 @@ import torch
 from fake_driver import Driver
 from simulated_queues import SimulatedQueues
 
-from graphcore.streaming import rates
+from graphcore.planning import rates
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
 

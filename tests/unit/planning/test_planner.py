@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from plan_cases import COSTS, KV, PLENTY, account, any_sizes, any_wishes, equal_sizes, fewest_streamed, wishes
 
 from graphcore.errors import PlanError
-from graphcore.weights.planning.machine import Memory
-from graphcore.weights.planning.plan import GIB, ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
-from graphcore.weights.planning.planner import Costs, Wishes, budget_of, plan_streaming
-from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.planning.machine import Memory
+from graphcore.planning.planner import Costs, Wishes, budget_of, plan_streaming
+from graphcore.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.weights.plan import GIB, ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
 SIZES = equal_sizes(6, 1000)

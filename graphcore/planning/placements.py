@@ -20,12 +20,10 @@ the experts of all layers.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from graphcore.weights.planning.plan import ExpertPlan, Plan
-from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.weights.plan import ExpertPlan, Keeps, Plan
 
-Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
 SLOT_SHARE = 4  # mapped experts get slots for 1/4 of a layer's experts if that fits
 
 

@@ -7,8 +7,8 @@ from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
 from graphcore.nn.decoder import Decoder
+from graphcore.planning.sizes import ExpertSizes, WeightSizes, sizes_of
 from graphcore.weights.layout import layout_of
-from graphcore.weights.planning.sizes import ExpertSizes, WeightSizes, sizes_of
 
 
 def decoder_of(model: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:

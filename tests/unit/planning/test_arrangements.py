@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphcore.weights.planning.placements import Arrangement, arrangements, evenly_spaced
-from graphcore.weights.planning.sizes import WeightSizes
+from graphcore.planning.placements import Arrangement, arrangements, evenly_spaced
+from graphcore.planning.sizes import WeightSizes
 
 SIZES = WeightSizes(
     embedding=1000, head=900, head_slices=(400, 400, 100), is_tied=False, groups=(300, 310, 320, 70), always=5

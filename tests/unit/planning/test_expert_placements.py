@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
 
-from graphcore.streaming.tier import host_nbytes
+from graphcore.planning.planner import plan_streaming
+from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.sizes import ExpertSizes
+from graphcore.planning.tier import host_nbytes
 from graphcore.tasks.results.plan_report import planned_groups, tier_rows
-from graphcore.weights.planning.plan import Plan, bytes_per_token, expected_bytes_per_token
-from graphcore.weights.planning.planner import plan_streaming
-from graphcore.weights.planning.prediction import Rates, predict
-from graphcore.weights.planning.sizes import ExpertSizes
+from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
 EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)
 MIXTURE = replace(equal_sizes(6, 1000), experts=EXPERTS)
