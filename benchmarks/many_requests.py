@@ -26,10 +26,10 @@ import torch
 
 from graphcore import Engine
 from graphcore.engine import passes
-from graphcore.engine.aside import AsideFile
-from graphcore.engine.cache_pages import KeptSequence
 from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.errors import GraphcoreError
+from graphcore.kvcache.page_allocator import SwappedSequence
+from graphcore.kvcache.swap_file import SwapFile
 from graphcore.tasks.measuring.process_memory import resident_nbytes
 
 PROMPT = 128
@@ -161,13 +161,13 @@ def storm(engine: Engine, count: int, shared: int) -> None:
         alone.append(engine.generate(ids, most, ignore_eos=True)[0].token_ids)
     forget(engine)
     files_before, found, aside = nameless_files(), list[int](), list[int]()
-    write = AsideFile.write.__func__  # type: ignore[attr-defined]
+    write = SwapFile.write.__func__  # type: ignore[attr-defined]
 
-    def noted(cls: type[AsideFile], kept: KeptSequence, folder: Path) -> AsideFile:
+    def noted(cls: type[SwapFile], kept: SwappedSequence, folder: Path) -> SwapFile:
         aside.append(kept.tokens)
         return write(cls, kept, folder)  # type: ignore[no-any-return]
 
-    setattr(AsideFile, "write", classmethod(noted))  # noqa: B010  # mypy knows no other type of the method
+    setattr(SwapFile, "write", classmethod(noted))  # noqa: B010  # mypy knows no other type of the method
 
     def fail(_: Sequence[int]) -> None:
         raise ZeroDivisionError

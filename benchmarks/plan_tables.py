@@ -19,7 +19,7 @@ from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.kernels.cache_codes import KVType, kv_types
-from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
+from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
 from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, Wishes, plan_streaming

@@ -3,9 +3,11 @@
 import ctypes
 import functools
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from graphcore.compiler import find_compiler
 from graphcore.config.dtype_names import real_name
@@ -143,3 +145,13 @@ def return_blocks_when_freed() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, RETURNED_NBYTES)
+
+
+def on_device(
+    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Return numbers as a tensor on a device; the host does not wait for work that a GPU has still to do."""
+    is_gpu = device.type == "cuda"  # a copy from memory that is not locked would wait for the whole stream
+    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu, device="cpu").to(device, non_blocking=is_gpu)

@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
-from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
 

@@ -37,8 +37,8 @@ from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.library import find_library
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import allocate_cache
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.weights.packed_weights import PackingPolicy
 
 DEVICES = ("cpu", "cuda")

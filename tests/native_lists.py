@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels import instructions
 from graphcore.kernels.native_program import NativeProgram
-from graphcore.nn.layer_cache import DeltaCache, KVCache
+from graphcore.kvcache.buffers import DeltaCache, KVCache
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"
 KINDS = {

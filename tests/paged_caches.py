@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.cache_pages import CachePages
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.cache_codes import heads_of, kept_at
-from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.page_allocator import PageAllocator
 
 Snapshot = list[tuple[Tensor, Tensor]]
 
@@ -23,7 +23,7 @@ def shuffle_pages(caches: Sequence[LayerCache], seed: int = 0) -> None:
         table.copy_(order.view_as(table))
 
 
-def give_in_random_order(pages: CachePages, seed: int = 0) -> None:
+def give_in_random_order(pages: PageAllocator, seed: int = 0) -> None:
     """Let free pages be given in random order."""
     for table in pages.tables:
         random.Random(seed).shuffle(table._free)

@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
-from graphcore.nn.layer_cache import LayerCache, allocate_cache
+from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream, stream_weights

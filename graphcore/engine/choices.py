@@ -20,7 +20,7 @@ from graphcore.kernels.cache_codes import KVTypes
 from graphcore.kernels.gpu.dependence import FIRST_CAPABILITY, can_depend
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.library import can_have_kernels, find_library, loads
-from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress

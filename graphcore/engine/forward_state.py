@@ -7,8 +7,9 @@ import weakref
 
 from torch import Tensor
 
-from graphcore.engine.model_runner import HeldState, ModelRunner
+from graphcore.engine.model_runner import ModelRunner
 from graphcore.errors import ConfigError
+from graphcore.kvcache.forward_sequences import ForwardCache
 
 
 class ForwardState:
@@ -25,7 +26,7 @@ class ForwardState:
     def __init__(self) -> None:
         self.tokens = self.rows = 0
         self._runner: ModelRunner | None = None
-        self._held: HeldState | None = None
+        self._held: ForwardCache | None = None
 
     def go_on(self, runner: ModelRunner, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] at the next positions, and keep what the layers keep of them.

@@ -16,6 +16,7 @@ from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.capture import Captures
 from graphcore.graph.program import Program
+from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy
 
@@ -49,14 +50,6 @@ class RunnerSizes:
             if tokens > self.longest:
                 advice = f"the model was made for {self.longest}"
             raise ConfigError(f"{tokens} tokens do not fit in context_length={self.context}; {advice}")
-
-
-class HeldState(ABC):
-    """What a runner keeps of a forward state's sequences between two calls."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Note that the state is gone; any thread may call it, at any time, and it takes no lock."""
 
 
 class ModelRunner(ABC):
@@ -173,11 +166,11 @@ class ModelRunner(ABC):
         """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
 
     @abstractmethod
-    def new_state(self) -> HeldState:
+    def new_state(self) -> ForwardCache:
         """Return an empty state for `go_on`."""
 
     @abstractmethod
-    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, after the positions of a state, which then holds them, too.
 
         Args:

@@ -116,7 +116,7 @@ class ContinuousPasses(Passes):
             if is_prompt:
                 self._places.keep_prompt(sequence)
                 on_progress("prefill", None, sequence.fed, length)
-            self._places.pages.take_back(sequence.own_row, sequence.fed)
+            self._places.pages.free_before_window(sequence.own_row, sequence.fed)
         if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
             on_progress("generate", None, *done_of(self.running))
 

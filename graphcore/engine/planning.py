@@ -14,7 +14,7 @@ from graphcore.errors import PlanError
 from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.device_packing import DevicePacking
 from graphcore.kernels.native_program import widths_of
-from graphcore.nn.cache_sizes import cache_nbytes
+from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.spec import ModelSpec
 from graphcore.planning.costs import (

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.held_sequences import HeldSequences, Holding
-from graphcore.engine.model_runner import HeldState, ModelRunner, RunnerSizes
+from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
-from graphcore.engine.prompt_pieces import RowPiece, pieces_of
+from graphcore.engine.row_pieces import RowPiece, pieces_of
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
@@ -23,6 +21,8 @@ from graphcore.graph.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
+from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
+from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
@@ -52,8 +52,8 @@ class ProgramRunner(ModelRunner):
         self.prompt_tokens = prompt_tokens or prefill_chunk
         self.library = None if builder.library is None else str(builder.library)
         self.programs = Programs(builder, batch_size)
-        self.pages = CachePages(spec, builder.caches)
-        self._holding = Holding(self.pages)
+        self.pages = PageAllocator(spec, builder.caches)
+        self._holding = ForwardSequencePool(self.pages)
 
     @property
     def num_compiled(self) -> int:
@@ -238,14 +238,14 @@ class ProgramRunner(ModelRunner):
                 program.state.free_activations()
         return answer
 
-    def new_state(self) -> HeldSequences:
+    def new_state(self) -> ForwardSequences:
         """Return an empty state for `go_on`."""
-        return HeldSequences(self._holding)
+        return ForwardSequences(self._holding)
 
     @torch.inference_mode()
-    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
-        assert isinstance(state, HeldSequences), "a state of this runner"
+        assert isinstance(state, ForwardSequences), "a state of this runner"
         num_rows, length = hidden.shape[:2]
         self.sizes.check_context(start + length)
         with self._holding.in_rows(state, num_rows, start, start + length):
@@ -268,7 +268,7 @@ class ProgramRunner(ModelRunner):
                         yield ready
                     ready = []
                     for row, position in enumerate(reached):
-                        self.pages.take_back(row, position)
+                        self.pages.free_before_window(row, position)
                     self.reserve(piece.row, begin, end)
                 ready.append(piece)
                 reached[piece.row] = end

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphcore.config.user_path import user_path
-from graphcore.engine.cache_conditions import conditions_of
-from graphcore.engine.cache_file import read_cache, write_cache
+from graphcore.engine.cache_fingerprint import fingerprint_of
 from graphcore.engine.checked_arguments import token_row
 from graphcore.engine.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.prompt_copy import PromptCopies
 from graphcore.engine.scheduler import Scheduler
 from graphcore.errors import BusyError
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
+from graphcore.kvcache.snapshot_file import read_cache, write_cache
 from graphcore.progress import Progress
 
 SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they are saved
@@ -25,7 +25,7 @@ class SavedCaches:
     """
 
     def __init__(
-        self, name: str, loaded: LoadedModel, copies: PromptCopies, scheduler: Scheduler, on_progress: Progress
+        self, name: str, loaded: LoadedModel, copies: PrefixSnapshots, scheduler: Scheduler, on_progress: Progress
     ) -> None:
         self._name, self._loaded, self._copies, self._scheduler = name, loaded, copies, scheduler
         self._on_progress = on_progress
@@ -37,12 +37,12 @@ class SavedCaches:
             run: runs the prompt as a request, so that the caches hold it.
         """
         path, copies = user_path(str(file), f"{self._name}: "), self._copies
-        length, conditions = copies.length(len(ids)), self._conditions()
+        length, fingerprint = copies.length(len(ids)), self._fingerprint()
         for _ in range(SAVE_ATTEMPTS):
             run()
             copy = self._scheduler.run_alone(self._name, lambda: copies.copy_out(ids), lends=False)
             if copy is not None:
-                write_cache(path, copy, copies, conditions)
+                write_cache(path, copy, copies, fingerprint)
                 return length
         raise BusyError(
             f"the cache's pages were needed for other requests before {length} tokens were saved; save them while "
@@ -53,13 +53,13 @@ class SavedCaches:
         """Read a file into the caches; return how many tokens it holds."""
         path, copies = user_path(str(file), f"{self._name}: "), self._copies
         copies.check_snapshots()
-        copy = read_cache(path, copies, self._conditions())
+        copy = read_cache(path, copies, self._fingerprint())
         ids = token_row(copy.ids, self._loaded.config.vocab_size)
         if not self._scheduler.run_alone(self._name, lambda: copies.copy_in(copy), lends=False):
             raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
         return len(ids)
 
-    def _conditions(self) -> dict[str, str]:
+    def _fingerprint(self) -> dict[str, str]:
         runner = self._loaded.runner
         assert isinstance(runner, ProgramRunner), "sequences with pages run in passes"
-        return conditions_of(self._loaded, runner, self._on_progress)
+        return fingerprint_of(self._loaded, runner, self._on_progress)

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import torch
 
-from graphcore.engine.aside import AsideFile
-from graphcore.engine.cache_pages import CachePages, KeptSequence
 from graphcore.engine.decoding import Decoding
 from graphcore.engine.model_runner import RunnerSizes
-from graphcore.engine.prefixes import Prefixes
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.prompt_copy import PromptCopies
-from graphcore.engine.prompt_pieces import Chunks, common
 from graphcore.engine.sequence import TokenSequence
 from graphcore.kernels.kernel_packing import DENSE_TOKENS
+from graphcore.kvcache.chunks import Chunks, common
+from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
+from graphcore.kvcache.prefix_cache import PrefixCache
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
+from graphcore.kvcache.swap_file import SwapFile
 
 
 class SequencePlaces:
@@ -45,13 +45,13 @@ class SequencePlaces:
         copies: copies of beginnings that the caches hold.
     """
 
-    def __init__(self, pages: CachePages, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
+    def __init__(self, pages: PageAllocator, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
         self.pages, self._chunks = pages, chunks
-        self._prefixes = Prefixes(pages, chunks, pages.snapshot_rows(sizes.batch_size))
-        self.copies = PromptCopies(pages, self._prefixes, chunks, sizes.context)
+        self._prefixes = PrefixCache(pages, chunks, pages.snapshot_rows(sizes.batch_size))
+        self.copies = PrefixSnapshots(pages, self._prefixes, chunks, sizes.context)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.sequences: list[TokenSequence] = []
-        self._aside: dict[TokenSequence, AsideFile | KeptSequence | None] = {}  # None: its tokens run again
+        self._aside: dict[TokenSequence, SwapFile | SwappedSequence | None] = {}  # None: its tokens run again
 
     @classmethod
     def of(cls, runner: ProgramRunner, folder: Path) -> "SequencePlaces":
@@ -71,7 +71,7 @@ class SequencePlaces:
             return False
         self.pages.free(row)
         found = self._prefixes.find(sequence.request.prompt_ids, sequence.reuses_cache)
-        if not self._prefixes.give(row, found):  # all pages are its beginning's, and none is left for a copy
+        if not self._prefixes.use(row, found):  # all pages are its beginning's, and none is left for a copy
             found = self._prefixes.nothing
         wanted = [(one.own_row, self._prompt_end(one)) for one in self.sequences if one.fed < self._prompt_end(one)]
         if self.sequences and not self.pages.has_room([*wanted, (row, self._prompt_end(sequence))]):
@@ -98,7 +98,7 @@ class SequencePlaces:
         if not is_alone and not self.pages.has_room([(row, len(sequence.ids) + 1)]):
             return False
         try:
-            copy = kept.read() if isinstance(kept, AsideFile) else kept
+            copy = kept.read() if isinstance(kept, SwapFile) else kept
         except OSError as error:
             if not sequence.is_as_alone:
                 sequence.fail(error)
@@ -123,7 +123,7 @@ class SequencePlaces:
         found = self._prefixes.find(prompt, sequence.reuses_cache)
         if found.length > sequence.fed:
             self.pages.free(sequence.own_row)
-            if not self._prefixes.give(sequence.own_row, found):
+            if not self._prefixes.use(sequence.own_row, found):
                 found = self._prefixes.nothing
             sequence.use_cached(found.length, is_as_alone=found.is_prompt)
         return not any(self._computes_for(other, sequence) for other in self._before(sequence))
@@ -179,11 +179,11 @@ class SequencePlaces:
         self.pages.free(row)
         sequence.go_aside()
 
-    def _kept(self, sequence: TokenSequence) -> AsideFile | KeptSequence | None:
+    def _kept(self, sequence: TokenSequence) -> SwapFile | SwappedSequence | None:
         """Return a copy of what a sequence holds, in memory if no file takes it; None if its tokens can run again."""
         kept = self.pages.copy_out(sequence.own_row, sequence.fed)
         try:
-            return AsideFile.write(kept, self._folder)
+            return SwapFile.write(kept, self._folder)
         except OSError:
             return None if sequence.is_as_alone else kept
 
@@ -231,7 +231,7 @@ class SequencePlaces:
         return next((row for row in range(self._rows) if row not in taken), None)
 
 
-def close(kept: AsideFile | KeptSequence | None) -> None:
+def close(kept: SwapFile | SwappedSequence | None) -> None:
     """Give back the file of a copy, if it has one."""
-    if isinstance(kept, AsideFile):
+    if isinstance(kept, SwapFile):
         kept.close()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.engine.cache_pages import KeptSequence
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
+from graphcore.kvcache.page_allocator import SwappedSequence
 
 
 class SequenceState:
@@ -28,7 +28,7 @@ class SequenceState:
     def __init__(self) -> None:
         self.tokens = 0
         self._runner: ProgramRunner | None = None
-        self._kept: KeptSequence | None = None
+        self._kept: SwappedSequence | None = None
 
     @classmethod
     def of_row(cls, runner: ProgramRunner, row: int, tokens: int) -> "SequenceState":

@@ -29,8 +29,8 @@ from graphcore.graph.step import (
 )
 from graphcore.graph.token_choice import ChoosingRows, choose_step
 from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
-from graphcore.nn.layer_cache import LayerCache, tokens_together
 
 
 @dataclass

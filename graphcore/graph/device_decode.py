@@ -22,9 +22,9 @@ from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.step import BlockFunction, ChainMemory, HeadFunction, Neighbours, RoutedBlock
 from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
+from graphcore.kvcache.buffers import KVCache, LayerCache
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Head
-from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, ModelSpec

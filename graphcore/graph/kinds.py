@@ -24,9 +24,9 @@ from graphcore.graph.step import (
     RouteFunction,
     experts_of,
 )
+from graphcore.kvcache.buffers import KVCache, LayerCache
 from graphcore.nn.block import RESIDUAL_DTYPE, Block, packed_formats
 from graphcore.nn.decoder import Decoder, Head
-from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.moe import MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec

@@ -25,8 +25,8 @@ from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels import instructions
 from graphcore.kernels import native_program as native
 from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kvcache.buffers import LayerCache
 from graphcore.nn.decoder import Decoder, Embedding, Head
-from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.nn.spec import BlockSpec

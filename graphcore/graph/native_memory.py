@@ -13,9 +13,9 @@ import torch
 from graphcore.graph.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
 from graphcore.kernels.cache_codes import KVTypes
-from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import allocate_cache
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

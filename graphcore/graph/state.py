@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphcore.device import on_device
 from graphcore.errors import GraphError
 from graphcore.nn.span import Span
 
@@ -141,13 +142,3 @@ class StepState:
         """Make `token_ids` [B] the next input; the previous input counts as cached from now on."""
         self.token_ids[:, 0].copy_(token_ids)
         self.span.starts.add_(self.span.counts)
-
-
-def on_device(
-    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
-    device: torch.device,
-    dtype: torch.dtype = torch.int64,
-) -> Tensor:
-    """Return numbers as a tensor on a device; the host does not wait for work that a GPU has still to do."""
-    is_gpu = device.type == "cuda"  # a copy from memory that is not locked would wait for the whole stream
-    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu, device="cpu").to(device, non_blocking=is_gpu)

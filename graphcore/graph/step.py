@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
+from graphcore.kvcache.buffers import LayerCache
 from graphcore.nn.block import Block, Routed
 from graphcore.nn.decoder import Embedding, Head
-from graphcore.nn.layer_cache import LayerCache
 from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import ModelSpec

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from graphcore.graph.state import StepState, on_device
+from graphcore.device import on_device
+from graphcore.graph.state import StepState
 
 MOST_ENDS = 64
 UNLIMITED = 1 << 62

@@ -105,7 +105,7 @@ class Block(nn.Module):
             x: [B, T, D] float32 residual stream.
             rope: [B, T, 2, E/2] float32, or None.
             span: positions of the tokens in their sequences.
-            k_cache, v_cache: buffers of the layer's cache (nn/layer_cache.py), which are keys and values unless the
+            k_cache, v_cache: buffers of the layer's cache (kvcache/buffers.py), which are keys and values unless the
                 block has a delta rule; written in place.
             table: [B, N] int32, pages of each sequence; None if the block has a delta rule.
             per_layer: [B, T, P] float32, the tokens' features of this layer, or None where layers have none.

@@ -28,8 +28,8 @@ import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.kvcache.sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.block import RESIDUAL_DTYPE
-from graphcore.nn.cache_sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec, DeltaSpec, ModelSpec, MoESpec

@@ -13,10 +13,10 @@ import torch
 from tiny_models import TinyModel
 
 from graphcore import Engine, ForwardState
-from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.held_sequences import Holding
 from graphcore.errors import ConfigError
-from graphcore.nn.layer_cache import KVCache
+from graphcore.kvcache.buffers import KVCache
+from graphcore.kvcache.forward_sequences import ForwardSequencePool
+from graphcore.kvcache.page_allocator import PageAllocator
 
 Tiny = Callable[[str], TinyModel]
 LENGTHS = (5, 1, 20, 9)  # in chunks of 16: shorter, one token, longer
@@ -66,11 +66,11 @@ def hidden_of(seed: int, rows: int = 1, length: int = sum(STEPS)) -> torch.Tenso
     return torch.randn(rows, length, 64, generator=torch.Generator().manual_seed(seed))
 
 
-def holding_of(engine: Engine) -> Holding:
+def holding_of(engine: Engine) -> ForwardSequencePool:
     return engine.runner._holding  # type: ignore[attr-defined]
 
 
-def pages_of(engine: Engine) -> CachePages:
+def pages_of(engine: Engine) -> PageAllocator:
     return engine.runner.pages  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,7 @@ def test_a_state_that_is_dropped_gives_its_pages_back(name: str, tiny_model: Tin
         holding_of(engine)._give_back_dropped()
         engine._scheduler.run_alone("test", lambda: None)
         assert [table.num_free for table in tables] == [table.num_pages for table in tables]
-        assert not any(table._users for table in tables)
+        assert not any(table._refs for table in tables)
         assert not holding_of(engine)._held
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.nn.cache_sizes import touched_pages
+from graphcore.kvcache.sizes import touched_pages
 from graphcore.weights.matching import FEATURES
 
 TOLERANCE = 1e-4  # of logits up to 4; transformers' own float32 is as far from float64

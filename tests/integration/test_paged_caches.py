@@ -17,8 +17,8 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.engine import building
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import KVCache, LayerCache, allocate_cache
+from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec
 
 CONTEXT, CHUNK, BATCH = 64, 16, 3

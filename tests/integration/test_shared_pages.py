@@ -13,10 +13,10 @@ from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.aside import AsideFile
 from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
 from graphcore.errors import ConfigError
+from graphcore.kvcache.swap_file import SwapFile
 
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
@@ -74,13 +74,13 @@ def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[s
 def num_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each sequence that is written to a file."""
     found: list[int] = []
-    write = AsideFile.write.__func__  # type: ignore[attr-defined]
+    write = SwapFile.write.__func__  # type: ignore[attr-defined]
 
-    def note(cls: type[AsideFile], kept: Any, folder: Any) -> AsideFile:
+    def note(cls: type[SwapFile], kept: Any, folder: Any) -> SwapFile:
         found.append(kept.tokens)
         return write(cls, kept, folder)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(AsideFile, "write", classmethod(note))
+    monkeypatch.setattr(SwapFile, "write", classmethod(note))
     return found
 
 
@@ -153,9 +153,9 @@ def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
 
     with load(tiny_model(name)) as engine:
         if fault == "disk is full":
-            monkeypatch.setattr(AsideFile, "write", classmethod(fail))
+            monkeypatch.setattr(SwapFile, "write", classmethod(fail))
         elif fault == "end is lost":
-            monkeypatch.setattr(AsideFile, "_read_one", fail)
+            monkeypatch.setattr(SwapFile, "_read_one", fail)
         else:
             engine._scheduler._passes._places._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
         assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected

@@ -20,9 +20,9 @@ from torch import Tensor
 from graphcore.engine.fallback.config import torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
-from graphcore.engine.model_runner import HeldState
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.state import StepState
+from graphcore.kvcache.forward_sequences import ForwardCache
 
 
 @dataclass
@@ -125,7 +125,7 @@ class PassStep:
         state.logits = output.logits[:, -1].float()
 
 
-class HeldCache(HeldState):
+class HeldCache(ForwardCache):
     """The cache of a forward state, with the model's own keys and values.
 
     Attributes:

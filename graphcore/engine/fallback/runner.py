@@ -15,13 +15,14 @@ from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.cached_model import CachedModel, HeldCache, PassStep
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import HeldState, RunnerSizes, WaveRunner
+from graphcore.engine.model_runner import RunnerSizes, WaveRunner
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
 from graphcore.kernels.library import prebuilt_library
+from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident
 
@@ -106,7 +107,7 @@ class TransformersRunner(WaveRunner):
         """Return an empty state for `go_on`."""
         return HeldCache()
 
-    def go_on(self, state: HeldState, hidden: Tensor, start: int) -> Tensor:
+    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
         assert isinstance(state, HeldCache), "a state of this runner"
         self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)

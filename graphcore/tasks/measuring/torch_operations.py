@@ -20,8 +20,8 @@ from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.kernels.attend import attend
 from graphcore.kernels.cache_codes import KVTypes, format_of, head_dim_of
+from graphcore.kvcache.buffers import KVCache, LayerCache
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import KVCache, LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts, MoE, choose_experts

@@ -6,10 +6,10 @@ from contextlib import suppress
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import user_path
-from graphcore.engine.cache_file import check_replaceable
 from graphcore.engine.engine import Engine
-from graphcore.engine.prompt_pieces import common
 from graphcore.errors import ConfigError
+from graphcore.kvcache.chunks import common
+from graphcore.kvcache.snapshot_file import check_replaceable
 from graphcore.tasks.task import Context, Record
 
 

@@ -14,10 +14,10 @@ from fake_cuda import FakeCuda
 from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Request, odd, what
 
 from graphcore import Engine
-from graphcore.engine.aside import AsideFile
-from graphcore.engine.cache_pages import KeptSequence
 from graphcore.engine.sequence import TokenSequence
 from graphcore.engine.sequence_places import SequencePlaces
+from graphcore.kvcache.page_allocator import SwappedSequence
+from graphcore.kvcache.swap_file import SwapFile
 
 SMALL = ("context_length=64", "batching.cache_tokens=96")
 
@@ -57,7 +57,7 @@ def answers(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ..
     return [what(handle.result(SECONDS)) for handle in handles]
 
 
-def fail(kept: KeptSequence, folder: object) -> AsideFile:
+def fail(kept: SwappedSequence, folder: object) -> SwapFile:
     raise OSError(28, "No space left on device")
 
 
@@ -68,7 +68,7 @@ def test_sequences_that_were_put_aside_get_the_tokens_that_they_get_alone(
 ) -> None:
     """With a full disk they run again: their prompts in chunks, their answers step by step."""
     if not has_disk:
-        monkeypatch.setattr(AsideFile, "write", fail)
+        monkeypatch.setattr(SwapFile, "write", fail)
     requests = crowd(3)
     with engine_of(name) as eager, captured_engine(name, *SMALL) as engine:
         expected = [what(request.submit(eager).result(SECONDS)) for request in requests]

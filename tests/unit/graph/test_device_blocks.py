@@ -19,10 +19,10 @@ from graphcore.graph.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.cache_codes import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
+from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.sizes import buffer_shapes
 from graphcore.nn.block import Block
-from graphcore.nn.cache_sizes import buffer_shapes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span

@@ -14,9 +14,9 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.block import Block
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
 

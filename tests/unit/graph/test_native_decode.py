@@ -31,9 +31,9 @@ from graphcore.graph.native_decode import native_obstacle
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.native_program import NativeProgram
-from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,

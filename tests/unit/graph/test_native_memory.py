@@ -20,7 +20,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
 from graphcore.graph.program import Program
-from graphcore.nn.cache_sizes import PAGE
+from graphcore.kvcache.sizes import PAGE
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 

@@ -25,9 +25,9 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.instructions import MOST_ROWS
-from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import allocate_cache
 
 PAGE = 3  # divides the rings of these tests, so that they have no more room than their windows ask for
 SEQUENCES = MOST_ROWS + 2  # sequences in the caches: two never run

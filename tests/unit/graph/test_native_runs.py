@@ -25,8 +25,8 @@ from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels.instructions import MOST_ROWS
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import KVCache, allocate_cache
+from graphcore.kvcache.buffers import KVCache, allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, PerLayerSpec
 
 LENGTHS = ((2,), (1, 3), (5, 1, 4), (3, 2, 1, 4, 6), (16,))  # tokens of each sequence of a step

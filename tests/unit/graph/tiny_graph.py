@@ -8,9 +8,9 @@ from torch import Tensor
 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
-from graphcore.nn.cache_sizes import CacheSizes
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec

@@ -27,7 +27,7 @@ from graphcore.kernels.cache_codes import (
     mixed,
 )
 from graphcore.kernels.cpu_attention import sliced_attend
-from graphcore.nn.layer_cache import KVCache
+from graphcore.kvcache.buffers import KVCache
 from graphcore.quant.registry import FORMATS
 
 

@@ -16,11 +16,11 @@ from graphcore import Engine
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.errors import ConfigError
+from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn import rope_spec
 from graphcore.nn import spec as specs
-from graphcore.nn.cache_sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.layer_cache import allocate_cache
 from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,

@@ -10,7 +10,7 @@ from task_runs import RunTask
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.kernels.cache_codes import KVTypes
-from graphcore.nn.cache_sizes import CacheSizes, cache_nbytes
+from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.machine import RESERVE_NBYTES
 
 GIB = 1 << 30

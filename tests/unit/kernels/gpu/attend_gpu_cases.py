@@ -7,7 +7,7 @@ import torch
 
 from graphcore.kernels.cache_codes import pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
-from graphcore.nn.cache_sizes import PAGE
+from graphcore.kvcache.sizes import PAGE
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # name, heads, kv heads, head dim, slots, window, sinks, cap, dtype, tokens of a pass

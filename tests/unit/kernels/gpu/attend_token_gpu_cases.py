@@ -8,7 +8,7 @@ import torch
 from graphcore.kernels.cache_codes import KVType, pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.attend_token import HeadNorms
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
-from graphcore.nn.cache_sizes import PAGE
+from graphcore.kvcache.sizes import PAGE
 
 BF16 = torch.bfloat16
 # name, heads, kv heads, head dim, has norms, rotated, window

@@ -1,4 +1,4 @@
-"""Sequences of forward states between two calls: their pages stay in the caches, with no row of the tables.
+"""The sequences of forward states between two calls: their pages stay in the caches, without a row of the tables.
 
     call:     other rows' pages aside  -->  the state's pages in the first rows  -->  blocks  -->  all back
     between:  a page that somebody else needs, and none is free:  the sequence is swapped out to host memory
@@ -6,18 +6,26 @@
 All this happens in the thread that computes, but for `drop`, which a garbage collector may call in any thread.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphcore.engine.cache_pages import CachePages, KeptSequence
-from graphcore.engine.model_runner import HeldState
-from graphcore.engine.page_table import Copies, PageTable
+from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
+from graphcore.kvcache.page_table import Copies, PageTable
+
+
+class ForwardCache(ABC):
+    """What a runner keeps of a forward state's sequences between two calls."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Note that the state is gone; any thread may call it, at any time, and it takes no lock."""
 
 
 @dataclass(eq=False)
-class HeldSequence:
+class ForwardSequence:
     """What the layers keep of one sequence.
 
     Attributes:
@@ -30,40 +38,40 @@ class HeldSequence:
     tokens: int
     pages: Sequence[dict[int, int]]
     states: Sequence[Copies]
-    swapped: KeptSequence | None = None
+    swapped: SwappedSequence | None = None
 
 
-class HeldSequences(HeldState):
+class ForwardSequences(ForwardCache):
     """The sequences of one forward state.
 
     Attributes:
         rows: its sequences, one for each row.
     """
 
-    def __init__(self, owner: "Holding") -> None:
+    def __init__(self, owner: "ForwardSequencePool") -> None:
         self._owner = owner
-        self.rows: list[HeldSequence] = []
+        self.rows: list[ForwardSequence] = []
 
     def drop(self) -> None:
         """Let the pages be given back before somebody needs them; it takes no lock."""
         self._owner.dropped.append(self.rows)
 
 
-class Holding:
+class ForwardSequencePool:
     """The sequences of all forward states of a runner.
 
     Attributes:
         dropped: sequences of states that are gone, whose pages are to be given back.
     """
 
-    def __init__(self, pages: CachePages) -> None:
+    def __init__(self, pages: PageAllocator) -> None:
         self._pages = pages
-        self.dropped: deque[list[HeldSequence]] = deque()
-        self._held: dict[HeldSequence, None] = {}  # with pages, the least recently used first
+        self.dropped: deque[list[ForwardSequence]] = deque()
+        self._held: dict[ForwardSequence, None] = {}  # with pages, the least recently used first
         pages.swap_out, pages.swappable = self._swap_out_some, self._num_swappable
 
     @contextmanager
-    def in_rows(self, state: HeldSequences, num_rows: int, begin: int, end: int) -> Iterator[None]:
+    def in_rows(self, state: ForwardSequences, num_rows: int, begin: int, end: int) -> Iterator[None]:
         """Let the first rows of the caches be a state's inside the block, which runs positions begin .. end - 1.
 
         Where there is room for its pages beside all others, they stay where they are. Otherwise the state is copied
@@ -77,7 +85,7 @@ class Holding:
         with self._in_place(state, num_rows, end) if has_room else self._by_copies(state, num_rows, end):
             yield
 
-    def _counts(self, held: Sequence[HeldSequence], num_rows: int, begin: int, end: int) -> list[int]:
+    def _counts(self, held: Sequence[ForwardSequence], num_rows: int, begin: int, end: int) -> list[int]:
         """Return how many pages of each table a call needs besides those that the state has."""
         num_swapped = sum(one.swapped is not None for one in held)
         counts = []
@@ -88,7 +96,7 @@ class Holding:
         return counts
 
     @contextmanager
-    def _in_place(self, state: HeldSequences, num_rows: int, end: int) -> Iterator[None]:
+    def _in_place(self, state: ForwardSequences, num_rows: int, end: int) -> Iterator[None]:
         pages, tables, held = self._pages, self._pages.tables, state.rows
         others = [[table.exchange(row, {}) for table in tables] for row in range(num_rows)]
         other_states = [[cache.copy_out(row) for cache in pages.states] for row in range(num_rows)]
@@ -112,7 +120,7 @@ class Holding:
         state.rows[:] = found
         self._held.update(dict.fromkeys(found))
 
-    def _put(self, row: int, one: HeldSequence) -> None:
+    def _put(self, row: int, one: ForwardSequence) -> None:
         """Give a row a sequence's pages, which the sequence keeps, or those of a copy that was swapped out."""
         if one.swapped is not None:
             has_room = self._pages.copy_in(row, one.swapped)
@@ -122,14 +130,14 @@ class Holding:
             table.share(row, numbers)
         self._pages.put_states(one.states, row)
 
-    def _taken(self, row: int, end: int) -> HeldSequence:
+    def _taken(self, row: int, end: int) -> ForwardSequence:
         """Take a row's pages and states out of it."""
-        self._pages.take_back(row, end)
+        self._pages.free_before_window(row, end)
         states = [(first.cpu(), second.cpu()) for first, second in (one.copy_out(row) for one in self._pages.states)]
-        return HeldSequence(end, [table.exchange(row, {}) for table in self._pages.tables], states)
+        return ForwardSequence(end, [table.exchange(row, {}) for table in self._pages.tables], states)
 
     @contextmanager
-    def _by_copies(self, state: HeldSequences, num_rows: int, end: int) -> Iterator[None]:
+    def _by_copies(self, state: ForwardSequences, num_rows: int, end: int) -> Iterator[None]:
         for one in state.rows:
             self._swap_out(one)
         with self._pages.lending(range(num_rows)):
@@ -139,9 +147,9 @@ class Holding:
                 assert has_room, "the whole cache has room for a call's rows"
             yield
             kept = [self._pages.copy_out(row, end) for row in range(num_rows)]
-        state.rows[:] = [HeldSequence(end, (), (), one) for one in kept]
+        state.rows[:] = [ForwardSequence(end, (), (), one) for one in kept]
 
-    def _swap_out(self, one: HeldSequence) -> None:
+    def _swap_out(self, one: ForwardSequence) -> None:
         """Copy a sequence to the host, and give back its pages."""
         if one.swapped is not None:
             return
@@ -149,13 +157,13 @@ class Holding:
         for table, pages in zip(self._pages.tables, one.pages, strict=True):
             paged += table.copies([pages[number] for number in table.numbers(one.tokens, one.tokens)])
         parts = [*((first.cpu(), second.cpu()) for first, second in paged), *one.states]
-        one.swapped = KeptSequence(one.tokens, parts)
+        one.swapped = SwappedSequence(one.tokens, parts)
         self._drop_pages(one)
 
-    def _drop_pages(self, one: HeldSequence) -> None:
+    def _drop_pages(self, one: ForwardSequence) -> None:
         for table, pages in zip(self._pages.tables, one.pages, strict=False):
             for page in pages.values():
-                table.drop(page)
+                table.decref(page)
         one.pages, one.states = (), ()
         self._held.pop(one, None)
 

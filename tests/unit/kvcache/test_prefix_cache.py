@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.prefixes import Prefixes
-from graphcore.engine.prompt_pieces import Chunks
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import DeltaCache, KVCache, allocate_cache
+from graphcore.kvcache.buffers import DeltaCache, KVCache, allocate_cache
+from graphcore.kvcache.chunks import Chunks
+from graphcore.kvcache.page_allocator import PageAllocator
+from graphcore.kvcache.prefix_cache import PrefixCache
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)
@@ -35,9 +35,9 @@ class Caches:
         spec = ModelSpec(8, 10, blocks, NORM, context)
         sizes = CacheSizes(ROWS, context, torch.float32, CHUNK, page=PAGE, tokens=tokens, snapshots=SNAPSHOTS)
         self.caches = allocate_cache(spec, sizes, torch.device("cpu"))
-        self.pages = CachePages(spec, self.caches)
+        self.pages = PageAllocator(spec, self.caches)
         snapshots = self.pages.snapshot_rows(ROWS) if self.pages.has_states else range(0)
-        self.tree = Prefixes(self.pages, Chunks(CHUNK, alike), snapshots)
+        self.tree = PrefixCache(self.pages, Chunks(CHUNK, alike), snapshots)
 
     def write(self, row: int, begin: int, end: int, value: float) -> bool:
         """Write a number to positions of a row, and to its states, as chunks would; False without room."""
@@ -49,7 +49,7 @@ class Caches:
                 assert page != 0
                 for cache in table.caches:
                     cache.k[page, :, at % PAGE] = cache.v[page, :, at % PAGE] = value + at
-            self.pages.take_back(row, at + 1)
+            self.pages.free_before_window(row, at + 1)
         for cache in self.caches:
             if isinstance(cache, DeltaCache):
                 cache.recurrent[row] = value + end
@@ -79,7 +79,7 @@ class Caches:
     def goes_on(self, ids: Sequence[int], row: int = 0, *, takes_answers: bool = False) -> tuple[int, bool]:
         """Give a row what is found, free it, and return the length and whether it serves prompts."""
         found = self.tree.find(ids, takes_answers)
-        assert self.tree.give(row, found)
+        assert self.tree.use(row, found)
         self.pages.free(row)
         return found.length, found.is_prompt
 
@@ -91,7 +91,7 @@ class Caches:
             for page in [*in_tree, *(page for held in table.rows for page in held.values())]:
                 assert page is not None
                 users[page] = users.get(page, 0) + 1
-            assert users == table._users
+            assert users == table._refs
             assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
         holders = [node.snapshot for node in self.tree._root.below() if node.snapshot is not None]
         free = self.tree._free_snapshots
@@ -120,7 +120,7 @@ def test_the_longest_beginning_is_found_and_holds_what_was_computed(name: str) -
         found = caches.tree.find(ids, takes_answers=False)
         assert (found.length, found.is_prompt) == (length, True)
         if length > 6:  # pages of the first window were given back in a ring
-            assert caches.tree.give(1, found)
+            assert caches.tree.use(1, found)
             for layer in caches.holds(1, length):
                 assert [number % 100 for number in layer] == words(length)[-len(layer) :]
             caches.pages.free(1)
@@ -159,7 +159,7 @@ def test_a_prompt_that_was_an_answer_before_has_only_the_prompts_pages(name: str
     caches.keep(words(24), 100.0)
     for length in (9, 25):
         found = caches.tree.find(words(length), takes_answers=False)
-        assert caches.tree.give(1, found)
+        assert caches.tree.use(1, found)
         assert not [number for layer in caches.holds(1, found.length) for number in layer if number >= 200]
         caches.pages.free(1)
     caches.check_counts()
@@ -187,7 +187,7 @@ def test_states_of_an_answer_never_serve_a_prompt() -> None:
     caches.tree.keep(0, words(8), is_prompt=False, has_states=True)
     found = caches.tree.find(words(12), takes_answers=False)
     assert (found.length, found.is_prompt) == (8, True)
-    assert caches.tree.give(2, found)
+    assert caches.tree.use(2, found)
     assert caches.holds(2, 8)[1] == [108.0]
     for row in range(ROWS):
         caches.pages.free(row)
@@ -268,7 +268,7 @@ def test_whoever_borrows_the_cache_takes_nothing_from_the_tree() -> None:
     caches.check_counts()
     found = caches.tree.find(words(17), takes_answers=False)
     assert found.length == 16
-    assert caches.tree.give(2, found)
+    assert caches.tree.use(2, found)
     assert caches.holds(2, 16) == [[100.0 + at for at in range(16)]]
     caches.pages.free(2)
     assert caches.is_all_free()
@@ -297,7 +297,7 @@ def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> N
             ids = [generator.randrange(2) if at % 5 == 0 else 7 for at in range(generator.randrange(1, 40))]
             found = caches.tree.find(ids, takes_answers)
             assert found.length < len(ids)
-            if not caches.tree.give(row, found):
+            if not caches.tree.use(row, found):
                 assert not any(table.rows[row] for table in caches.pages.tables)
                 continue
             most = max(most, found.length)

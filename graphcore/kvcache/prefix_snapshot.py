@@ -1,4 +1,4 @@
-"""Beginnings of prompts copied out of the caches and into them: what a saved cache holds (cache_file.py).
+"""Snapshots of cached prefixes, copied out of the caches and back into them: the content of a saved cache.
 
 Only tokens whose bits are the same in every longer prompt are copied, from the pages and snapshots that the tree of
 prefixes has; nobody writes those, so no sequence stops for it. Prompts find a copy that was put back as if it had just
@@ -11,16 +11,15 @@ from functools import partial
 
 import torch
 
-from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.page_table import Copies, PageTable
-from graphcore.engine.prefix_tree import Prefix
-from graphcore.engine.prefixes import Prefixes
-from graphcore.engine.prompt_pieces import Chunks
 from graphcore.errors import ConfigError
+from graphcore.kvcache.chunks import Chunks
+from graphcore.kvcache.page_allocator import PageAllocator
+from graphcore.kvcache.page_table import Copies, PageTable
+from graphcore.kvcache.prefix_cache import PrefixCache, PrefixNode
 
 
 @dataclass(frozen=True)
-class CopyShape:
+class SnapshotShape:
     """How much of a prompt a copy holds.
 
     Attributes:
@@ -35,7 +34,7 @@ class CopyShape:
 
 
 @dataclass(frozen=True)
-class PromptCopy:
+class PrefixSnapshot:
     """A copy of what the caches hold of a prompt's beginning, in host memory.
 
     Attributes:
@@ -43,19 +42,19 @@ class PromptCopy:
         parts: copies, first the pages of each table's caches, then the states after each position.
     """
 
-    shape: CopyShape
+    shape: SnapshotShape
     ids: tuple[int, ...]
     parts: Sequence[Copies]
 
 
-class PromptCopies:
+class PrefixSnapshots:
     """Copies of the beginnings that a tree of prefixes holds; copies are made between two passes.
 
     Attributes:
         context: most tokens of a sequence.
     """
 
-    def __init__(self, pages: CachePages, prefixes: Prefixes, chunks: Chunks, context: int) -> None:
+    def __init__(self, pages: PageAllocator, prefixes: PrefixCache, chunks: Chunks, context: int) -> None:
         self._pages, self._prefixes, self._chunks, self.context = pages, prefixes, chunks, context
 
     def length(self, tokens: int) -> int:
@@ -89,7 +88,7 @@ class PromptCopies:
             )
 
     @torch.inference_mode()
-    def copy_out(self, prompt: Sequence[int]) -> PromptCopy | None:
+    def copy_out(self, prompt: Sequence[int]) -> PrefixSnapshot | None:
         """Return a copy of a prompt's beginning; None if the caches do not hold all of it (any more)."""
         length = self.length(len(prompt))
         path = self._prefixes.path(prompt[:length])
@@ -106,9 +105,9 @@ class PromptCopies:
             parts += table.copies([page for node in path[first:] if (page := node.pages[index]) is not None])
         parts += [part for copies in states.values() for part in copies]
         on_host = [(keys.cpu(), values.cpu()) for keys, values in parts]
-        return PromptCopy(CopyShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)
+        return PrefixSnapshot(SnapshotShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)
 
-    def _first(self, path: Sequence[Prefix], index: int, table: PageTable) -> int:
+    def _first(self, path: Sequence[PrefixNode], index: int, table: PageTable) -> int:
         """Return the number of the first page from which on a table has all pages of a path, at most those of a row."""
         first = len(path)
         while first > max(0, len(path) - table.reach) and path[first - 1].pages[index] is not None:
@@ -123,10 +122,10 @@ class PromptCopies:
                 yield position, [cache.copy_out(path[-1].snapshot) for cache in self._pages.states]
 
     @torch.inference_mode()
-    def copy_in(self, copy: PromptCopy) -> bool:
+    def copy_in(self, copy: PrefixSnapshot) -> bool:
         """Let prompts go on from a copy; False if there are not enough pages beside those of running sequences."""
         shape, parts = copy.shape, list(copy.parts)
-        taken = self._pages.take(self._counts(shape))
+        taken = self._pages.allocate(self._counts(shape))
         if taken is None:
             return False
         held: list[Mapping[int, int]] = []
@@ -140,15 +139,15 @@ class PromptCopies:
             self._prefixes.keep_pages(held, copy.ids[:position], is_prompt=True, put_states=put_states)
         for table, pages in zip(self._pages.tables, taken, strict=True):
             for page in pages:
-                table.drop(page)
+                table.decref(page)
         return True
 
-    def _counts(self, shape: CopyShape) -> list[int]:
+    def _counts(self, shape: SnapshotShape) -> list[int]:
         """Return how many pages of each table a copy has."""
         ends = [-(-shape.tokens // table.page) for table in self._pages.tables]
         return [end - first for end, first in zip(ends, shape.firsts, strict=True)]
 
-    def is_possible(self, shape: CopyShape) -> bool:
+    def is_possible(self, shape: SnapshotShape) -> bool:
         """Return whether these caches could have such a copy."""
         tables, positions = self._pages.tables, shape.positions
         if not 1 <= shape.tokens <= self.context or len(shape.firsts) != len(tables):
@@ -162,7 +161,7 @@ class PromptCopies:
             return is_ascending and set(positions) <= set(borders) and positions[-1:] == (shape.tokens,)
         return not positions and self._chunks.sure(shape.tokens) == shape.tokens
 
-    def layout(self, shape: CopyShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def layout(self, shape: SnapshotShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each tensor of a copy, by a name, two for each of its parts in turn."""
         found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for index, (table, count) in enumerate(zip(self._pages.tables, self._counts(shape), strict=True)):

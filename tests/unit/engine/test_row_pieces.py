@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphcore.engine.prompt_pieces import RowPiece, pieces_of
+from graphcore.engine.row_pieces import RowPiece, pieces_of
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 

@@ -16,9 +16,9 @@ of the context. A sliding-window layer has a ring of pages: enough for the windo
 no page that a query sees has given its place to a later one. A recurrent state has no positions: padding leaves it as
 it is, and a sequence goes on only after its last token.
 
-Layers with as many pages share one table. Kernels find every key through it, in any order of pages. Page 0 is nobody's:
-tables name it where a sequence has no page. graphcore/engine/cache_pages.py says who gets which page, and when a ring
-gives pages back. Without it sequence b has pages 1 + b N to b N + N.
+Layers with as many pages share one table. Kernels find every key through it, in any order of pages. Page 0 is the
+null page, the table's entry where a sequence has none. graphcore/kvcache/page_allocator.py allocates and frees pages.
+Without it sequence b has pages 1 + b N to b N + N.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
@@ -31,7 +31,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.nn.cache_sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
+from graphcore.kvcache.sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 

@@ -1,4 +1,4 @@
-"""Sequences that were put aside because pages ran out: copies in files, which have no name and end with their use."""
+"""Files of sequences that were swapped out because pages ran out. The files have no name and end with their use."""
 
 import tempfile
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graphcore.engine.cache_pages import KeptSequence
-from graphcore.engine.page_table import Copies
+from graphcore.kvcache.page_allocator import SwappedSequence
+from graphcore.kvcache.page_table import Copies
 
 
 @dataclass(frozen=True)
-class AsideFile:
+class SwapFile:
     """A file with what the layers keep of one sequence.
 
     Attributes:
@@ -28,7 +28,7 @@ class AsideFile:
     _file: IO[bytes]
 
     @classmethod
-    def write(cls, kept: KeptSequence, folder: Path) -> "AsideFile":
+    def write(cls, kept: SwappedSequence, folder: Path) -> "SwapFile":
         """Write a sequence to a file in a folder.
 
         Raises:
@@ -47,7 +47,7 @@ class AsideFile:
             raise
         return cls(kept.tokens, tuple((tensor.dtype, tensor.shape) for tensor in tensors), file)
 
-    def read(self) -> KeptSequence:
+    def read(self) -> SwappedSequence:
         """Return the sequence.
 
         Raises:
@@ -56,7 +56,7 @@ class AsideFile:
         self._file.seek(0)
         tensors = [self._read_one(dtype, shape) for dtype, shape in self.layout]
         parts: list[Copies] = list(zip(tensors[::2], tensors[1::2], strict=True))
-        return KeptSequence(self.tokens, parts)
+        return SwappedSequence(self.tokens, parts)
 
     def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device="cpu")

@@ -2,7 +2,7 @@
 
     u64 header length | header, JSON | token ids | pages, table by table | snapshots of states | sha256 of all before it
 
-The header's __metadata__ has a version, the conditions under which the bits hold (cache_conditions.py), and how much of
+The header's __metadata__ has a version, the fingerprint under which the bits hold (fingerprint.py), and how much of
 a prompt there is. Everything else in the header follows from that and the model, so a reader makes the header itself
 and compares: whatever a damaged or hostile file says of dtypes, shapes and offsets, nothing of it is ever believed.
 """
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.engine.aside import bytes_of
-from graphcore.engine.cache_conditions import difference
-from graphcore.engine.prompt_copy import CopyShape, PromptCopies, PromptCopy
 from graphcore.errors import CheckpointError, ConfigError, quoted
+from graphcore.kvcache.fingerprint import difference
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots, SnapshotShape
+from graphcore.kvcache.swap_file import bytes_of
 
 VERSION_KEY, VERSION = "graphcore_cache", "1"
 FRONT = f'{{"__metadata__": {{"{VERSION_KEY}": '.encode()  # of a header, whatever the version
@@ -37,13 +37,13 @@ NAMES = {dtype: name.upper() for name, dtype in DENSE_DTYPES.items()}
 Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-def write_cache(path: Path, copy: PromptCopy, copies: PromptCopies, conditions: Mapping[str, str]) -> None:
+def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> None:
     """Write a copy to a file, whole or not at all.
 
     Raises:
         ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
     """
-    header = header_of(copies.layout(copy.shape), copy.shape, conditions)
+    header = header_of(copies.layout(copy.shape), copy.shape, fingerprint)
     tensors = [
         torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu"),
         *(tensor.contiguous() for part in copy.parts for tensor in part),
@@ -80,12 +80,12 @@ def check_replaceable(path: Path) -> None:
         raise ConfigError(f"{path}: is there, and is no saved cache, so that it is left alone; name another file")
 
 
-def header_of(parts: Layout, shape: CopyShape, conditions: Mapping[str, str]) -> bytes:
+def header_of(parts: Layout, shape: SnapshotShape, fingerprint: Mapping[str, str]) -> bytes:
     """Return all that comes before the first tensor of a file."""
     tensors = {"token_ids": (ID_DTYPE, (shape.tokens,)), **parts, DIGEST: (torch.uint8, (32,))}
     counts = {"tokens": [shape.tokens], "first_pages": shape.firsts, "states": shape.positions}
     numbers = {key: ",".join(map(str, values)) for key, values in counts.items()}
-    header: dict[str, object] = {"__metadata__": {VERSION_KEY: VERSION, **numbers, **conditions}}
+    header: dict[str, object] = {"__metadata__": {VERSION_KEY: VERSION, **numbers, **fingerprint}}
     end = 0
     for name, (dtype, sizes) in tensors.items():
         begin, end = end, end + prod(sizes) * dtype.itemsize
@@ -95,7 +95,7 @@ def header_of(parts: Layout, shape: CopyShape, conditions: Mapping[str, str]) ->
     return len(text).to_bytes(8, "little") + text
 
 
-def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) -> PromptCopy:
+def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> PrefixSnapshot:
     """Read a copy that `write_cache` wrote, checking every byte.
 
     Raises:
@@ -107,7 +107,7 @@ def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) 
         header = _read_header(file, found, path)
         digest.update(header)
         saved = _metadata(header, path)
-        differs = difference(saved, conditions)
+        differs = difference(saved, fingerprint)
         if differs:
             raise ConfigError(f"{path}: {differs}")
         shape = _shape(saved, path)
@@ -116,7 +116,7 @@ def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) 
                 f"{path}: has {shape.tokens} tokens, which do not fit in context_length={copies.context}; set "
                 f"context_length to at least {shape.tokens}"
             )
-        about = {key: saved[key] for key in conditions if key in saved}
+        about = {key: saved[key] for key in fingerprint if key in saved}
         layout = copies.layout(shape) if copies.is_possible(shape) else None
         if layout is None or header_of(layout, shape, about) != header:
             raise damaged(path, "its header contradicts itself")
@@ -132,7 +132,7 @@ def read_cache(path: Path, copies: PromptCopies, conditions: Mapping[str, str]) 
         if file.read(digest.digest_size) != digest.digest():
             raise damaged(path, "its sha256 is another one than when it was written")
     ids, *others = tensors
-    return PromptCopy(shape, tuple(ids.tolist()), list(zip(others[::2], others[1::2], strict=True)))
+    return PrefixSnapshot(shape, tuple(ids.tolist()), list(zip(others[::2], others[1::2], strict=True)))
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _metadata(header: bytes, path: Path) -> Mapping[str, str]:
     return found
 
 
-def _shape(saved: Mapping[str, str], path: Path) -> CopyShape:
+def _shape(saved: Mapping[str, str], path: Path) -> SnapshotShape:
     try:
         tokens, firsts, positions = (
             tuple(int(word) for word in saved[key].split(",") if word) for key in ("tokens", "first_pages", "states")
@@ -188,7 +188,7 @@ def _shape(saved: Mapping[str, str], path: Path) -> CopyShape:
         (length,) = tokens
     except (KeyError, ValueError) as error:
         raise damaged(path, "its metadata are not those that were written") from error
-    return CopyShape(length, firsts, positions)
+    return SnapshotShape(length, firsts, positions)
 
 
 def _fill(file: BinaryIO, tensor: Tensor, path: Path) -> None:

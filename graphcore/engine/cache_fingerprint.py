@@ -1,11 +1,7 @@
-"""What the bits of keys and values depend on: a saved cache serves only runs in which all of this is the same.
-
-Settings that change no bit of a prompt are left out: streaming, decode graphs, threads, the number of sequences.
-"""
+"""The fingerprint of a loaded model's caches: its files, settings, device and libraries (kvcache/fingerprint.py)."""
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -16,20 +12,11 @@ from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.cache_codes import FLOAT8
+from graphcore.kvcache.fingerprint import CONTEXT, PAGE, SOURCE, WEIGHTS
 from graphcore.progress import Progress
 
-WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
-ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
-SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
-ADVICE = {
-    WEIGHTS: "save the prompt again with this model",
-    "device": "save it again on this one",
-    "kernels": "save it again with these",
-    "torch": "save it again with this one",
-}
 
-
-def conditions_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
+def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
     """Return what the bits of a loaded model's keys and values depend on, by name.
 
     Args:
@@ -63,7 +50,7 @@ def conditions_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progr
 
 
 def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> str:
-    """Return a hash of a model's files and of its specification; the callback is that of `conditions_of`."""
+    """Return a hash of a model's files and of its specification; the callback is that of `fingerprint_of`."""
     settings, folder = loaded.settings, loaded.settings.cache_folder / "hashes"
     files = sorted(loaded.loader.checkpoint.files)
     found = list[str]() if files else [settings.model.checkpoint, str(settings.seed)]  # random weights have no file
@@ -72,21 +59,3 @@ def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progre
             found.append(known_sha256(path, folder, partial(on_progress, "check", None, index, len(files))))
     facts = json.dumps([repr(runner.builder.decoder.spec), found])
     return hashlib.sha256(facts.encode()).hexdigest()
-
-
-def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Return in words the first condition that differs, and what to do; empty if none does."""
-    key = next((key for key in here if key not in ABOUT and saved.get(key) != here[key]), None)
-    if key is None:
-        return ""
-    there = saved.get(key, "nothing")
-    if key == WEIGHTS:
-        return f"belongs to other weights, of {saved.get(SOURCE, 'another model')}, not {here[SOURCE]}; {ADVICE[key]}"
-    if key == PAGE:
-        context = saved.get(CONTEXT, "null")
-        return (
-            f"has pages of {there} positions, and with context_length={here[CONTEXT]} they have {here[PAGE]}; set "
-            f"context_length={context}, or save it again"
-        )
-    advice = f"set {key}={there}, or save it again" if key in SETTINGS else ADVICE[key]
-    return f"was saved with {key}={there}, and this run has {key}={here[key]}; {advice}"

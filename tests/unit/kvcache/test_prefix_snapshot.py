@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefixes import CHUNK, CONTEXT, MODELS, PAGE, SNAPSHOTS, Caches, words
+from test_prefix_cache import CHUNK, CONTEXT, MODELS, PAGE, SNAPSHOTS, Caches, words
 
-from graphcore.engine.prompt_copy import CopyShape, PromptCopies
-from graphcore.engine.prompt_pieces import Chunks
+from graphcore.kvcache.chunks import Chunks
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshots, SnapshotShape
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def inference() -> Iterator[None]:
         yield
 
 
-def copies_of(caches: Caches) -> PromptCopies:
-    return PromptCopies(caches.pages, caches.tree, Chunks(CHUNK, 1), CONTEXT)
+def copies_of(caches: Caches) -> PrefixSnapshots:
+    return PrefixSnapshots(caches.pages, caches.tree, Chunks(CHUNK, 1), CONTEXT)
 
 
 @pytest.mark.parametrize("length", [2 * CHUNK, 3 * CHUNK])
@@ -36,7 +36,7 @@ def test_a_copy_serves_prompts_of_other_caches_and_takes_no_page_for_itself(name
     loaded.check_counts()
     found = loaded.tree.find([*words(length), 9], takes_answers=False)
     assert (found.length, found.is_prompt) == (length, True)
-    assert loaded.tree.give(0, found)
+    assert loaded.tree.use(0, found)
     for of_layer in loaded.holds(0, length):
         first = length - len(of_layer)
         assert of_layer in ([100.0 + at for at in range(first, length)], [100.0 + length])
@@ -83,7 +83,7 @@ def test_what_has_lost_a_page_that_is_needed_is_not_copied(name: str) -> None:
     page = path[last].pages[ring]
     assert page is not None
     assert copies_of(caches).copy_out(words(24)) is not None
-    caches.tree._drop(ring, page)
+    caches.tree._decref(ring, page)
     path[last].pages[ring] = None
     assert copies_of(caches).copy_out(words(24)) is None
 
@@ -91,20 +91,20 @@ def test_what_has_lost_a_page_that_is_needed_is_not_copied(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("full", CopyShape(0, (0,), ())),
-        ("full", CopyShape(CONTEXT + 1, (0,), ())),
-        ("full", CopyShape(8, (), ())),
-        ("full", CopyShape(8, (1,), ())),
-        ("full", CopyShape(8, (-1,), ())),
-        ("full", CopyShape(8, (0,), (8,))),
-        ("ring", CopyShape(CONTEXT, (0,), ())),
-        ("states", CopyShape(16, (0,), ())),
-        ("states", CopyShape(16, (0,), (8,))),
-        ("states", CopyShape(16, (0,), (16, 8))),
-        ("states", CopyShape(16, (0,), (8, 8, 16))),
-        ("states", CopyShape(16, (0,), (4, 16))),
-        ("states", CopyShape(16, (0,), (-8, 16))),
-        ("states", CopyShape(12, (0,), (8, 12))),
+        ("full", SnapshotShape(0, (0,), ())),
+        ("full", SnapshotShape(CONTEXT + 1, (0,), ())),
+        ("full", SnapshotShape(8, (), ())),
+        ("full", SnapshotShape(8, (1,), ())),
+        ("full", SnapshotShape(8, (-1,), ())),
+        ("full", SnapshotShape(8, (0,), (8,))),
+        ("ring", SnapshotShape(CONTEXT, (0,), ())),
+        ("states", SnapshotShape(16, (0,), ())),
+        ("states", SnapshotShape(16, (0,), (8,))),
+        ("states", SnapshotShape(16, (0,), (16, 8))),
+        ("states", SnapshotShape(16, (0,), (8, 8, 16))),
+        ("states", SnapshotShape(16, (0,), (4, 16))),
+        ("states", SnapshotShape(16, (0,), (-8, 16))),
+        ("states", SnapshotShape(12, (0,), (8, 12))),
     ],
 )
 def test_a_shape_that_no_copy_has_is_impossible(name: str, shape: Any) -> None:
@@ -112,4 +112,4 @@ def test_a_shape_that_no_copy_has_is_impossible(name: str, shape: Any) -> None:
     assert not copies.is_possible(shape)
     first = CONTEXT // PAGE - copies._pages.tables[0].reach
     usual = {"full": (16, 0, ()), "ring": (CONTEXT, first, ()), "states": (16, 0, (8, 16))}[name]
-    assert copies.is_possible(CopyShape(usual[0], (usual[1],), usual[2]))
+    assert copies.is_possible(SnapshotShape(usual[0], (usual[1],), usual[2]))

@@ -1,10 +1,10 @@
-"""Who has which pages of the caches: pages are given when a sequence comes to their positions, and given back.
+"""Allocates KV-cache pages to sequences on demand and frees them.
 
     free  --reserve-->  of one row or several  --window passed, free-->  free
 
-Layers of one table have the same pages of a sequence, so a page is given in all of them at once. A ring gives back the
-pages that lie wholly before the window of a sequence's next token. Rows that share a page only read it: whoever writes
-a position has its page alone.
+Layers of one table have the same pages of a sequence, so a page is allocated in all of them at once. A ring frees the
+pages that lie wholly before the window of a sequence's next token. Rows that share a page only read it: a row that
+writes a position has that position's page alone.
 
 All this happens between two passes, in the thread that computes. On a GPU tables change in the order of the work that
 was enqueued, so earlier steps find them as they were.
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from graphcore.engine.page_table import Copies, PageTable
-from graphcore.nn.layer_cache import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.page_table import Copies, PageTable
 from graphcore.nn.spec import AttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True)
-class KeptSequence:
+class SwappedSequence:
     """A copy of what the layers keep of one sequence, in host memory.
 
     Attributes:
@@ -32,8 +32,8 @@ class KeptSequence:
     parts: Sequence[Copies]
 
 
-class CachePages:
-    """The pages of all layers, and the states of those that have no positions.
+class PageAllocator:
+    """Allocator of the pages of all layers; it also knows the states of layers that have no positions.
 
     Args:
         spec: the model.
@@ -42,10 +42,10 @@ class CachePages:
     Attributes:
         tables: the tables of pages; none for a model without attention.
         states: caches without positions, one for each layer that has one.
-        reclaim: function that gives back pages of a table that no row has, at most so many.
-        reclaimable: function that returns how many pages of a table no row has, though they are not free.
+        reclaim: function that evicts pages of a table from the prefix cache, at most so many.
+        reclaimable: function that returns how many pages of a table only the prefix cache holds.
         swap_out: function that copies forward states to the host until so many pages of a table are free.
-        swappable: function that returns how many pages of a table forward states have, after giving back those of
+        swappable: function that returns how many pages of a table forward states hold, after freeing those of
             states that are gone.
     """
 
@@ -83,9 +83,7 @@ class CachePages:
         return self.make_room(counts)
 
     def reserve(self, row: int, begin: int, end: int) -> bool:
-        """Give a row the pages that tokens at positions begin .. end - 1 need.
-
-        All others are taken back first.
+        """Allocate the pages of a row that tokens at positions begin .. end - 1 need; free all its others first.
 
         Returns:
             False if there are not enough; the row is then given none.
@@ -93,28 +91,28 @@ class CachePages:
         if all(table.is_ready(row, begin, end) for table in self.tables):
             return True
         for table in self.tables:
-            table.take_back(row, table.numbers(begin, end))
+            table.free_others(row, table.numbers(begin, end))
         missing = [table.missing(row, begin, end) for table in self.tables]
         if not self.make_room([len(numbers) for numbers in missing]):
             return False
         for table, numbers in zip(self.tables, missing, strict=True):
             if numbers:
-                table.give(row, numbers)
+                table.assign(row, numbers)
         return True
 
     def copy(self, row: int, number: int) -> bool:
-        """Give a row pages of its own in the place of those that it shares, by their number; False without room."""
+        """Replace shared pages of a row, by number, by copies of its own (copy on write); False if there is no room."""
         if not self.make_room([1] * len(self.tables)):
             return False
         for table in self.tables:
             table.copy(row, number)
         return True
 
-    def take(self, counts: Sequence[int]) -> list[list[int]] | None:
-        """Return so many free pages of each table, which the caller has to drop; None if there are not enough."""
+    def allocate(self, counts: Sequence[int]) -> list[list[int]] | None:
+        """Allocate pages of each table with a reference of the caller's, who calls `decref`; None without room."""
         if not self.make_room(counts):
             return None
-        return [table.take(count) for table, count in zip(self.tables, counts, strict=True)]
+        return [table.allocate(count) for table, count in zip(self.tables, counts, strict=True)]
 
     def copy_states(self, source: int, target: int) -> None:
         """Copy the states of one row to another."""
@@ -126,10 +124,10 @@ class CachePages:
             cache.copy_in(target, each)
 
     def make_room(self, counts: Sequence[int]) -> bool:
-        """Return whether so many pages of each table can be given, after reclaiming those that no row has.
+        """Return whether so many pages of each table can be allocated, after evicting those that no row uses.
 
-        Beginnings of prompts go first, then forward states. None are reclaimed where they would not be enough, and none
-        while the cache is lent.
+        Pages of the prefix cache are evicted first, then those of forward states. None are evicted if they would not be
+        enough, and none inside `lending`.
         """
         lacking = [(table, count) for table, count in zip(self.tables, counts, strict=True) if count > table.num_free]
         if not lacking:
@@ -147,24 +145,24 @@ class CachePages:
         """Return whether so many pages of a table would be free if no row, beginning or forward state had one."""
         return count <= self.swappable(table) + self.reclaimable(table) + table.num_free
 
-    def take_back(self, row: int, position: int) -> None:
-        """Take from a row the pages that a token at a position does not see."""
+    def free_before_window(self, row: int, position: int) -> None:
+        """Free the pages of a row that lie before the window of a token at a position."""
         for table in self.tables:
             if table.first_seen(position) - 1 in table.rows[row]:
-                table.take_back(row, table.numbers(position, position))
+                table.free_others(row, table.numbers(position, position))
 
     def free(self, row: int) -> None:
-        """Take back all pages of a row."""
+        """Free all pages of a row."""
         for table in self.tables:
-            table.take_back(row, range(0))
+            table.free_others(row, range(0))
 
-    def copy_out(self, row: int, tokens: int) -> KeptSequence:
+    def copy_out(self, row: int, tokens: int) -> SwappedSequence:
         """Return a copy of what the layers keep of the sequence in a row, which has run so many tokens."""
         paged = [kept for table in self.tables for kept in table.kept(row, tokens)]
         parts = [*paged, *(cache.copy_out(row) for cache in self.states)]
-        return KeptSequence(tokens, [(first.cpu(), second.cpu()) for first, second in parts])
+        return SwappedSequence(tokens, [(first.cpu(), second.cpu()) for first, second in parts])
 
-    def copy_in(self, row: int, kept: KeptSequence) -> bool:
+    def copy_in(self, row: int, kept: SwappedSequence) -> bool:
         """Put a copied sequence into a row that has no pages; False if there are not enough."""
         if not self.reserve(row, kept.tokens, kept.tokens):
             return False
@@ -177,7 +175,7 @@ class CachePages:
 
     @contextmanager
     def lending(self, rows: Sequence[int]) -> Iterator[None]:
-        """Let whoever computes inside the block use the whole cache; afterwards it holds what it held.
+        """Let the block use the whole cache; afterwards it holds what it held before.
 
         Args:
             rows: rows whose states are kept, too.

@@ -1,6 +1,6 @@
 """How large the layers' caches are: pages for one sequence, for all that share a pool, and bytes.
 
-Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim. nn/layer_cache.py says
+Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim. kvcache/buffers.py says
 how pages are found.
 """
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphcore.nn.cache_sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
-from graphcore.nn.layer_cache import LayerCache, allocate_cache, tokens_together
+from graphcore.kvcache.buffers import LayerCache, allocate_cache, tokens_together
+from graphcore.kvcache.sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)

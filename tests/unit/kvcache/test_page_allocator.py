@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graphcore.engine.cache_pages import CachePages
-from graphcore.nn.cache_sizes import CacheSizes
-from graphcore.nn.layer_cache import DeltaCache, LayerCache, allocate_cache
+from graphcore.kvcache.buffers import DeltaCache, LayerCache, allocate_cache
+from graphcore.kvcache.page_allocator import PageAllocator
+from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)
@@ -19,15 +19,15 @@ MODELS = {"full": (FULL, FULL), "ring": (SLIDING,), "both": (FULL, SLIDING), "st
 PAGE, CONTEXT, ROWS, SNAPSHOTS, CHUNK = 4, 32, 3, 2, 8
 
 
-def caches_of(name: str, tokens: int = 2 * CONTEXT, dtype: str = "") -> tuple[CachePages, tuple[LayerCache, ...]]:
+def caches_of(name: str, tokens: int = 2 * CONTEXT, dtype: str = "") -> tuple[PageAllocator, tuple[LayerCache, ...]]:
     blocks = tuple(BlockSpec(8, NORM, attention, MLPSpec(8, "silu")) for attention in MODELS[name])
     spec = ModelSpec(8, 10, blocks, NORM, CONTEXT)
     sizes = CacheSizes(ROWS, CONTEXT, dtype or torch.float32, CHUNK, page=PAGE, tokens=tokens, snapshots=SNAPSHOTS)
     caches = allocate_cache(spec, sizes, torch.device("cpu"))
-    return CachePages(spec, caches), caches
+    return PageAllocator(spec, caches), caches
 
 
-def write(pages: CachePages, caches: tuple[LayerCache, ...], row: int, end: int, seed: int) -> None:
+def write(pages: PageAllocator, caches: tuple[LayerCache, ...], row: int, end: int, seed: int) -> None:
     """Write numbers that depend on a seed to all that a row has, which has run so many tokens."""
     generator = torch.Generator().manual_seed(seed)
     for table in pages.tables:
@@ -41,7 +41,7 @@ def write(pages: CachePages, caches: tuple[LayerCache, ...], row: int, end: int,
                 tensor[row] = torch.randn(tensor[row].shape, generator=generator) + end
 
 
-def seen(pages: CachePages, caches: tuple[LayerCache, ...], row: int, tokens: int) -> list[torch.Tensor]:
+def seen(pages: PageAllocator, caches: tuple[LayerCache, ...], row: int, tokens: int) -> list[torch.Tensor]:
     """Return what a row's next token sees, by the tables that kernels read."""
     found = []
     for table in pages.tables:
@@ -72,7 +72,7 @@ def inference() -> Iterator[None]:
 def test_a_copied_sequence_comes_back_as_it_was_in_another_row(name: str, dtype: str, tokens: int) -> None:
     pages, caches = caches_of(name, dtype=dtype)
     assert pages.reserve(0, max(0, tokens - CHUNK), tokens)
-    pages.take_back(0, tokens)
+    pages.free_before_window(0, tokens)
     write(pages, caches, 0, tokens, seed=1)
     before = seen(pages, caches, 0, tokens)
     kept = pages.copy_out(0, tokens)
@@ -201,9 +201,9 @@ def test_a_random_walk_agrees_with_sets(name: str, seed: int) -> None:
             if any(taken):
                 for table, some in zip(pages.tables, taken, strict=True):
                     while some:
-                        table.drop(some.pop())
+                        table.decref(some.pop())
             else:
-                found = pages.take([1] * len(pages.tables))
+                found = pages.allocate([1] * len(pages.tables))
                 assert (found is not None) == all(count > 0 for count in free)
                 for some, mine, used in zip(taken, found or [[]] * len(taken), users, strict=True):
                     assert not used.intersection(mine)

@@ -1,36 +1,74 @@
-"""Beginnings of prompts that the caches still hold: a tree of pages, whose tokens are compared one by one.
+"""The prefix cache: prompts with a common prefix share pages. A radix tree of pages, compared token by token.
 
     root -- page of tokens -- page -- page -- part of a page
                            \\- page -- ...
 
-A prompt goes on from the longest path whose tokens are its own. Whole pages are shared, the last one is copied if only
-a part of it is. The tree counts as one who has a page, so pages outlive their sequences until someone needs the memory:
-the pages that were not used for longest go first, ends before beginnings.
+A prompt continues from the longest path that matches its tokens. Whole pages are shared; the last one is copied if only
+a part of it matches. The tree holds a reference to each page, so pages outlive their sequences until memory is needed:
+the least recently used pages are evicted first, leaves before their parents.
 
-Keys and values of a prompt do not depend on who computed them, as long as chunks of prompts choose the same kernels.
-So a prompt goes on only from where this holds (`Chunks`), and gets the bits that it would get alone. Tokens that decode
-steps made may have other bits: they serve only a request that says so (`reuse_cache`), as do prompts that went on from
-them. Recurrent states have no pages: a few snapshots lie beside the sequences' states, and a prompt goes on from one.
+Keys and values of a prompt do not depend on the request that computed them, as long as chunks of prompts choose the
+same kernels. So a prompt continues only from positions where this holds (`Chunks`), with the bits that it would get
+alone. Tokens that decode steps made may have other bits: they serve only a request that says so (`reuse_cache`), as do
+prompts that went on from them. Recurrent states have no pages: a few snapshots lie beside the sequences' states, and a
+prompt goes on from one.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from graphcore.engine.cache_pages import CachePages
-from graphcore.engine.page_table import PageTable
-from graphcore.engine.prefix_tree import Prefix
-from graphcore.engine.prompt_pieces import Chunks, common
+from graphcore.kvcache.chunks import Chunks, common
+from graphcore.kvcache.page_allocator import PageAllocator
+from graphcore.kvcache.page_table import PageTable
 
 MOST_COMPARED = 64  # pages that may follow one page and are compared token by token
 
 
+@dataclass(eq=False)
+class PrefixNode:
+    """A node of the tree: a page of tokens, or the first tokens of a page, after those of its parents.
+
+    Attributes:
+        tokens: its tokens, at most a page of them.
+        pages: the page of each table; None where it was given back.
+        is_prompt: whether its bits are those of a prompt that was computed alone.
+        snapshot: row of the states after its last token; None if there is none.
+        has_prompt_states: whether the snapshot has the bits of a prompt that was computed alone.
+        used: number of the last use of any prefix that was one of this.
+    """
+
+    parent: "PrefixNode | None"
+    tokens: tuple[int, ...]
+    pages: list[int | None]
+    is_prompt: bool
+    snapshot: int | None = None
+    has_prompt_states: bool = False
+    used: int = 0
+    children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
+
+    def below(self) -> Iterator["PrefixNode"]:
+        """Yield all prefixes that begin with this one, itself left out."""
+        waiting = list(self.children.values())
+        while waiting:
+            node = waiting.pop()
+            waiting.extend(node.children.values())
+            yield node
+
+    def prune(self) -> None:
+        """Take this prefix, and those before it, out of the tree if they hold nothing and lead nowhere."""
+        node = self
+        while node.parent is not None and not node.children and node.snapshot is None and not any(node.pages):
+            del node.parent.children[node.tokens]
+            node = node.parent
+
+
 @dataclass(frozen=True)
-class Found:
-    """The beginning of a prompt that need not run again.
+class PrefixHit:
+    """A match in the prefix cache: the prefix of a prompt that need not run again.
 
     Attributes:
         length: its tokens.
@@ -39,12 +77,12 @@ class Found:
     """
 
     length: int
-    path: Sequence[Prefix]
+    path: Sequence[PrefixNode]
     is_prompt: bool
 
 
-class Prefixes:
-    """The beginnings that the caches hold besides what rows need.
+class PrefixCache:
+    """The tree of cached prefixes.
 
     Args:
         pages: pages of the caches, which ask here when none is free.
@@ -52,23 +90,23 @@ class Prefixes:
         snapshots: rows of the states that hold no sequence.
 
     Attributes:
-        nothing: what is found where nothing can be used.
+        nothing: the hit of length 0, for prompts without a usable prefix.
         has_snapshots: whether there are rows for snapshots.
     """
 
-    def __init__(self, pages: CachePages, chunks: Chunks, snapshots: Sequence[int]) -> None:
+    def __init__(self, pages: PageAllocator, chunks: Chunks, snapshots: Sequence[int]) -> None:
         self._pages, self._chunks = pages, chunks
-        self._root = Prefix(None, (), [], is_prompt=True)
+        self._root = PrefixNode(None, (), [], is_prompt=True)
         self._page = pages.tables[0].page if pages.tables else chunks.size
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
         self._uses = 0
         self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # prefixes that have a page of each table
-        self.nothing = Found(0, (), is_prompt=True)
+        self.nothing = PrefixHit(0, (), is_prompt=True)
         pages.reclaim, pages.reclaimable = self._evict, self._num_idle
 
-    def find(self, prompt: Sequence[int], takes_answers: bool) -> Found:
-        """Return the longest beginning of a prompt, all but its last token at most, that it may go on from.
+    def find(self, prompt: Sequence[int], takes_answers: bool) -> PrefixHit:
+        """Return the longest cached prefix of a prompt that it may continue from: at most all but its last token.
 
         Args:
             takes_answers: True to go on from what decode steps made, too, and from any position.
@@ -85,12 +123,14 @@ class Prefixes:
                 return found
         return self.nothing
 
-    def _walk(self, prompt: Sequence[int], takes_answers: bool) -> tuple[list[Prefix], list[tuple[int, Prefix]]]:
+    def _walk(
+        self, prompt: Sequence[int], takes_answers: bool
+    ) -> tuple[list[PrefixNode], list[tuple[int, PrefixNode]]]:
         """Return the whole pages along a prompt, and those of which only first tokens are the prompt's next ones.
 
         The latter have the number of these tokens with them, and come with the largest number first.
         """
-        node, path = self._root, list[Prefix]()
+        node, path = self._root, list[PrefixNode]()
         while True:
             key = tuple(prompt[len(path) * self._page :][: self._page])
             whole = node.children.get(key) if len(key) == self._page else None
@@ -102,7 +142,7 @@ class Prefixes:
         parts = [(common(child.tokens, key), child) for child in latest if child.is_prompt or takes_answers]
         return path, sorted((part for part in parts if part[0]), key=lambda part: -part[0])
 
-    def _usable(self, path: Sequence[Prefix], length: int, total: int, takes_answers: bool) -> Found:
+    def _usable(self, path: Sequence[PrefixNode], length: int, total: int, takes_answers: bool) -> PrefixHit:
         """Return what a prompt of `total` tokens can use of a path that shares so many tokens with it."""
         last, before = path[-1], (len(path) - 1) * self._page
         if not takes_answers:
@@ -118,13 +158,13 @@ class Prefixes:
             if any(path[number].pages[index] is None for number in numbers):
                 return self.nothing
         is_prompt = all(node.is_prompt for node in path) and self._chunks.start_within(length, total) == length
-        return Found(length, tuple(path), is_prompt and (last.has_prompt_states or not self._pages.has_states))
+        return PrefixHit(length, tuple(path), is_prompt and (last.has_prompt_states or not self._pages.has_states))
 
-    def give(self, row: int, found: Found) -> bool:
-        """Share the pages of a beginning with a row that has none, and put its state there.
+    def use(self, row: int, found: PrefixHit) -> bool:
+        """Share the pages of a hit with a row that has none, and copy its recurrent state there.
 
         Returns:
-            False if the page that would have to be copied finds no free one; the row is then given none.
+            False if there is no free page for the one that has to be copied; the row then has none.
         """
         if not found.length:
             return True
@@ -175,7 +215,7 @@ class Prefixes:
             pages = [of_table.get(at // self._page) for of_table in held]
             child = node.children.get(tokens)
             if child is None:
-                child = Prefix(node, tokens, [None] * len(pages), is_prompt)
+                child = PrefixNode(node, tokens, [None] * len(pages), is_prompt)
                 node.children[tokens] = child
             self._adopt(child, pages, is_prompt)
             node = child
@@ -184,9 +224,9 @@ class Prefixes:
             self._keep_states(put_states, node, is_prompt)
         node.prune()
 
-    def path(self, ids: Sequence[int]) -> Sequence[Prefix]:
+    def path(self, ids: Sequence[int]) -> Sequence[PrefixNode]:
         """Return the prefixes of these tokens as `keep` made them; none if they were not kept, or not all are left."""
-        node, path = self._root, list[Prefix]()
+        node, path = self._root, list[PrefixNode]()
         for at in range(0, len(ids), self._page):
             child = node.children.get(tuple(ids[at : at + self._page]))
             if child is None:
@@ -195,7 +235,7 @@ class Prefixes:
             node = child
         return path
 
-    def _keep_states(self, put_states: Callable[[int], None], node: Prefix, is_prompt: bool) -> None:
+    def _keep_states(self, put_states: Callable[[int], None], node: PrefixNode, is_prompt: bool) -> None:
         """Write states beside a prefix, unless it has some that are as good."""
         if node.snapshot is not None and (node.has_prompt_states or not is_prompt):
             return
@@ -204,7 +244,7 @@ class Prefixes:
         if node.snapshot is not None:
             put_states(node.snapshot)
 
-    def _adopt(self, node: Prefix, pages: Sequence[int | None], is_prompt: bool) -> None:
+    def _adopt(self, node: PrefixNode, pages: Sequence[int | None], is_prompt: bool) -> None:
         """Let a prefix have pages where it has none, or none but these where they are a prompt's for the first time.
 
         Pages of an answer are never those of a prefix that serves prompts.
@@ -216,40 +256,40 @@ class Prefixes:
             if page == old or not (is_better or (old is None and is_prompt == node.is_prompt)):
                 continue
             if page is not None:
-                self._hold(index, page)
+                self._incref(index, page)
             if old is not None:
-                self._drop(index, old)
+                self._decref(index, old)
             node.pages[index] = page
 
-    def _hold(self, index: int, page: int) -> None:
+    def _incref(self, index: int, page: int) -> None:
         self._held[index][page] += 1
         if self._held[index][page] == 1:
-            self._pages.tables[index].hold(page)
+            self._pages.tables[index].incref(page)
 
-    def _drop(self, index: int, page: int) -> None:
+    def _decref(self, index: int, page: int) -> None:
         self._held[index][page] -= 1
         if not self._held[index][page]:
             del self._held[index][page]
-            self._pages.tables[index].drop(page)
+            self._pages.tables[index].decref(page)
 
     def forget(self) -> None:
-        """Give back all pages and snapshots."""
+        """Free all pages and snapshots."""
         for node in list(self._root.below()):
             self._release(node)
         self._root.children.clear()
 
-    def _use(self, node: Prefix | None) -> None:
+    def _use(self, node: PrefixNode | None) -> None:
         self._uses += 1
         while node is not None:
             node.used = self._uses
             node = node.parent
 
     def _num_idle(self, table: PageTable) -> int:
-        """Return how many pages of a table only the tree has."""
+        """Return how many pages of a table only the tree holds."""
         return sum(not table.is_shared(page) for page in self._held[self._pages.tables.index(table)])
 
     def _evict(self, table: PageTable, count: int) -> None:
-        """Give back pages of a table that only the tree has, at most so many."""
+        """Evict pages of a table that only the tree holds, at most so many."""
         index = self._pages.tables.index(table)
         idle = [(node.used, id(node), node) for node in self._root.below() if self._is_idle(node, index, table)]
         heapq.heapify(idle)
@@ -259,7 +299,7 @@ class Prefixes:
             parent, page = node.parent, node.pages[index]
             assert parent is not None
             if table.is_ring and page is not None:
-                self._drop(index, page)
+                self._decref(index, page)
                 node.pages[index] = None
             else:
                 self._release(node)
@@ -269,16 +309,16 @@ class Prefixes:
         if not table.is_ring and table.num_free - before < count:
             self.forget()  # rows have the ends of paths whose beginnings only the tree has
 
-    def _is_idle(self, node: Prefix, index: int, table: PageTable) -> bool:
+    def _is_idle(self, node: PrefixNode, index: int, table: PageTable) -> bool:
         page = node.pages[index]
         if page is None or table.is_shared(page):
             return False
         return table.is_ring or not node.children
 
-    def _release(self, node: Prefix) -> None:
+    def _release(self, node: PrefixNode) -> None:
         for index, page in enumerate(node.pages):
             if page is not None:
-                self._drop(index, page)
+                self._decref(index, page)
         node.pages = [None] * len(node.pages)
         if node.snapshot is not None:
             self._free_snapshots.append(node.snapshot)

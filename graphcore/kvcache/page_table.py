@@ -1,4 +1,4 @@
-"""One table of pages: which page each row has, which are free, and who else has one.
+"""A page table: the pages of each row, their reference counts, and the free list.
 
 Legend: B rows, P pages, N pages of a sequence, G positions of a page, K kv heads, E head dim.
 """
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from graphcore.graph.state import on_device
-from graphcore.nn.cache_sizes import TABLE_DTYPE
-from graphcore.nn.layer_cache import KVCache
+from graphcore.device import on_device
+from graphcore.kvcache.buffers import KVCache
+from graphcore.kvcache.sizes import TABLE_DTYPE
 
-NOBODYS = 0  # the page that a table names where a sequence has none
+NULL_PAGE = 0  # the entry of a table where a sequence has no page
 Copies = tuple[Tensor, Tensor]
 """Copies of what both of a layer's buffers hold: of some pages [n, K, G, ...], or of a sequence's state."""
 
@@ -38,16 +38,16 @@ class PageTable:
         self.page, self.num_pages = caches[0].k.shape[2], len(caches[0].k) - 1
         self.rows: list[dict[int, int]] = [{} for _ in range(len(self._table))]
         self._free = list(range(1, 1 + self.num_pages))  # a heap, so that a sequence's pages are often neighbours
-        self._users: dict[int, int] = {}  # rows and others that have a page
+        self._refs: dict[int, int] = {}  # reference count of each page that is not free
         self._lendable: list[int] = []
         self._lent: dict[int, list[Copies]] = {}
         with torch.inference_mode():
-            self._table.fill_(NOBODYS)
+            self._table.fill_(NULL_PAGE)
         self._entries = self._table.numpy() if self._table.device.type == "cpu" else None  # the same memory
 
     @property
     def is_ring(self) -> bool:
-        """Whether rows give pages back while they run."""
+        """Whether the layers have a window, so that rows free pages while they run."""
         return self._window > 0
 
     @property
@@ -57,7 +57,7 @@ class PageTable:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be given."""
+        """Pages that can be allocated."""
         return len(self._free) + len(self._lendable)
 
     def first_seen(self, position: int) -> int:
@@ -81,59 +81,59 @@ class PageTable:
         """Return the numbers of the pages for tokens at positions begin .. end - 1, and what they see."""
         return range(self.first_seen(begin), -(-end // self.page))
 
-    def give(self, row: int, numbers: Sequence[int]) -> None:
-        """Give a row free pages, of which there must be enough."""
-        self.rows[row].update(zip(numbers, self.take(len(numbers)), strict=True))
+    def assign(self, row: int, numbers: Sequence[int]) -> None:
+        """Allocate pages for a row, by number; there must be enough free ones."""
+        self.rows[row].update(zip(numbers, self.allocate(len(numbers)), strict=True))
         self._put(row, numbers)
 
-    def take(self, count: int) -> list[int]:
-        """Return so many free pages, of which there must be enough; the caller has them until it calls `drop`."""
+    def allocate(self, count: int) -> list[int]:
+        """Take pages from the free list, which must hold enough; each has a reference count of one, the caller's."""
         pages = [heapq.heappop(self._free) if self._free else self._lend() for _ in range(count)]
-        self._users.update(dict.fromkeys(pages, 1))
+        self._refs.update(dict.fromkeys(pages, 1))
         return pages
 
     def share(self, row: int, pages: dict[int, int]) -> None:
-        """Give a row pages that others have, too, by number."""
+        """Let a row share pages, by number, and increment their reference counts."""
         for number, page in pages.items():
-            self.hold(page)
+            self.incref(page)
             self.rows[row][number] = page
         self._put(row, list(pages))
 
     def exchange(self, row: int, pages: dict[int, int]) -> dict[int, int]:
-        """Let a row name other pages by number, and return those that it named; nobody has one more or less."""
+        """Replace a row's pages, by number, and return the old ones; reference counts stay."""
         before, self.rows[row] = self.rows[row], pages
         self._put(row, list(before))
         self._put(row, list(pages))
         return before
 
     def copy(self, row: int, number: int) -> None:
-        """Give a row a copy of a page that it shares, in its place; there must be a free page."""
+        """Replace a page that a row shares by a copy of its own (copy on write); there must be a free page."""
         shared = self.rows[row].pop(number)
-        self.give(row, [number])
+        self.assign(row, [number])
         self.put([self.rows[row][number]], self.copies([shared]))
-        self.drop(shared)
+        self.decref(shared)
 
-    def hold(self, page: int) -> None:
-        """Count one more who has a page."""
-        self._users[page] += 1
+    def incref(self, page: int) -> None:
+        """Increment a page's reference count."""
+        self._refs[page] += 1
 
-    def drop(self, page: int) -> None:
-        """Count one less who has a page; it is free when nobody has it."""
-        self._users[page] -= 1
-        if not self._users[page]:
-            del self._users[page]
+    def decref(self, page: int) -> None:
+        """Decrement a page's reference count; free the page at zero."""
+        self._refs[page] -= 1
+        if not self._refs[page]:
+            del self._refs[page]
             heapq.heappush(self._free, page)
 
     def is_shared(self, page: int) -> bool:
-        """Return whether more than one have a page."""
-        return self._users[page] > 1
+        """Return whether a page's reference count is above one."""
+        return self._refs[page] > 1
 
-    def take_back(self, row: int, needed: range) -> None:
-        """Take from a row all pages but those of some numbers."""
+    def free_others(self, row: int, needed: range) -> None:
+        """Free all pages of a row but those with the given numbers."""
         held = self.rows[row]
         others = [number for number in held if number not in needed]
         for number in others:
-            self.drop(held.pop(number))
+            self.decref(held.pop(number))
         if others:
             self._put(row, others)
 
@@ -158,12 +158,12 @@ class PageTable:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Begin with rows that have no pages, and with all pages to give; afterwards everything is as it was before.
+        """Let the block use all pages, with empty rows; afterwards the table and the pages hold what they held before.
 
-        Pages that nobody had come first; what the others hold is copied to the host before they are given.
+        Free pages are used first; the others are copied to the host before they are used.
         """
-        before = self.rows, self._free, self._users
-        self.rows, self._users = [{} for _ in self.rows], {}
+        before = self.rows, self._free, self._refs
+        self.rows, self._refs = [{} for _ in self.rows], {}
         self._free, self._lendable = list(self._free), list(before[2])
         self._put_all()
         try:
@@ -171,7 +171,7 @@ class PageTable:
         finally:
             for page, kept in self._lent.items():
                 self.put([page], kept)
-            self.rows, self._free, self._users = before
+            self.rows, self._free, self._refs = before
             self._lendable, self._lent = [], {}
             self._put_all()
 
@@ -189,14 +189,14 @@ class PageTable:
         held, reach = self.rows[row], self.reach
         if self._entries is not None:
             for number in numbers:
-                self._entries[row, number % reach] = held.get(number, NOBODYS)
+                self._entries[row, number % reach] = held.get(number, NULL_PAGE)
             return
         places = on_device([number % reach for number in numbers], self._table.device)
-        pages = on_device([held.get(number, NOBODYS) for number in numbers], self._table.device, TABLE_DTYPE)
+        pages = on_device([held.get(number, NULL_PAGE) for number in numbers], self._table.device, TABLE_DTYPE)
         self._table[row].index_copy_(0, places, pages)
 
     def _put_all(self) -> None:
-        self._table.fill_(NOBODYS)
+        self._table.fill_(NULL_PAGE)
         for row, held in enumerate(self.rows):
             if held:
                 self._put(row, list(held))

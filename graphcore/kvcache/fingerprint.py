@@ -1,0 +1,34 @@
+"""The fingerprint of a saved cache: all that the bits of keys and values depend on. Only equal ones can share a cache.
+
+Settings that change no bit of a prompt are left out: streaming, decode graphs, threads, the number of sequences.
+"""
+
+from collections.abc import Mapping
+
+WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
+ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
+SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
+ADVICE = {
+    WEIGHTS: "save the prompt again with this model",
+    "device": "save it again on this one",
+    "kernels": "save it again with these",
+    "torch": "save it again with this one",
+}
+
+
+def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Return in words the first condition that differs, and what to do; empty if none does."""
+    key = next((key for key in here if key not in ABOUT and saved.get(key) != here[key]), None)
+    if key is None:
+        return ""
+    there = saved.get(key, "nothing")
+    if key == WEIGHTS:
+        return f"belongs to other weights, of {saved.get(SOURCE, 'another model')}, not {here[SOURCE]}; {ADVICE[key]}"
+    if key == PAGE:
+        context = saved.get(CONTEXT, "null")
+        return (
+            f"has pages of {there} positions, and with context_length={here[CONTEXT]} they have {here[PAGE]}; set "
+            f"context_length={context}, or save it again"
+        )
+    advice = f"set {key}={there}, or save it again" if key in SETTINGS else ADVICE[key]
+    return f"was saved with {key}={there}, and this run has {key}={here[key]}; {advice}"
