@@ -15,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ZIGLANG = "ziglang==0.17.1"  # the version that the kernels' tests ran with
-FOLDER = "graphcore/kernels/built"
+FOLDER = "graphcore/kernels/cpu/built"
 
 
 def load_compiler(root: Path) -> ModuleType:
@@ -59,7 +59,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def build(self, compiler: ModuleType, chosen: Any) -> list[Path]:
         """Build the libraries that do not exist yet, and return the paths of all."""
-        sources = Path(self.root) / "graphcore" / "kernels" / "native"
+        sources = Path(self.root) / "graphcore" / "kernels" / "cpu" / "native"
         folder = Path(self.root) / FOLDER
         folder.mkdir(exist_ok=True)
         targets = {

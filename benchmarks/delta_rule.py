@@ -15,9 +15,9 @@ from statistics import median
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.kernels.gated_delta import DeltaParts, delta_heads
-from graphcore.kernels.kernel_packing import KernelPacking
-from graphcore.kernels.library import find_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import find_library
+from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 
 DIM, KEY_HEADS, HEADS, HEAD_DIM, WIDTH = 2048, 16, 32, 128, 4  # of Qwen 3.5 and 3.6
 CHANNELS, VALUES = (2 * KEY_HEADS + HEADS) * HEAD_DIM, HEADS * HEAD_DIM

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from graphcore.kernels.expert_slots import HITS, ExpertSlots, take_experts
+from graphcore.kernels.ops.expert_slots import HITS, ExpertSlots, take_experts
 from graphcore.quant import FORMATS
 from graphcore.streaming.experts.cache import ExpertCache, ExpertHeat, Key
 from graphcore.streaming.experts.device_cache import DeviceCache, layer_shares

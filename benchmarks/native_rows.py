@@ -14,7 +14,7 @@ import torch
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.program import Program
-from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kernels.cpu.instructions import MOST_ROWS
 
 COUNTS = (1, 2, 4, 8, 16)
 CACHED = 128  # tokens that each sequence's cache holds

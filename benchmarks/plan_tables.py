@@ -18,7 +18,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import match_model
 from graphcore.errors import PlanError
-from graphcore.kernels.cache_codes import KVType, kv_types
+from graphcore.kernels.ops.kv_formats import KVType, kv_types
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
 from graphcore.planning.machine import Memory

@@ -1,6 +1,7 @@
 """The activations that graphcore computes, with their names and the kernels' numbers for them.
 
-The mathematics is in kernels/gating.py (torch), kernels/native/lanes.h (C++) and kernels/gpu/epilogue.py (Triton).
+The mathematics is in kernels/ops/gating.py (torch), kernels/cpu/native/lanes.h (C++) and kernels/gpu/epilogue.py
+(Triton).
 """
 
 from collections.abc import Mapping

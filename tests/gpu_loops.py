@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphcore.kernels.device_layout import DeviceLayout
+from graphcore.kernels.gpu.layout import DeviceLayout
 
 RECORDS = Path(__file__).parent / "golden" / "gpu_loops.json"
 MULTIPROCESSORS, REGISTERS, WARPS, PROGRAMS, THREADS = 132, 65536, 64, 32, 32

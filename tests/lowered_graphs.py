@@ -36,7 +36,7 @@ from graphcore.device import find_cpp_compiler
 from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
-from graphcore.kernels.library import find_library
+from graphcore.kernels.cpu.library import find_library
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.weights.packed_weights import PackingPolicy

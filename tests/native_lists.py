@@ -13,8 +13,8 @@ from torch import Tensor
 
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
-from graphcore.kernels import instructions
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kvcache.buffers import DeltaCache, KVCache
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.kernels.cache_codes import heads_of, kept_at
+from graphcore.kernels.ops.kv_formats import heads_of, kept_at
 from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
 from graphcore.kvcache.page_allocator import PageAllocator
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.token_choice import NEUTRAL
-from graphcore.kernels.draw import Draw, choose_token
+from graphcore.kernels.ops.draw import Draw, choose_token
 
 FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"
 OUTPUTS = "Tensor(e!) chosen, Tensor(f!) report"

@@ -2,8 +2,8 @@
 
 Legend: T tokens.
 
-The engine itself builds no such mask: kernels/attend.py compares positions (CUDA) or slices the live keys (CPU). These
-two say the same thing in the form that transformers and scaled_dot_product_attention take.
+The engine itself builds no such mask: kernels/ops/attend.py compares positions (CUDA) or slices the live keys (CPU).
+These two say the same thing in the form that transformers and scaled_dot_product_attention take.
 """
 
 import torch

@@ -8,7 +8,7 @@ from graphcore.config.validate import kv_names
 from graphcore.device import DTYPES
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError
-from graphcore.kernels.cache_codes import BLOCK, CODED, FLOAT8, KVType, KVTypes
+from graphcore.kernels.ops.kv_formats import BLOCK, CODED, FLOAT8, KVType, KVTypes
 from graphcore.nn.spec import AttentionSpec
 
 BREAKS_SMALL = "q4_0"  # format in which keys or values of a small model lose too much

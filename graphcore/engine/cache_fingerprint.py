@@ -11,7 +11,7 @@ from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.kernels.cache_codes import FLOAT8
+from graphcore.kernels.ops.kv_formats import FLOAT8
 from graphcore.kvcache.fingerprint import CONTEXT, PAGE, SOURCE, WEIGHTS
 from graphcore.progress import Progress
 

@@ -16,10 +16,10 @@ from graphcore.engine.cache_choice import choose_kv_types, note_on_kv_types
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.compile import code_folder
-from graphcore.kernels.cache_codes import KVTypes
+from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
 from graphcore.kernels.gpu.dependence import FIRST_CAPABILITY, can_depend
 from graphcore.kernels.gpu.registration import register
-from graphcore.kernels.library import can_have_kernels, find_library, loads
+from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.planning.machine import free_device_nbytes
@@ -171,7 +171,7 @@ def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
 
 
 def choose_rounding(activations: str, dtype: torch.dtype) -> str:
-    """Return how activations are rounded before packed matrices (kernels/kernel_packing.py); float32 never is."""
+    """Return how activations are rounded before packed matrices (kernels/cpu/kernel_packing.py); float32 never is."""
     if dtype is torch.float32:
         return "float"
     return {"auto": "wide", "float": "float", "int8": "block"}[activations]

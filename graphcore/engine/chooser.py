@@ -12,7 +12,7 @@ from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.sampler import RowSampling, Sampler
 from graphcore.engine.sequence import TokenSequence
 from graphcore.errors import ConfigError
-from graphcore.kernels.draw import not_finite
+from graphcore.kernels.ops.draw import not_finite
 
 
 class Chooser:

@@ -39,7 +39,7 @@ from graphcore.engine.sampler import choosing_phase
 from graphcore.engine.sequence import TokenSequence
 from graphcore.graph.program import Program
 from graphcore.graph.token_choice import ChoosingRows, RowSettings
-from graphcore.kernels.draw import not_finite
+from graphcore.kernels.ops.draw import not_finite
 from graphcore.streaming.policy import Resident
 
 LAG = 2  # steps that the host is behind

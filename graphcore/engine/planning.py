@@ -12,8 +12,8 @@ from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import PreparedModel
 from graphcore.errors import PlanError
 from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.native_program import widths_of
+from graphcore.kernels.cpu.program import widths_of
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import is_movable
 from graphcore.nn.spec import ModelSpec

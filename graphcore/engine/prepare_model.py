@@ -17,8 +17,8 @@ from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError
 from graphcore.graph.kernel_obstacles import device_obstacle
 from graphcore.graph.native_decode import native_obstacle
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear

@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.capture import CapturedStep
 from graphcore.graph.program import Program
 from graphcore.graph.token_choice import ChoosingRows
-from graphcore.kernels.native_program import rows_by_program, widths_of
+from graphcore.kernels.cpu.program import rows_by_program, widths_of
 from graphcore.nn.spec import MoESpec
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.kernels.draw import Draw, DrawKernel, choose_tokens
+from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens
 
 COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
 HOTTEST = 1e30  # all kept tokens are equally likely long before; products with it stay finite

@@ -23,7 +23,7 @@ from graphcore.engine.decoding import Decoding
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sequence import TokenSequence
-from graphcore.kernels.kernel_packing import DENSE_TOKENS
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
 from graphcore.kvcache.prefix_cache import PrefixCache

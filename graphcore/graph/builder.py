@@ -28,7 +28,7 @@ from graphcore.graph.step import (
     Step,
 )
 from graphcore.graph.token_choice import ChoosingRows, choose_step
-from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
 

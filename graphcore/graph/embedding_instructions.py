@@ -12,9 +12,9 @@ from torch import Tensor
 
 from graphcore.graph.native_operands import native_matrix, rounding_of
 from graphcore.graph.state import StepState
-from graphcore.kernels import instructions
-from graphcore.kernels import native_program as native
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu import program as native
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.nn.decoder import SUM_SCALE, Embedding, LayerFeatures, Table
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.native_operands import Choice
-from graphcore.kernels import instructions
-from graphcore.kernels.kernel_packing import ROUNDINGS
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
+from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import Experts
 

@@ -23,12 +23,12 @@ from graphcore.graph.lowering.targets import lower_to_instructions, missing_entr
 from graphcore.graph.lowering.tracing import M, Traced
 from graphcore.graph.native_operands import Choice, native_matrix, norm_of, rounding_of
 from graphcore.graph.state import StepState
-from graphcore.kernels import instructions
-from graphcore.kernels import native_program as native
-from graphcore.kernels.cache_codes import head_dim_of
-from graphcore.kernels.cpu_attention import cache_number
-from graphcore.kernels.gated_delta import DeltaParts, delta_heads
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu import program as native
+from graphcore.kernels.cpu.attention import cache_number
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
+from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
@@ -198,9 +198,9 @@ class ModuleRecorder:
         """Append norms of heads, rotation, cache write (where there are keys) and softmax.
 
         Args:
-            how: fields of `Scoring`.
+            how: fields of `AttentionParameters`.
         """
-        program, scoring = self.program, Scoring(*how)
+        program, scoring = self.program, AttentionParameters(*how)
         (kv_heads, page), width = k_cache.shape[1:3], head_dim_of(k_cache)
         out = program.block_buffer(q.shape[-1])
         arguments = instructions.Attend()

@@ -31,8 +31,6 @@ from graphcore.graph.links import Chain, Link
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
-from graphcore.kernels.cache_codes import head_dim_of
-from graphcore.kernels.gated_delta import delta_heads
 from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
 from graphcore.kernels.gpu.experts.fetch import take_slots
@@ -41,7 +39,9 @@ from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_de
 from graphcore.kernels.gpu.mean_squares import Feed
 from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_delta import delta_heads
+from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
@@ -180,7 +180,11 @@ class DeviceRun:
         counts: Tensor,
         *how: Any,
     ) -> Tensor:
-        """Write the new key and value; return the heads' answers, side by side. Args: how: fields of `Scoring`."""
+        """Write the new key and value; return the heads' answers, side by side.
+
+        Args:
+            how: fields of `AttentionParameters`.
+        """
         apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
         rows = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
         kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
@@ -191,7 +195,7 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
         place = (k_cache, v_cache, table, starts, counts)
-        how_run = Scoring(*how), self.arrivals, rope, norms
+        how_run = AttentionParameters(*how), self.arrivals, rope, norms
         return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:

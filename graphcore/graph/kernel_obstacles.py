@@ -11,10 +11,10 @@ from torch import nn
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels, missing_entry
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.gated_delta import delta_heads
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
+from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear

@@ -22,9 +22,9 @@ from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.native_operands import Choice
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
-from graphcore.kernels import instructions
-from graphcore.kernels import native_program as native
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu import program as native
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kvcache.buffers import LayerCache
 from graphcore.nn.decoder import Decoder, Embedding, Head
 from graphcore.nn.linear import Linear

@@ -12,7 +12,7 @@ import torch
 
 from graphcore.graph.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
-from graphcore.kernels.cache_codes import KVTypes
+from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from graphcore.kernels import instructions
-from graphcore.kernels import native_program as native
-from graphcore.kernels.kernel_packing import ROUNDINGS
-from graphcore.kernels.library import Matrix
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu import program as native
+from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
+from graphcore.kernels.cpu.library import Matrix
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from graphcore.kernels.library import open_library
+from graphcore.kernels.cpu.library import open_library
 from graphcore.memory_limit import affordable_nbytes
 
 DEVICE_NBYTES = 4 * 10**9  # size of the buffer: far more than the largest cache holds; less if less is free

@@ -86,7 +86,7 @@ class Packing(ABC):
 
     @abstractmethod
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
-        """Return x @ W.T (+ bias): [..., I] -> [..., O]; `rounding` is that of x, as in kernels/kernel_packing.py."""
+        """Return x @ W.T (+ bias): [..., I] -> [..., O]; `rounding` is that of x (kernels/cpu/kernel_packing.py)."""
 
     @abstractmethod
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:

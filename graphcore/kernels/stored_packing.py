@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
 from graphcore.quant.registry import FORMATS
 

@@ -4,7 +4,7 @@ Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a pa
 channels and W width of the convolution.
 
     attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype, or [P, K, G, C, Z] codes
-                                                       (kernels/cache_codes.py)
+                                                       (kernels/ops/kv_formats.py)
                               table                    [B, N] int32, pages of each sequence
     delta rule   DeltaCache   recurrent state          [B, H, Ek, Ev] float32
                               last inputs              [B, C, W - 1] float32, of the convolution

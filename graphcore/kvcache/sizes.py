@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from graphcore.kernels.cache_codes import Kept, kv_types, pool_dtype, vector_shape
+from graphcore.kernels.ops.kv_formats import KVFormat, kv_types, pool_dtype, vector_shape
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
 PAGE = 64  # positions of a page; short contexts have smaller ones
@@ -35,7 +35,7 @@ class CacheSizes:
 
     batch: int
     context: int
-    dtype: Kept
+    dtype: KVFormat
     chunk: int = 0
     together: int = 1
     page: int = 0
@@ -133,7 +133,7 @@ def cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
 
 
 def stored_shapes(
-    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: Kept
+    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: KVFormat
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return the shape and the dtype of each of a layer's buffers, given what `buffer_shapes` says."""
     if isinstance(spec, DeltaSpec):

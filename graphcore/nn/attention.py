@@ -3,14 +3,14 @@
 Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, P pages, N pages of a sequence,
 G positions of a page.
 
-The cache write and the softmax are one custom op (kernels/attend.py). It reads the live length from a tensor, so its
-cost follows the actual context, and no length ever becomes a shape to compile.
+The cache write and the softmax are one custom op (kernels/ops/attend.py). It reads the live length from a tensor, so
+its cost follows the actual context, and no length ever becomes a shape to compile.
 """
 
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.attend import attend, attend_shared
+from graphcore.kernels.ops.attend import attend, attend_shared
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import UnitNorm, build_norm

@@ -2,14 +2,14 @@
 
 Legend: B batch, T tokens, D model dim, C channels, H value heads, N key dim, M value dim, W width of the convolution.
 
-Everything between the projections is one custom op (kernels/gated_delta.py). It reads from tensors which tokens are
+Everything between the projections is one custom op (kernels/ops/gated_delta.py). It reads from tensors which tokens are
 real, so that no length becomes a shape to compile.
 """
 
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.gated_delta import delta_heads
+from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.span import Span
 from graphcore.nn.spec import DeltaSpec

@@ -38,7 +38,7 @@ class Linear(nn.Module):
     Attributes:
         weight: [O, I] compute dtype, or packed; -1, 0 and 1 if there is a `weight_scale`.
         weight_scale: [1] float32, divides or multiplies the product; None if the weight is scaled already.
-        rounding: rounding of x before a packed weight, one of kernels/kernel_packing.py's.
+        rounding: rounding of x before a packed weight, one of kernels/cpu/kernel_packing.py's.
     """
 
     weight: Tensor

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.activations import ACTIVATIONS
-from graphcore.kernels.gating import FUNCTIONS
+from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import Int8Order, MLPSpec

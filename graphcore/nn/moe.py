@@ -4,18 +4,18 @@ Legend: B batch, T tokens, D model dim, X experts, F hidden features of an exper
 
     choose_experts: token -> C experts, shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
 
-The experts are one custom op (kernels/experts.py), so that the choice never becomes a shape or a branch of the compiled
-graph, and a decode step reads only the chosen ones. Experts' weights can be fetched between the choice and the
+The experts are one custom op (kernels/ops/experts.py), so that the choice never becomes a shape or a branch of the
+compiled graph, and a decode step reads only the chosen ones. Experts' weights can be fetched between the choice and the
 experts.
 """
 
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.expert_slots import ExpertSlots, cached_experts
-from graphcore.kernels.experts import Places, experts
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.packed_experts import packed_experts
+from graphcore.kernels.ops.expert_slots import ExpertSlots, cached_experts
+from graphcore.kernels.ops.experts import Places, experts
+from graphcore.kernels.ops.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP
@@ -80,7 +80,8 @@ class Experts(nn.Module):
         Args:
             x: [B, T, D] compute dtype.
             chosen: [B, T, C] int64; -1 for no expert.
-            places: places of the experts in the weights, as in kernels/experts.py; those of cached experts are looked
+            places: places of the experts in the weights, as in kernels/ops/experts.py; those of cached experts are
+            looked
                 up if none are given.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)

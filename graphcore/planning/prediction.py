@@ -11,7 +11,7 @@ sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token ch
 
 from dataclasses import dataclass
 
-from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.weights.plan import Plan, expected_bytes_per_token
 
 # Share of one sequence's compute that each further sequence of a native program adds on the CPU: with 16 sequences 0.25

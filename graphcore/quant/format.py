@@ -174,7 +174,7 @@ class Format(Encoding, ABC):
         return raw.view(-1, self.block_nbytes), self.dequantize_blocks
 
     def planes_of(self, blocks: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return low codes, high codes, scales and supers (kernels/device_layout.py): [R, K, W] uint8 -> [R, K, bytes].
+        """Return low codes, high codes, scales and supers (kernels/gpu/layout.py): [R, K, W] uint8 -> [R, K, bytes].
 
         Planes that the format lacks are None. R rows, K blocks of a row.
         """

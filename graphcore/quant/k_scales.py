@@ -6,7 +6,7 @@ Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-b
     byte j + 4 (0..3)   MMmm mmmm   mm mmmm = minimum j   MM = top bits of minimum j + 4
     byte j + 8 (0..3)   mmmm ssss   low four bits of minimum j + 4 and of scale j + 4
 
-A GPU's kernels (kernels/device_layout.py) read 16 bytes with the 32 weights of one scale, and byte-wide scales.
+A GPU's kernels (kernels/gpu/layout.py) read 16 bytes with the 32 weights of one scale, and byte-wide scales.
 Legend there: R rows, K blocks of a row.
 
 Source: ggml/src/ggml-quants.c, get_scale_min_k4.

@@ -8,8 +8,8 @@ from torch import nn
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import choose_packing
 from graphcore.nn.decoder import Decoder, Table

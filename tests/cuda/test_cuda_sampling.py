@@ -8,7 +8,7 @@ from tiny_models import TinyModel
 
 from graphcore.graph.state import StepState
 from graphcore.graph.token_choice import Choosing, RowSettings, choose_step
-from graphcore.kernels.draw import Draw, choose_tokens
+from graphcore.kernels.ops.draw import Draw, choose_tokens
 
 CUTS = (
     {"temperature": 0.0},

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from graphcore import Engine
 from graphcore.errors import ConfigError
-from graphcore.kernels.cache_codes import KVTypes
+from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import KVCache
 
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 features, in models 64 wide

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.graph.builder import GraphBuilder
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
 from graphcore.kernels.gpu.packed.to_dense import launch_rows
 from graphcore.kernels.stored_packing import StoredPacking

@@ -23,7 +23,7 @@ from graphcore.engine import building, planning
 from graphcore.engine.engine import passes_of
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.device_decode import DeviceBlocks
-from graphcore.kernels.expert_slots import CALLS, HITS, IN_PLACE, LOADED
+from graphcore.kernels.ops.expert_slots import CALLS, HITS, IN_PLACE, LOADED
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.device_cache import DeviceCache

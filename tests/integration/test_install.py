@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np, torch
 import graphcore
 from graphcore.device import find_cpp_compiler
-from graphcore.kernels.library import find_library
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import find_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 stored = np.load(sys.argv[1])
 library = find_library(Path("nothing-is-built-here"))
 packing = KernelPacking("q4_k", 16, stored["Q4_K.f32"].size // 16, str(library))

@@ -21,8 +21,8 @@ from graphcore import Engine
 from graphcore.engine import building, planning
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.device_decode import DeviceBlocks
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.expert_slots import CALLS, IN_PLACE
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.ops.expert_slots import CALLS, IN_PLACE
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins

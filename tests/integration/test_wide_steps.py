@@ -13,7 +13,7 @@ from graphcore.engine.handle import Handle
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.native_decode import NativeStep
 from graphcore.graph.program import Program
-from graphcore.kernels.native_program import rows_by_program, widths_of
+from graphcore.kernels.cpu.program import rows_by_program, widths_of
 
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0

@@ -13,7 +13,9 @@ from command_process import run_program
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("graphcore", "conf", "benchmarks", "run.py")
-BUILT = Path("graphcore/kernels/built")  # libraries that pip built; a checkout without them builds one at its first use
+BUILT = Path(
+    "graphcore/kernels/cpu/built"
+)  # libraries that pip built; a checkout without them builds one at its first use
 SECONDS = 120
 # A recipe of CONTRIBUTING.md is a paragraph that begins with **what is added**; the files to add are its paths with a
 # name to fill in: `graphcore/tasks/commands/<task>.py`.

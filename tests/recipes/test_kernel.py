@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-from graphcore.kernels.library import can_have_kernels
+from graphcore.kernels.cpu.library import can_have_kernels
 
 pytestmark = pytest.mark.thorough
 
@@ -39,9 +39,9 @@ STATEMENT: Edits = {
     ),
 }
 INSTRUCTION: Edits = {
-    "graphcore/kernels/instructions.py": (('"scale": 3}', '"softsign": 4, '),),
-    "graphcore/kernels/native/step.h": (("SCALE = 3 }", "SOFTSIGN = 4, "),),
-    "graphcore/kernels/native/step.cpp": (("case Elements::GATE:", f"{SIGN}\n        "),),
+    "graphcore/kernels/cpu/instructions.py": (('"scale": 3}', '"softsign": 4, '),),
+    "graphcore/kernels/cpu/native/step.h": (("SCALE = 3 }", "SOFTSIGN = 4, "),),
+    "graphcore/kernels/cpu/native/step.cpp": (("case Elements::GATE:", f"{SIGN}\n        "),),
     "graphcore/graph/instruction_entries.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
         ("capped: ModuleRecorder", f"{ENTRY}\n    "),
@@ -93,8 +93,8 @@ BY_INSTRUCTIONS = """
 from graphcore.graph.instruction_entries import ModuleRecorder
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.state import StepState
-from graphcore.kernels.library import build_library
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu.library import build_library
+from graphcore.kernels.cpu.program import NativeProgram
 program = NativeProgram(str(build_library(Path({cache!r}), ("-O1",))), 2)
 x = program.buffer(64)
 recorder = ModuleRecorder(program, StepState.empty(1, 1, torch.device("cpu")), dict(toy.named_modules()))

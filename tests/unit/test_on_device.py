@@ -3,7 +3,7 @@
 import torch
 from on_device import launch_on
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 
 CPU = torch.device("cpu")
 

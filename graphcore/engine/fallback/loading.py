@@ -28,7 +28,7 @@ from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, m
 from graphcore.engine.open_model import read_tokenizer
 from graphcore.engine.planning import wishes_of
 from graphcore.errors import ConfigError, UnsupportedError
-from graphcore.kernels.cache_codes import kv_types
+from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.planning.costs import LIBRARIES, making_nbytes
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import Costs, plan_streaming

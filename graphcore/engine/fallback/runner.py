@@ -21,7 +21,7 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
-from graphcore.kernels.library import prebuilt_library
+from graphcore.kernels.cpu.library import prebuilt_library
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident

@@ -25,8 +25,8 @@ from graphcore.graph.lowering.operations import (
 )
 from graphcore.graph.lowering.sums import SUMS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
-from graphcore.kernels.attend import attend, attend_shared
-from graphcore.kernels.gated_delta import delta_heads
+from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import choose_experts

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from graphcore.kernels.attend import attend, attend_shared
-from graphcore.kernels.gated_delta import delta_heads
+from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled

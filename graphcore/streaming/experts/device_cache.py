@@ -1,6 +1,6 @@
 """A cache of experts that a GPU's kernels look up and fill, so that a decode step stays one captured graph.
 
-    a decode step     router -> find slots -> fill them from locked RAM -> products     kernels/expert_slots.py
+    a decode step     router -> find slots -> fill them from locked RAM -> products     kernels/ops/expert_slots.py
     a chunk           the host reads the choice; experts come in waves, those in slots first, each loaded once
 
 Each layer has slots of its own, in which the experts that were used last stay. A layer whose tables could not be
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphcore.kernels.expert_slots import HITS, IN_PLACE, LOADED, ExpertSlots, take_experts
+from graphcore.kernels.ops.expert_slots import HITS, IN_PLACE, LOADED, ExpertSlots, take_experts
 from graphcore.nn.decoder import Decoder
 from graphcore.streaming.experts.cache import ExpertCache
 from graphcore.streaming.experts.slots import ExpertPool, allocate_pool, bind_experts

@@ -20,7 +20,7 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
 from graphcore.graph.step import FetchedExperts
-from graphcore.kernels.expert_slots import ExpertSlots
+from graphcore.kernels.ops.expert_slots import ExpertSlots
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import Experts
 from graphcore.streaming.device.copies import DeviceFiller, HostSlots, Transfer, flat

@@ -15,7 +15,7 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError
-from graphcore.kernels.draw import check_finite
+from graphcore.kernels.ops.draw import check_finite
 from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text

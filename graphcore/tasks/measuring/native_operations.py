@@ -3,10 +3,10 @@
 import ctypes
 from collections.abc import Sequence
 
-from graphcore.kernels import instructions
-from graphcore.kernels import native_program as native
-from graphcore.kernels.kernel_packing import FORMAT_NUMBERS
-from graphcore.kernels.library import Matrix, open_library
+from graphcore.kernels.cpu import instructions
+from graphcore.kernels.cpu import program as native
+from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS
+from graphcore.kernels.cpu.library import Matrix, open_library
 from graphcore.tasks.measuring.decode_operations import Operation, OperationName
 
 FORMAT_NAMES = {number: name for name, number in FORMAT_NUMBERS.items()}

@@ -18,8 +18,8 @@ from graphcore.graph.lowering.operations import Call
 from graphcore.graph.lowering.tracing import is_call, trace
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.kernels.attend import attend
-from graphcore.kernels.cache_codes import KVTypes, format_of, head_dim_of
+from graphcore.kernels.ops.attend import attend
+from graphcore.kernels.ops.kv_formats import KVTypes, format_of, head_dim_of
 from graphcore.kvcache.buffers import KVCache, LayerCache
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear

@@ -8,7 +8,7 @@ from torch import nn
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding, Table
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, MoE
@@ -87,7 +87,7 @@ def prefill_roundings(decoder: Decoder) -> list[str]:
     """Return the different roundings of activations before matrices when many tokens run together.
 
     Float and 16-bit activations are then multiplied with the unpacked matrix in the compute dtype
-    (kernels/kernel_packing.py).
+    (kernels/cpu/kernel_packing.py).
     """
     return sorted({"float" if rounding == "wide" else rounding for rounding in _roundings(decoder)})
 

@@ -9,7 +9,7 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport
 from graphcore.kernels.bandwidth import measure_read_bandwidth
-from graphcore.kernels.native_program import seconds_late
+from graphcore.kernels.cpu.program import seconds_late
 from graphcore.tasks.measuring.weight_reads import decode_roundings, prefill_roundings, weight_formats
 from graphcore.tasks.results.startup import cache_state
 from graphcore.tasks.task import Record

@@ -25,10 +25,10 @@ from graphcore.engine.choices import (
 from graphcore.engine.open_model import Model, open_model
 from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, GraphError
-from graphcore.kernels import library
-from graphcore.kernels.cache_codes import kv_types
+from graphcore.kernels.cpu import library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu import registration
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 

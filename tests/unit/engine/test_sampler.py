@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 
 from graphcore.engine.sampler import RowSampling, Sampler, SamplingParams
 from graphcore.errors import GraphError
-from graphcore.kernels.draw import kept_weights, penalise
+from graphcore.kernels.ops.draw import kept_weights, penalise
 
 CPU = torch.device("cpu")
 VOCAB = 50

@@ -11,7 +11,7 @@ from block_specs import DIM, LAYER_NORM, PLAIN, attending
 from tiny_graph import NORM
 from torch import Tensor, nn
 
-from graphcore.kernels.attend import attend
+from graphcore.kernels.ops.attend import attend
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, ActivationModule, capped

@@ -3,7 +3,7 @@
 import torch
 from packed_matrices import native_kernels
 
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear

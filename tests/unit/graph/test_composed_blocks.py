@@ -18,7 +18,7 @@ from graphcore.graph.kernel_entries import DeviceRun
 from graphcore.graph.kernel_obstacles import block_obstacle
 from graphcore.graph.lowering.targets import lower_to_instructions, lower_to_kernels
 from graphcore.graph.state import StepState
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kvcache.buffers import KVCache
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span

@@ -17,7 +17,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.device_decode import DeviceBlocks, run_head
 from graphcore.graph.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
-from graphcore.kernels.cache_codes import FLOAT8, KVType, pool_dtype, vector_shape
+from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
 from graphcore.kvcache.sizes import buffer_shapes

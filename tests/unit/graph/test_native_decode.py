@@ -30,7 +30,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.native_decode import native_obstacle
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
@@ -259,8 +259,8 @@ def test_two_threads_that_decode_at_once_do_not_disturb_each_other() -> None:
 
 SLEEPER = """
 import sys, time, torch
-from graphcore.kernels.instructions import CHOICE_PARTS, Choose
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu.instructions import CHOICE_PARTS, Choose
+from graphcore.kernels.cpu.program import NativeProgram
 program = NativeProgram(sys.argv[1], 3)
 best, index = program.buffer(CHOICE_PARTS), torch.zeros(CHOICE_PARTS, dtype=torch.int64)
 logits = torch.arange(64.0)

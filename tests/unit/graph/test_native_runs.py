@@ -24,7 +24,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
-from graphcore.kernels.instructions import MOST_ROWS
+from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import KVCache, allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, PerLayerSpec

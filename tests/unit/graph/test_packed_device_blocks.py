@@ -12,7 +12,7 @@ from tiny_graph import filled_decoder, model_of
 
 from graphcore.graph.device_decode import run_head
 from graphcore.graph.kernel_obstacles import device_obstacle
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP

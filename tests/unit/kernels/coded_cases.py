@@ -4,7 +4,16 @@ import torch
 from attend_cases import Implementation
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import CODED, FLOAT8, KVType, entries, format_of, heads_of, pool_dtype, vector_shape
+from graphcore.kernels.ops.kv_formats import (
+    CODED,
+    FLOAT8,
+    KVType,
+    entries,
+    format_of,
+    heads_of,
+    pool_dtype,
+    vector_shape,
+)
 
 BATCH, KV_HEADS, CONTEXT, SCALE = 2, 2, 96, 0.3
 PAIRS = [(name, name) for name in CODED] + [("q8_0", "q4_0"), ("q5_0", torch.float32), (torch.float32, "q8_0")]

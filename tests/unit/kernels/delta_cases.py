@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import DeltaParts, delta_heads
+from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from oldest_first import OldestFirst
 from torch import Tensor
 
-from graphcore.kernels.expert_slots import HITS, IN_PLACE, LOADED, ExpertSlots
+from graphcore.kernels.ops.expert_slots import HITS, IN_PLACE, LOADED, ExpertSlots
 
 Shapes = tuple[tuple[int, ...], ...]
 SHAPES = ((3, 8), (3, 8), (8, 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphcore.kernels.bandwidth import LEAST_NBYTES, measure_read_bandwidth, native_sum, read_buffer
-from graphcore.kernels.library import find_library
+from graphcore.kernels.cpu.library import find_library
 
 
 @pytest.fixture(scope="module")

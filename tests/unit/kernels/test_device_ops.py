@@ -3,7 +3,7 @@
 import torch
 from packed_matrices import stored_matrix
 
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 
 CHECKS = ("test_schema", "test_faketensor")
 

@@ -6,9 +6,9 @@ from packed_matrices import kernels_for, native_kernels
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.gating import FUNCTIONS
-from graphcore.kernels.instructions import ELEMENTS, Elementwise
-from graphcore.kernels.native_program import NativeProgram
+from graphcore.kernels.cpu.instructions import ELEMENTS, Elementwise
+from graphcore.kernels.cpu.program import NativeProgram
+from graphcore.kernels.ops.gating import FUNCTIONS
 
 SIZES = (1, 15, 33, 1024, 5000)  # a part of a vector, several units
 

@@ -11,7 +11,7 @@ import torch
 from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from torch import Tensor
 
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.quant import FORMATS
 
 ROWS, BLOCKS = 53, 5

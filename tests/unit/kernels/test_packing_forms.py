@@ -12,12 +12,12 @@ from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_di
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.experts import all_on_every, each_on_its_own
-from graphcore.kernels.gating import clamped_swiglu
-from graphcore.kernels.kernel_packing import KernelPacking
-from graphcore.kernels.packed_experts import packed_experts
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
+from graphcore.kernels.ops.experts import all_on_every, each_on_its_own
+from graphcore.kernels.ops.gating import clamped_swiglu
+from graphcore.kernels.ops.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking, choose_packing
 from graphcore.quant import FORMATS

@@ -4,9 +4,9 @@ import pytest
 import torch
 from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant import FORMATS

@@ -6,8 +6,8 @@ from expert_slot_cases import check, layer_of, walk
 from oldest_first import OldestFirst
 
 from graphcore.activations import SILU
-from graphcore.kernels.expert_slots import IN_PLACE, ExpertSlots, cached_experts, take_experts
-from graphcore.kernels.experts import looped_experts
+from graphcore.kernels.ops.expert_slots import IN_PLACE, ExpertSlots, cached_experts, take_experts
+from graphcore.kernels.ops.experts import looped_experts
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 16])

@@ -9,7 +9,7 @@ from task_runs import RunTask
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
-from graphcore.kernels.cache_codes import KVTypes
+from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.machine import RESERVE_NBYTES
 

@@ -20,7 +20,7 @@ from graphcore.arch.folds import AddOne, Fold, PickRows, SplitPairs, Transpose
 from graphcore.checkpoint.file_bytes import read_span
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.errors import CheckpointError
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.weights import conversion

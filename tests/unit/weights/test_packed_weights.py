@@ -20,8 +20,8 @@ from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
 from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import match_model
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.decoder import Decoder, Embedding

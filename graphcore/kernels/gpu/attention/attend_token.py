@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
 torch.library.define(
     "graphcore::attend_token",
@@ -45,7 +45,7 @@ def attend_token(
     table: Tensor,
     starts: Tensor,
     counts: Tensor,
-    scoring: Scoring,
+    scoring: AttentionParameters,
     arrivals: Tensor | None = None,
     rope: Tensor | None = None,
     norms: HeadNorms | None = None,

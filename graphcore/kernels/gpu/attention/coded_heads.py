@@ -2,8 +2,8 @@
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, padded to W, N keys of a tile, G positions of a page.
 
-kernels/cache_codes.py has the layout and the definition. A kernel knows what a pool holds by a number: 0 for heads as
-they are, 1 for mixed float8, and 8, 5 or 4 for the bits of codes.
+kernels/ops/kv_formats.py has the layout and the definition. A kernel knows what a pool holds by a number: 0 for heads
+as they are, 1 for mixed float8, and 8, 5 or 4 for the bits of codes.
 """
 
 import torch
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import FLOAT8, MOST_FLOAT8, format_of, head_dim_of, is_mixed
+from graphcore.kernels.ops.kv_formats import FLOAT8, MOST_FLOAT8, format_of, head_dim_of, is_mixed
 
 BITS = {"q8_0": 8, "q5_0": 5, "q4_0": 4}
 MOST = tl.constexpr(MOST_FLOAT8)
@@ -36,7 +36,7 @@ def rounded_product(x, y):
 
 @triton.jit
 def mix(x, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Return heads [ROWS, W] float32 multiplied with the Hadamard matrix; added up as kernels/cache_codes.py does."""
+    """Return heads [ROWS, W] float32 multiplied with the Hadamard matrix; summed as in kernels/ops/kv_formats.py."""
     SIZE: tl.constexpr = HEAD_DIM & -HEAD_DIM
     STEPS: tl.constexpr = (SIZE > 1) + (SIZE > 2) + (SIZE > 4) + (SIZE > 8) + (SIZE > 16) + (SIZE > 32) + (
         SIZE > 64

@@ -29,7 +29,7 @@ def prepared_heads(
         weight: pointer to [E] float32, of an RMSNorm of each head, or None; eps: its constant.
         rope: pointer to A/2 cosines and A/2 sines, float32, or None.
         ROTATED: A.  WIDE: True to multiply by the weight before rounding.
-        MIXES: True to multiply with the Hadamard matrix (kernels/cache_codes.py).
+        MIXES: True to multiply with the Hadamard matrix (kernels/ops/kv_formats.py).
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     x = load_rows(heads, row, stride, row < COUNT, HEAD_DIM, WIDTH)

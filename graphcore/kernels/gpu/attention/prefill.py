@@ -38,7 +38,7 @@ from graphcore.kernels.gpu.attention.running_softmax import (
     walk,
 )
 from graphcore.kernels.gpu.attention.splits import processors_of
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
 LEAST_TILES = 4  # tiles of keys of a split: to write and add up a split takes about as long as to walk one
 RESIDENT_WARPS = 8  # of a multiprocessor: two programs of four warps, or one of eight
@@ -232,7 +232,7 @@ def launch_attend_chunk(
     table: Tensor,
     starts: Tensor,
     counts: Tensor,
-    scoring: Scoring,
+    scoring: AttentionParameters,
     is_kept: bool = False,
 ) -> Tensor:
     """Return the result of `attend`, before the cache is written.

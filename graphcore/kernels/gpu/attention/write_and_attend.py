@@ -1,4 +1,4 @@
-"""`graphcore::attend` on a GPU; kernels/attend.py says what it computes.
+"""`graphcore::attend` on a GPU; kernels/ops/attend.py says what it computes.
 
 One token takes one launch (decode.py). A chunk is attended before it is written, because in a ring it may overwrite
 keys that it sees. Both launches are on one stream, in this order; nothing is read back.
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphcore.kernels.attend import kept_of_pass
-from graphcore.kernels.cache_codes import heads_of
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
 from graphcore.kernels.gpu.attention.prefill import launch_attend_chunk
 from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attend import kept_of_pass
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.kv_formats import heads_of
 
 
 def launch_attend(
@@ -29,8 +29,8 @@ def launch_attend(
     *how: Any,
     **named: Any,
 ) -> Tensor:
-    """Implement `attend`; the arguments after `counts` are the fields of `Scoring`."""
-    scoring = Scoring(*how, **named)
+    """Implement `attend`; the arguments after `counts` are the fields of `AttentionParameters`."""
+    scoring = AttentionParameters(*how, **named)
     caches, spans, is_kept = (k_cache, v_cache, table), (starts, counts), key is None
     if query.shape[1] == 1:
         window, scale, sinks, _, cap = scoring

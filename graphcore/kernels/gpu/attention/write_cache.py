@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import is_mixed
 from graphcore.kernels.gpu.attention.coded_heads import launch_keep_heads
 from graphcore.kernels.gpu.attention.decode import table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import load_rows
+from graphcore.kernels.ops.kv_formats import is_mixed
 
 VALUES = 8  # values that a thread moves at once
 

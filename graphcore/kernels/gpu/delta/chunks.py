@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import DeltaParts
 from graphcore.kernels.gpu.attention.running_softmax import precision_of
+from graphcore.kernels.ops.gated_delta import DeltaParts
 
 COLUMNS = 16  # columns of a state that a program of the scan holds
 PIECE = 64  # features of keys that are multiplied at once; a state has at most two pieces of them

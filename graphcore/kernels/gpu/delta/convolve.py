@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import DeltaParts
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.ops.gated_delta import DeltaParts
 
 TOKENS = 16  # of a program; at least the width of a convolution
 UNIT_EPS = tl.constexpr(1e-6)

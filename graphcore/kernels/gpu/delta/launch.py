@@ -1,4 +1,4 @@
-"""`graphcore::delta_heads` on a GPU; kernels/gated_delta.py says what it computes. Nothing is read back.
+"""`graphcore::delta_heads` on a GPU; kernels/ops/gated_delta.py says what it computes. Nothing is read back.
 
 one token      convolve | rule and norm                    2 kernels
 many tokens    convolve | prepare | scan | norm            4
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import DeltaParts, plain_delta_heads
 from graphcore.kernels.gpu.delta.chunks import MOST_KEYS, launch_chunks
 from graphcore.kernels.gpu.delta.convolve import launch_convolve
 from graphcore.kernels.gpu.delta.one_token import launch_one_token
+from graphcore.kernels.ops.gated_delta import DeltaParts, plain_delta_heads
 
 
 def launch_delta_heads(*arguments: Any, **named: Any) -> Tensor:

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gated_delta import DeltaParts
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.ops.gated_delta import DeltaParts
 
 STATE_VALUES = 64  # numbers of a state that a thread holds, at most
 

@@ -6,7 +6,7 @@ Legend: N tokens, C choices of a token, X experts, S slots, M most experts that 
     fill      a program for each missing expert and a share of its words: locked RAM -> slot, 16 bytes a thread and load
 
 An expert's key is the number of the call that chose it last, so an expert of this call is known by its key, and the
-smallest key is the victim's. kernels/expert_slots.py says what the tensors are, and has the reference.
+smallest key is the victim's. kernels/ops/expert_slots.py says what the tensors are, and has the reference.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.expert_slots import TAKE, ExpertSlots
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.ops.expert_slots import TAKE, ExpertSlots
 
 torch.library.define("graphcore::gpu_take_experts", TAKE)
 

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DeviceLayout
 from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
@@ -31,6 +30,7 @@ from graphcore.kernels.gpu.experts.operands import (
     place_of,
     row_sums,
 )
+from graphcore.kernels.gpu.layout import DeviceLayout
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
 from graphcore.kernels.gpu.mean_squares import Feed, feed_next
 

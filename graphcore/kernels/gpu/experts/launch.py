@@ -53,7 +53,7 @@ def add_expert_answers(
         chosen: [N, C] int64; -1 for no expert.
         shares: [N, C] any float dtype.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], or [S, nbytes] uint8 packed for a device
-            (kernels/device_layout.py); on the device, or page-locked in RAM.
+            (kernels/gpu/layout.py); on the device, or page-locked in RAM.
         biases: gate [X, F], up [X, F] and down [X, D]; empty for none.
         places: [X] integers on the device, the experts' places; None if expert i is at place i.
         hidden: F.
@@ -121,7 +121,7 @@ def launch_experts(
     alpha: float,
     places: Sequence[int] | None = None,
 ) -> Tensor:
-    """Implement `experts` (kernels/experts.py)."""
+    """Implement `experts` (kernels/ops/experts.py)."""
     hidden, dense = weights[0].shape[1], (DENSE,) * 3
     return launch_packed_experts(x, chosen, weights, biases, places, hidden, activation, limit, alpha, dense)
 
@@ -138,7 +138,7 @@ def launch_packed_experts(
     alpha: float,
     formats: Sequence[str],
 ) -> Tensor:
-    """Implement `device_experts` (kernels/packed_experts.py)."""
+    """Implement `device_experts` (kernels/ops/packed_experts.py)."""
     launch = launch_few if len(x) <= FEW else launch_many
     mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats, x.device)
     return launch(x.contiguous(), chosen.contiguous(), mixture)
@@ -160,7 +160,7 @@ def launch_cached_experts(
     alpha: float,
     formats: Sequence[str],
 ) -> Tensor:
-    """Implement `cached_experts` (kernels/expert_slots.py)."""
+    """Implement `cached_experts` (kernels/ops/expert_slots.py)."""
     chosen = chosen.contiguous()
     launch_take(chosen, waiting, slots, places, holders, last_use, tallies)
     gating = Gating(activation, limit, alpha)

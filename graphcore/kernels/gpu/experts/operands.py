@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.activations import Gating
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.epilogue import activated
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.gpu.packed.multiply_add import dot_each
 from graphcore.kernels.gpu.packed.planes import tensor_scale

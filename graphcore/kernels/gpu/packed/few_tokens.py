@@ -138,7 +138,7 @@ def launch_packed_product(
         x: [N, I] float32, fp16 or bf16, rows contiguous, at multiples of 16 bytes.
         x_scale: [N] float32, if x holds int8 codes as integers: sums are then exact for ternary weights; or [N, 2]
             int64, the squares of rows whose norm is not applied yet.
-        matrices: packed as in kernels/device_layout.py, all of one format, with biases for all or none, and scales too.
+        matrices: packed as in kernels/gpu/layout.py, all of one format, with biases for all or none, and scales too.
         out: [N, sum of rows], the last dimension contiguous; all of it is written.
         eps: the norm's epsilon, if x_scale has squares (mean_squares.py).
         feed: where a sum leaves its rows for the next norm.

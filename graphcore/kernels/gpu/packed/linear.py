@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DeviceForm
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
+from graphcore.kernels.gpu.layout import DeviceForm
 from graphcore.kernels.gpu.matrix import MOST_TOKENS, DeviceMatrix
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_product
 from graphcore.kernels.gpu.packed.to_dense import launch_unpack, tensor_scale_of

@@ -1,4 +1,4 @@
-"""Device functions that read packed matrices (kernels/device_layout.py) inside other kernels.
+"""Device functions that read packed matrices (kernels/gpu/layout.py) inside other kernels.
 
 Legend: O rows, I columns.
 
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from graphcore.encodings import IQ4_LEVELS
-from graphcore.kernels import device_layout, packing
+from graphcore.kernels import packing
+from graphcore.kernels.gpu import layout as device_layout
 
 GROUP_ROWS = tl.constexpr(packing.GROUP_ROWS)
 SUPER_WEIGHTS = tl.constexpr(device_layout.SUPER_WEIGHTS)

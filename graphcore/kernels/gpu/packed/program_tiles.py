@@ -19,8 +19,8 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceLayout
 
 TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in registers
 FEWEST_WARPS = 1024  # about eight for each of 132 multiprocessors

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.device_layout import TAIL_NBYTES, DeviceForm
+from graphcore.kernels.gpu.layout import TAIL_NBYTES, DeviceForm
 from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum, tensor_scale
 from graphcore.kernels.gpu.packed.units import (
     eight_codes,

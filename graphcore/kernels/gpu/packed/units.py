@@ -9,7 +9,7 @@ names of its fields, so each such function names them again.
 import triton
 import triton.language as tl
 
-from graphcore.kernels.device_layout import DeviceLayout
+from graphcore.kernels.gpu.layout import DeviceLayout
 from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, scale_and_minimum
 
 SIGNS = tl.constexpr(-0x7F7F7F80)  # 0x80808080

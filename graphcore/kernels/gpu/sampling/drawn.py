@@ -2,7 +2,7 @@
 
 Legend: B rows, V vocab, P parts of the vocabulary.
 
-    penalty -> top-k -> temperature -> top-p -> min-p -> race         the rule of kernels/draw.py, to the bit
+    penalty -> top-k -> temperature -> top-p -> min-p -> race         the rule of kernels/ops/draw.py, to the bit
 
 All settings of sampling are read from the device, for each row, so that one captured graph serves all of them.
 kept_tokens.py finds the tokens that top-k and top-p keep.

@@ -1,4 +1,4 @@
-"""The weight and the noise of tokens on the device: the same float32 operations as in kernels/draw.py, to the bit.
+"""The weight and the noise of tokens on the device: the same float32 operations as in kernels/ops/draw.py, to the bit.
 
 Kernels that use these are launched with enable_fp_fusion=False.
 """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graphcore.graph.lowering import operations, rules, sums
 from graphcore.graph.lowering.tracing import Rule, Traced, operation_name, trace
-from graphcore.kernels.attend import attend
+from graphcore.kernels.ops.attend import attend
 from graphcore.nn.attention import Attention
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear

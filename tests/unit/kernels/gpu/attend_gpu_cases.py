@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from graphcore.kernels.cache_codes import pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
+from graphcore.kernels.ops.kv_formats import pool_dtype, vector_shape
 from graphcore.kvcache.sizes import PAGE
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch
 
-from graphcore.kernels.cache_codes import KVType, pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.attend_token import HeadNorms
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.ops.kv_formats import KVType, pool_dtype, vector_shape
 from graphcore.kvcache.sizes import PAGE
 
 BF16 = torch.bfloat16

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from graphcore.kernels.draw import Draw
 from graphcore.kernels.gpu.sampling.drawn import choose_drawn
 from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
+from graphcore.kernels.ops.draw import Draw
 
 STARTS = 5
 

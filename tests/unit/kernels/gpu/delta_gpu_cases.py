@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.gated_delta import DeltaParts
 from graphcore.kernels.gpu.delta.launch import launch_delta_heads
+from graphcore.kernels.ops.gated_delta import DeltaParts
 
 
 def parts_of(tokens: int, key_heads: int, heads: int, dtype: torch.dtype, batch: int = 1) -> DeltaParts:

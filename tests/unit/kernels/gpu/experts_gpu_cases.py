@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
-from graphcore.kernels.device_layout import DeviceForm
-from graphcore.kernels.expert_slots import ExpertSlots
 from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.experts.router import launch_choose_experts, launch_route
+from graphcore.kernels.gpu.layout import DeviceForm
+from graphcore.kernels.ops.expert_slots import ExpertSlots
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
 SWIGLU = Gating(CLAMPED_SWIGLU, 7.0, 1.702)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.gating import FUNCTIONS
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, mixture_of
+from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.quant.registry import FORMATS
 
 SWIGLU = Gating(CLAMPED_SWIGLU, 0.9, 1.3)

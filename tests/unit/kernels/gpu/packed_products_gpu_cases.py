@@ -6,7 +6,7 @@ import torch
 from product_gpu_cases import feed_of_sum, squares_of
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceForm
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceForm
 from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.gating import FUNCTIONS
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements
+from graphcore.kernels.ops.gating import FUNCTIONS
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

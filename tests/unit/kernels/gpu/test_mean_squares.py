@@ -8,7 +8,7 @@ from mixture_cases import dense_case, packed_case
 from packed_matrices import stored_matrix
 from torch import Tensor
 
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import Feed

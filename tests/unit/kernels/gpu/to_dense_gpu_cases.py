@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS, DeviceForm
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceForm
 from graphcore.kernels.gpu.packed.to_dense import launch_rows, launch_unpack
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.engine import planning
 from graphcore.graph.step import FetchedBlock, RoutedBlock
-from graphcore.kernels.expert_slots import HITS, LOADED
+from graphcore.kernels.ops.expert_slots import HITS, LOADED
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.device_cache import layer_shares

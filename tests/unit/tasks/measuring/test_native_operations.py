@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from graphcore.kernels import instructions
+from graphcore.kernels.cpu import instructions
 from graphcore.tasks.measuring.native_operations import instruction_name
 
 KINDS = [one for one in vars(instructions).values() if isinstance(one, type) and hasattr(one, "KIND")]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from graphcore.kernels.attend import masked_attend
-from graphcore.kernels.cpu_attention import sliced_attend
+from graphcore.kernels.cpu.attention import sliced_attend
 from graphcore.kernels.gpu.attention.prefill import tiles_of
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 from graphcore.kernels.gpu.registration import register
+from graphcore.kernels.ops.attend import masked_attend
 
 pytestmark = pytest.mark.thorough
 

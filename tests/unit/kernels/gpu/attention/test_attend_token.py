@@ -7,11 +7,11 @@ import torch
 from arrivals import orders_of_arrival
 from torch import Tensor
 
-from graphcore.kernels.attend import masked_attend
-from graphcore.kernels.cache_codes import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attend import masked_attend
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.rope import rope_table, rotate
 from graphcore.nn.rope_spec import RopeSpec
@@ -75,7 +75,7 @@ def test_heads_are_normalised_rotated_written_and_attended(
                 cache[page, :, position % PAGE] = random(KV_HEADS, head_dim, dtype=dtype, seed=100 * at + position)
     before = [cache.clone() for cache in caches]
     spans = (TABLE, torch.tensor(STARTS), torch.tensor(COUNTS))
-    how = Scoring(6, head_dim**-0.5)
+    how = AttentionParameters(6, head_dim**-0.5)
     found = attend_token(*one.projected, *caches, *spans, how, None, one.rope, one.norms)
     # a root that differs in its last place may move a rounded number by one place
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
@@ -115,7 +115,7 @@ def test_codes_are_those_of_the_token_and_answers_those_of_the_codes(
             masked_attend(past[row], past[row], past[row], pools[-1], pools[-1], *span)
     theirs = [pool.clone() for pool in pools]
     spans = (TABLE, torch.tensor(STARTS), torch.tensor(COUNTS))
-    found = attend_token(*one.projected, *pools, *spans, Scoring(6, 0.2), None, one.rope, one.norms)
+    found = attend_token(*one.projected, *pools, *spans, AttentionParameters(6, 0.2), None, one.rope, one.norms)
     expected = masked_attend(*one.expected, *theirs, *spans, 6, 0.2)
     if dtype is torch.float32 and spec is None:
         assert all(torch.equal(pool.float(), own.float()) for pool, own in zip(pools, theirs, strict=True))
@@ -128,7 +128,9 @@ def test_the_cache_has_a_dtype_of_its_own(cache_dtype: torch.dtype) -> None:
     q, k, v = random(1, 1, 4, 8).split([2, 1, 1], dim=2)
     k_cache, v_cache = torch.zeros(2, 1, 1, 3, 8, dtype=cache_dtype).unbind(0)
     table = torch.zeros(1, 1, dtype=torch.int32)
-    found = attend_token(q, k, v, k_cache, v_cache, table, torch.tensor([0]), torch.tensor([1]), Scoring(0, 0.3))
+    found = attend_token(
+        q, k, v, k_cache, v_cache, table, torch.tensor([0]), torch.tensor([1]), AttentionParameters(0, 0.3)
+    )
     assert torch.equal(k_cache[0, 0, 0], k[0, 0, 0].to(cache_dtype))
     assert torch.equal(v_cache[0, 0, 0], v[0, 0, 0].to(cache_dtype))
     assert torch.equal(found[0, 0], v[0, 0].to(cache_dtype).float().expand(2, 8))

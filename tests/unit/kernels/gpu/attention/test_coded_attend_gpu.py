@@ -6,9 +6,9 @@ import pytest
 import torch
 from coded_cases import SCALE, Grown, pool
 
-from graphcore.kernels.attend import masked_attend
-from graphcore.kernels.cache_codes import FLOAT8, KVType
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
+from graphcore.kernels.ops.attend import masked_attend
+from graphcore.kernels.ops.kv_formats import FLOAT8, KVType
 
 pytestmark = pytest.mark.thorough
 

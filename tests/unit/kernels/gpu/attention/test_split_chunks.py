@@ -10,9 +10,9 @@ from attend_cases import Sequences, Shape
 from coded_cases import Grown
 from torch import Tensor
 
-from graphcore.kernels.cache_codes import FLOAT8, KVType
 from graphcore.kernels.gpu.attention import prefill
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
+from graphcore.kernels.ops.kv_formats import FLOAT8, KVType
 from graphcore.planning.costs import PROCESSORS, rows_at_once
 
 pytestmark = pytest.mark.thorough

@@ -15,7 +15,7 @@ from graphcore.kernels.gpu.attention import decode
 from graphcore.kernels.gpu.attention.attend_token import attend_token
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
 from graphcore.kernels.gpu.attention.splits import ALONE_TILES, MOST_SHARE, keys_of_tile, most_splits, split_count
-from graphcore.kernels.scoring import Scoring
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
 TILE = 16
 ONE_PAGE = torch.zeros(1, 1, dtype=torch.int32)
@@ -214,14 +214,14 @@ def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
         torch.tensor([30, 3]),
         torch.ones(2).long(),
     )
-    found = attend_token(query, None, None, *place, Scoring(0, 0.25))
+    found = attend_token(query, None, None, *place, AttentionParameters(0, 0.25))
     assert torch.equal(found, launch_attend_token(query, None, None, *place, 0, 0.25))
-    capped = attend_token(query, None, None, *place, Scoring(0, 0.25, cap=0.5))
+    capped = attend_token(query, None, None, *place, AttentionParameters(0, 0.25, cap=0.5))
     assert torch.equal(capped, launch_attend_token(query, None, None, *place, 0, 0.25, cap=0.5))
     assert not torch.equal(capped, found)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in (query, *place)]
-        fake = attend_token(fakes[0], None, None, *fakes[1:], Scoring(0, 0.25))
+        fake = attend_token(fakes[0], None, None, *fakes[1:], AttentionParameters(0, 0.25))
     assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
 
 

@@ -6,9 +6,9 @@ from expert_slot_cases import check, layer_of, walk
 from mixture_cases import NAN, Case, answers_of, dense_case, packed_case
 from oldest_first import OldestFirst
 
-from graphcore.kernels.expert_slots import ExpertSlots
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts, launch_packed_experts
+from graphcore.kernels.ops.expert_slots import ExpertSlots
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

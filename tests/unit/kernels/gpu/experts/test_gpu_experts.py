@@ -9,12 +9,12 @@ from arrivals import orders_of_arrival
 from mixture_cases import Case, answers_of, dense_case, poisoned
 from torch import Tensor
 
-from graphcore.kernels.experts import looped_experts
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.experts import launch as gpu
 from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed, launch_gate_up
 from graphcore.kernels.gpu.experts.grouped import grouped, launch_many
 from graphcore.kernels.gpu.experts.operands import MixtureOperands
+from graphcore.kernels.ops.experts import looped_experts
 from graphcore.nn.moe import weighted_sum
 
 Launch = Callable[[Tensor, Tensor, MixtureOperands], Tensor]

@@ -7,13 +7,13 @@ import torch
 from mixture_cases import SWIGLU, answers_of, packed_case, poisoned
 from torch import Tensor
 
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.operands import MixtureOperands
-from graphcore.kernels.packed_experts import packed_experts
+from graphcore.kernels.ops.packed_experts import packed_experts
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant.registry import FORMATS
 

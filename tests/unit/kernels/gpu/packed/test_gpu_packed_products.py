@@ -12,14 +12,14 @@ from packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.device_packing import DevicePacking
-from graphcore.kernels.gating import FUNCTIONS
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed import linear, program_tiles
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
 from graphcore.kernels.gpu.packed.program_tiles import Tile, tile_of_threads
+from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.nn.int8_rows import quantize_rows
 from graphcore.quant import FORMATS
 

@@ -8,8 +8,8 @@ import torch
 from packed_matrices import StoredMatrix, golden_matrix, num_differing, stored_matrix
 from torch import Tensor
 
-from graphcore.kernels.device_layout import DEVICE_LAYOUTS
-from graphcore.kernels.device_packing import DevicePacking
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.packed.to_dense import launch_rows, launch_unpack, tensor_scale_of
 from graphcore.quant import FORMATS
 

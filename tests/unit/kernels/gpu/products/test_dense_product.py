@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.gating import FUNCTIONS
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.products import dense
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, launch_gate, launches, product
 from graphcore.kernels.gpu.products.dense import launch_dense_product
+from graphcore.kernels.ops.gating import FUNCTIONS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative to results of order one

@@ -5,7 +5,7 @@ import torch
 
 from graphcore.graph.state import StepState
 from graphcore.graph.token_choice import MOST_ENDS, Choosing, ChoosingRows, RowSettings, choose_step
-from graphcore.kernels.draw import Draw, choose_tokens
+from graphcore.kernels.ops.draw import Draw, choose_tokens
 
 CPU, VOCAB = torch.device("cpu"), 300
 DRAWS = [

@@ -1,4 +1,4 @@
-"""Drawing on the device chooses the tokens that kernels/draw.py chooses, ties included, row by row."""
+"""Drawing on the device chooses the tokens that kernels/ops/draw.py chooses, ties included, row by row."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ import triton.language as tl
 from choosing import drawn
 from torch import Tensor
 
-from graphcore.kernels import draw as rule
-from graphcore.kernels.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
 from graphcore.kernels.gpu.sampling.likeliest import PART
 from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, sampling_weight
+from graphcore.kernels.ops import draw as rule
+from graphcore.kernels.ops.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
 
 WARM = Draw(seed=5, temperature=0.8)
 CUTS = [

@@ -1,0 +1,245 @@
+"""Packs weight matrices for the C++ kernels, and unpacks them, gathers their rows and multiplies with them.
+
+Legend: O rows (output features), I columns (input features), T tokens.
+
+Sixteen rows lie together, scales first, then codes (drawn in native/codes.h and native/formats.h; native/stored.h reads
+the file's blocks). The size is about that of the file's bytes; rows are padded to a multiple of sixteen.
+
+    rounding    x is                                  relative RMS error of x @ W.T
+    float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)
+    wide        rounded to 16 bits per 32 columns     1e-4, and that of the result's dtype
+    block       rounded to 8 bits per 32 columns      at most 1 %
+    token       rounded to 8 bits per row             exact products for ternary weights; BitNet's own arithmetic
+
+For many tokens at a time, float and wide unpack the matrix once and multiply it densely, in x's dtype or, if the
+processor has no fast product in it, in float32; block and token multiply the packed codes, which is faster.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.device import product_dtype
+from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.quant.registry import FORMATS
+
+FORMAT_NUMBERS = dict(
+    sorted(
+        ((one.name, one.kernel_number) for one in FORMATS.values() if one.kernel_number is not None),
+        key=lambda pair: pair[1],
+    )
+)
+DTYPE_NUMBERS = {
+    torch.float32: FORMAT_NUMBERS["f32"],
+    torch.float16: FORMAT_NUMBERS["f16"],
+    torch.bfloat16: FORMAT_NUMBERS["bf16"],
+}
+ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
+TAIL_NBYTES = 64  # bytes after the last group, if the tensor has a float32 scale
+SLICE_ELEMENTS = 1 << 20  # weights that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
+DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
+
+
+@dataclass(frozen=True)
+class KernelPacking(Packing):
+    """A matrix in groups of sixteen rows, in the form of the C++ kernels.
+
+    Attributes:
+        format: name of a stored format that has a kernel.
+        library: file of the kernels (kernels.library).
+    """
+
+    library: str
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        codes = open_library(self.library).graphcore_packed_nbytes(*self.numbers)
+        return int(codes) + (TAIL_NBYTES if not self.can_split else 0)
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """The format's number, rows and columns, as the library takes them."""
+        return FORMAT_NUMBERS[self.format], self.rows, self.columns
+
+    def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
+        """Return the matrix in the kernels' form; `threads` is torch's number if None."""
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
+        rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
+        self.pack_rows(rows, 0, packed, threads=threads)
+        self.write_scale(packed, scale)
+        return packed
+
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write some rows to the packed matrix, in the kernels' form.
+
+        Ranges may be written at the same time by several threads, each with `threads=1`.
+        """
+        end = begin + len(raw_rows)
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
+        assert raw_rows.stride(1) == 1, f"strides {raw_rows.stride()}, a row is one run"
+        assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
+        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+        open_library(self.library).graphcore_pack(
+            torch.get_num_threads() if threads is None else threads,
+            FORMAT_NUMBERS[self.format],
+            len(raw_rows),
+            self.columns,
+            raw_rows.data_ptr(),
+            raw_rows.stride(0),
+            out.data_ptr() + self.offset(begin),
+        )
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the tensor's scale after the rows."""
+        if not self.can_split:
+            out[-TAIL_NBYTES:] = 0
+            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale], dtype=torch.float32, device="cpu").view(
+                torch.uint8
+            )
+
+    def offset(self, row: int) -> int:
+        """Return the offset in bytes of a row's group."""
+        return int(open_library(self.library).graphcore_packed_nbytes(FORMAT_NUMBERS[self.format], row, self.columns))
+
+    def matrix(self, packed: Tensor) -> Matrix:
+        """Return the matrix as the kernels see it; the bytes still belong to the tensor, which may have no memory."""
+        assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
+        assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
+        scale = 1.0
+        if not self.can_split and not packed.is_meta:
+            scale = ctypes.c_float.from_address(packed.data_ptr() + packed.numel() - TAIL_NBYTES).value
+        number, rows, columns = self.numbers
+        return Matrix(packed.data_ptr(), rows, columns, number, scale)
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix, as one operation of a compiled graph; bit-exact with the format."""
+        op = torch.ops.graphcore.packed_matrix.default
+        return op(packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+
+    def unpack_rows(self, packed: Tensor, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+        """Return rows begin .. end - 1 of the whole matrix, dense; `begin` is a multiple of GROUP_ROWS."""
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked for {begin}"
+        matrix = self.matrix(packed)
+        matrix.rows = end - begin
+        matrix.bytes += self.offset(begin)
+        dense = torch.empty(matrix.rows, self.columns, dtype=dtype, device="cpu")
+        library = open_library(self.library)
+        library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
+        return dense
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
+        """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
+        op = torch.ops.graphcore.packed_linear.default
+        return op(x, packed, bias, self.library, self.format, self.rows, rounding)  # type: ignore[no-any-return]
+
+    def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return some rows, dense."""
+        op = torch.ops.graphcore.packed_rows.default
+        return op(ids, packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+
+
+torch.library.define(
+    "graphcore::packed_linear",
+    "(Tensor x, Tensor packed, Tensor? bias, str library, str format, int rows, str rounding) -> Tensor",
+)
+torch.library.define(
+    "graphcore::packed_rows",
+    "(Tensor ids, Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+torch.library.define(
+    "graphcore::packed_matrix",
+    "(Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+
+
+@torch.library.register_fake("graphcore::packed_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
+def _matrix_fake(packed: Tensor, _library: str, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((rows, columns), dtype=dtype)
+
+
+def _matrix_cpu(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return KernelPacking(name, rows, columns, library).unpack_rows(packed, dtype, 0, rows)
+
+
+@torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
+def _linear_fake(
+    x: Tensor, _packed: Tensor, _bias: Tensor | None, _library: str, _name: str, rows: int, _rounding: str
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("graphcore::packed_rows")  # type: ignore[untyped-decorator]  # torch does not type it
+def _rows_fake(
+    ids: Tensor, packed: Tensor, _library: str, _name: str, _rows: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    return packed.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+def _linear_cpu(
+    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
+) -> Tensor:
+    packing = KernelPacking(name, rows, x.shape[-1], library)
+    tokens = x.numel() // x.shape[-1] if x.numel() else 0
+    if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
+        return _dense_product(x, packed, bias, packing)
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], rows))
+    wide = None if bias is None else bias.float()
+    open_library(library).graphcore_linear(
+        torch.get_num_threads(),
+        ctypes.byref(packing.matrix(packed)),
+        x.data_ptr(),
+        tokens,
+        DTYPE_NUMBERS[x.dtype],
+        ROUNDINGS[rounding],
+        None if wide is None else wide.data_ptr(),
+        y.data_ptr(),
+    )
+    return y
+
+
+def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking) -> Tensor:
+    """Unpack some rows at a time and multiply with them: [..., I] -> [..., O].
+
+    A slice stays in the cache and in memory that the allocator keeps. A large matrix unpacked whole needs new memory,
+    whose page faults take as long as the product of a hundred tokens.
+    """
+    step = max(GROUP_ROWS, SLICE_ELEMENTS // packing.columns // GROUP_ROWS * GROUP_ROWS)
+    dtype = product_dtype(x.dtype)
+    wide, wide_bias = x.to(dtype), None if bias is None else bias.to(dtype)
+    if step >= packing.rows:
+        return torch.nn.functional.linear(wide, packing.unpack_rows(packed, dtype, 0, packing.rows), wide_bias).to(
+            x.dtype
+        )
+    y = x.new_empty((*x.shape[:-1], packing.rows))
+    for begin in range(0, packing.rows, step):
+        end = min(begin + step, packing.rows)
+        part = None if wide_bias is None else wide_bias[begin:end]
+        y[..., begin:end] = torch.nn.functional.linear(wide, packing.unpack_rows(packed, dtype, begin, end), part)
+    return y
+
+
+def _rows_cpu(
+    ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    packing = KernelPacking(name, rows, columns, library)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
+    ids = ids.contiguous()
+    dense = torch.empty((*ids.shape, columns), dtype=dtype, device="cpu")
+    matrix = packing.matrix(packed)
+    open_library(library).graphcore_rows(
+        ctypes.byref(matrix), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()
+    )
+    return dense
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::packed_linear", "CPU", _linear_cpu)
+torch.library.impl("graphcore::packed_rows", "CPU", _rows_cpu)
+torch.library.impl("graphcore::packed_matrix", "CPU", _matrix_cpu)

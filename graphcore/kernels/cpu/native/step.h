@@ -1,0 +1,234 @@
+// A decode step of up to sixteen tokens as a list of instructions over fixed buffers.
+//
+//     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
+//
+// An instruction is one phase of the team's job. Every thread normalises and rounds the whole input of a product for itself,
+// because this takes less time than one more phase. Activations are float32 throughout. The same structs are in
+// graphcore/kernels/cpu/instructions.py.
+//
+// A program has a fixed number of rows, each for one token; a run takes those that have one. Weights are read once for all
+// rows, and a row's numbers do not depend on rows of other sequences. Rows of one sequence lie one behind another, at
+// consecutive positions, and get the numbers that they would get in one run after another: each attends the cache as it was
+// before the run, the sequence's earlier rows, and itself. Recurrent states take these rows in order.
+#pragma once
+
+#include "matrix.h"
+
+namespace graphcore {
+
+enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
+enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
+enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11 };
+enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
+
+constexpr int MOST_ROWS = 16;    // largest number of a program's rows
+constexpr int DOWN_GROUPS = 32;  // groups of rows whose experts' answers are kept before they are added up
+
+// The rows that a run takes, in order.
+struct Rows {
+    int count = 0, num_sequences = 0;
+    int index[MOST_ROWS];        // each row's number in the program
+    int earlier[MOST_ROWS];      // for each row, the number of rows before it that belong to its sequence
+    int begins[MOST_ROWS + 1];   // where each sequence's rows begin in `index`, and the end of the last ones
+
+    // counts: 1 for a row that has a token, else 0.  sequences: each row's sequence.
+    Rows(const int64_t* counts, const int64_t* sequences, int num_rows) {
+        for (int row = 0; row < num_rows; row++) {
+            if (!counts[row]) continue;
+            const bool goes_on = count && sequences[row] == sequences[index[count - 1]];
+            if (!goes_on) begins[num_sequences++] = count;
+            earlier[count] = goes_on ? earlier[count - 1] + 1 : 0;
+            index[count++] = row;
+        }
+        begins[num_sequences] = count;
+    }
+};
+
+// An array for each row of a program. stride: elements from one row's to the next one's; 0 if all rows share one.
+template <class T>
+struct PerRow {
+    T* first;  // may be null
+    int64_t stride;
+
+    T* at(int row) const { return first + row * stride; }
+    explicit operator bool() const { return first; }
+};
+
+struct Norm {
+    NormKind kind;
+    float eps;
+    const float* weight;  // null: nothing is multiplied
+    const float* bias;
+};
+
+// x = row of the table * scale (+ row of the position table).
+struct Embed {
+    Matrix table, positions;  // positions.bytes is null if there is no position table
+    const int64_t *token_ids, *starts;  // [rows]; starts: the tokens' positions
+    PerRow<float> x;
+    float scale;
+};
+
+// y = matrix @ norm(x) + bias for up to four matrices. `store` says how y is stored.
+struct Project {
+    PerRow<const float> x;
+    Norm norm;
+    Rounding rounding;
+    int32_t num_matrices;
+    Matrix matrices[4];
+    const float* biases[4];
+    PerRow<float> outs[4];
+    Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
+    Activation activation;  // f
+};
+
+// Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
+// sequence's pages, and attends over the live keys (attend.h says where a position lies). If k is null, another layer has
+// written the tokens' entries. With n rows of one sequence, its pages hold window + n - 1 positions, or none has been
+// overwritten: the last of the rows must not overwrite a key that the first of them sees.
+struct Attend {
+    PerRow<const float> q, k, v;
+    Norm q_norm, k_norm, v_norm;
+    const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
+    const float* sinks; // [heads], or null
+    const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's number in the caches
+    uint8_t *k_cache, *v_cache;         // [pages, kv_heads, page entries] of k_format and of v_format
+    const int32_t* table;               // [sequences, num_pages]: pages of each sequence
+    PerRow<float> out;                  // [heads, head_dim]
+    int32_t heads, kv_heads, head_dim, page, num_pages, window, k_format, v_format;
+    int32_t unrotated;  // last features of a head that are not rotated
+    float scale;
+    float cap;  // scores become cap * tanh(score / cap); 0: no cap
+};
+
+// x += norm(y), for each of so many parts of x and y.
+struct AddNorm {
+    PerRow<const float> y;
+    Norm norm;
+    PerRow<float> x;
+    int32_t dim;    // length of a part
+    int32_t puts;   // 1: x = norm(y)
+    int32_t parts;  // they lie one after another
+};
+
+constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads search for the next token
+
+// Finds each part's largest logit and its index, which is the first of equal ones.
+struct Choose {
+    PerRow<const float> logits;
+    int32_t vocab;
+    float* best;         // [rows, CHOICE_PARTS], infinite for a part with a logit that is not finite
+    int64_t* best_index; // [rows, CHOICE_PARTS], -1 for such a part
+};
+
+// Takes the best of all parts as each row's next token, and moves on to the next position.
+struct Advance {
+    const float* best;
+    const int64_t* best_index;
+    int64_t *chosen, *token_ids, *starts;  // [rows]
+};
+
+// The choices of all rows that run, by expert, so that rows share the read of an expert's weights. Choice k of the i-th row
+// that runs has the number i * used + k.
+struct Sharing {
+    int32_t* count;    // number of experts that were chosen
+    int32_t* begins;   // [rows * used + 1], where each expert's choices begin in `choices`
+    int32_t* choices;  // [rows * used]
+};
+
+// Chooses the experts of each row: those with the `used` largest router logits. Their weights are the softmax over these, or
+// their parts in the softmax over all logits.
+struct Route {
+    PerRow<const float> logits;
+    int32_t experts, used;
+    int32_t* chosen;   // [rows, used]
+    float* weights;    // [rows, used]
+    int32_t over_all;  // 1: the softmax is over all logits
+    const float* scales;  // [experts], factors of the weights, or null
+    Sharing sharing;
+};
+
+// hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert
+// e = chosen[k]. The expert's matrices are number places[k] in memory, its biases number chosen[k]. An expert without a
+// place (-1) is left out.
+struct ExpertsUp {
+    PerRow<const float> x;
+    Norm norm;
+    Rounding rounding;
+    Matrix gate, up;  // matrices of place 0; those of other places follow, each padded to whole groups of rows
+    const float *gate_bias, *up_bias;
+    const int32_t *chosen, *places;  // [rows, used]
+    Sharing sharing;
+    PerRow<float> hidden;  // [used, rows of gate]
+    int32_t used;
+    Activation activation;  // f, or CLAMPED_SWIGLU
+    float limit, alpha;     // of CLAMPED_SWIGLU
+};
+
+// x += sum over k of weights[k] * (down_e hidden[k] + b).
+struct ExpertsDown {
+    PerRow<const float> hidden;
+    Rounding rounding;
+    Matrix down;
+    const float* bias;
+    const int32_t *chosen, *places;  // [rows, used]
+    Sharing sharing;
+    const float* weights;            // [rows, used]
+    PerRow<float> x;
+    // Where experts are fetched in several waves: what they have answered so far, [rows * used, groups, 16], and 1 in the last
+    // wave, which sums. Else null: all experts are there.
+    float* answers;
+    const int32_t* is_last;
+    int32_t used;
+    int32_t puts;  // 1: x is replaced
+};
+
+// GATE: out = f(a) * b;  SCALE: the same with one number a;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).
+// out may be a or b.
+struct Elementwise {
+    Elements elements;
+    Activation activation;  // f
+    PerRow<const float> a, b;
+    PerRow<float> out;
+    int32_t size;
+    float factor;
+};
+
+// A Gated DeltaNet layer between its projections, for any number of tokens. CONVOLVE fills `joined`, and DELTA_RULE reads it
+// (delta.h). Both states are updated in place; a sequence that starts at 0 begins with zeros.
+struct Delta {
+    const uint8_t *mixed, *z, *a, *b;           // [sequences, tokens, channels | heads * value_dim | heads | heads] of format
+    const float *conv_weight, *conv_bias;       // [channels, width], and [channels] or null
+    const float *rate, *dt_bias, *norm_weight;  // [heads] twice, [value_dim]
+    uint8_t* convolution;                       // [caches, channels, width - 1] of state_format
+    float* recurrent;                           // [caches, heads, key_dim, value_dim]
+    const int64_t *starts, *counts;             // [sequences]: position of the first token, number of real tokens
+    float* joined;                              // [sequences, at most 64 tokens, channels]
+    uint8_t* out;                               // [sequences, tokens, heads * value_dim] of format
+    const int64_t* caches;                      // [sequences]: number of the sequence's states, or null if they are in order
+    int64_t strides[4];                         // of mixed, z, a and b: elements from one token's to the next one's
+    int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
+    int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
+    float eps;
+};
+
+struct Instruction {
+    Kind kind;
+    const void* arguments;
+};
+
+// The memory of one thread.
+struct Scratch {
+    Activations activations;
+    float* row;  // room for the longest row, and for what attention and the delta rule take (attend_floats, delta_floats)
+};
+
+// Returns the units of an instruction that threads can do in parallel.
+Deal deal_of(const Instruction& instruction, const Rows& rows, int threads);
+// Prepares a thread before its first units of an instruction.
+void enter_instruction(const Instruction& instruction, const Rows& rows, Scratch& scratch);
+// Carries out some units of an instruction.
+void run_units(const Instruction& instruction, const Rows& rows, Range units, Scratch& scratch);
+
+}  // namespace graphcore

@@ -1,0 +1,109 @@
+"""Writes native/encodings.h, the facts of encodings for the C++ kernels, from quant/formats/.
+
+    python -m graphcore.kernels.cpu.native_header
+
+The header is committed, so that the kernels build without Python; a test compares it with this module's output.
+"""
+
+from graphcore.encodings import Encoding
+from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, TAIL_NBYTES
+from graphcore.kernels.cpu.library import SOURCES
+from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.quant.registry import FORMATS
+
+HEADER = SOURCES / "encodings.h"
+TABLE_SIZE = 16  # entries of a vector's lookup table, indexed by codes of four bits
+
+TEXT = """\
+// The facts of encodings. graphcore/kernels/cpu/native_header.py writes this file from graphcore/quant/formats/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace graphcore {{
+
+// Numbers of the formats. Those below DENSE_FORMATS are dtypes, too.
+enum Format : int32_t {{
+{numbers}
+    DENSE_FORMATS = {num_dense}, NUM_FORMATS = {num_formats}
+}};
+
+// Applies X to each format that is stored in blocks, in the order of their numbers. Each is a struct in formats.h.
+#define GRAPHCORE_FORMATS(X) \\
+{names}
+
+constexpr int GROUP_ROWS = {group_rows};  // rows that are stored together
+constexpr size_t TAIL_NBYTES = {tail};  // bytes after the last group, for the scale of the whole tensor
+
+constexpr bool has_tensor_scale(int32_t format) {{ return {scaled}; }}
+
+// Values of codes, minus the smallest value.
+{tables}
+
+struct Encoding {{
+    int columns, nbytes;    // columns and bytes of a stored block
+    int bits;               // bits of a code
+    int offset;             // stored number that means zero
+    int largest;            // largest value, before the offset is subtracted
+    const uint8_t* values;  // values of the codes; null if a code is its own value
+}};
+
+// Facts of each format, indexed by its number.
+inline constexpr Encoding ENCODINGS[] = {{
+{facts}
+}};
+
+}}  // namespace graphcore
+"""
+
+
+def native_header() -> str:
+    """Return the text of native/encodings.h."""
+    known = [FORMATS[name] for name in FORMAT_NUMBERS]  # in the order of the numbers
+    assert list(FORMAT_NUMBERS.values()) == list(range(len(known))), "numbers index a table"
+    num_dense = sum(one.is_dense for one in known)
+    assert all(one.is_dense for one in known[:num_dense]), "dense encodings have the lowest numbers"
+    blocks = known[num_dense:]
+    return TEXT.format(
+        numbers="\n".join(f"    {_constant(one)} = {one.kernel_number}," for one in known),
+        num_dense=num_dense,
+        num_formats=len(known),
+        names=" \\\n".join(f"    X({one.name.upper()})" for one in blocks),
+        group_rows=GROUP_ROWS,
+        tail=TAIL_NBYTES,
+        scaled=" || ".join(f"format == {_constant(one)}" for one in known if one.has_tensor_scale),
+        tables="\n".join(_table(levels, name) for levels, name in _tables().items()),
+        facts="\n".join(f"    {_facts(one)},  // {one.name}" for one in known),
+    )
+
+
+def _constant(one: Encoding) -> str:
+    return one.name.upper() if one.is_dense else f"FORMAT_{one.name.upper()}"
+
+
+def _tables() -> dict[tuple[int, ...], str]:
+    """Return the name of each table of values, after the first encoding that has it."""
+    tables: dict[tuple[int, ...], str] = {}
+    for name in FORMAT_NUMBERS:
+        levels = FORMATS[name].levels
+        if levels:
+            tables.setdefault(levels, f"{name.upper()}_VALUES")
+    return tables
+
+
+def _table(levels: tuple[int, ...], name: str) -> str:
+    values = [level - min(levels) for level in levels] + [0] * (TABLE_SIZE - len(levels))
+    return f"inline constexpr uint8_t {name}[{TABLE_SIZE}] = {{{', '.join(map(str, values))}}};"
+
+
+def _facts(one: Encoding) -> str:
+    offset, largest = one.zero, (1 << one.bits) - 1
+    if one.levels:
+        offset, largest = -min(one.levels), max(one.levels) - min(one.levels)
+    table = _tables().get(one.levels, "nullptr")
+    return f"{{{one.block_elements}, {one.block_nbytes}, {one.bits}, {offset}, {largest}, {table}}}"
+
+
+if __name__ == "__main__":
+    HEADER.write_text(native_header(), encoding="utf-8")

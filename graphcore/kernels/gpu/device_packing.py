@@ -1,0 +1,162 @@
+"""Packs matrices for a GPU's kernels: from the file's rows to the planes of kernels/gpu/layout.py.
+
+Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+
+Products, unpacking and gathering are custom ops. Here they are defined with torch's operations, which restore the
+file's rows and unpack those: slow, but it lets a table wait in RAM for a GPU. A GPU's kernels register themselves
+(kernels/gpu/packed/linear.py, to_dense.py).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.kernels.gpu.layout import TAIL_NBYTES, DeviceForm
+from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.quant.registry import FORMATS
+
+SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
+
+
+@dataclass(frozen=True)
+class DevicePacking(DeviceForm, Packing):
+    """A matrix in groups of sixteen rows, split into planes."""
+
+    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
+        """Return the matrix in planes, on the device of the rows."""
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=raw_rows.device)
+        self.pack_rows(raw_rows, 0, packed)
+        self.write_scale(packed, scale)
+        return packed
+
+    def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
+        """Write some rows to their planes, and zeros to the padding rows of the matrix's last group.
+
+        torch's operations do it with torch's threads: `threads` has no effect. Rows on another device than the matrix
+        are copied to its device first.
+        """
+        count = len(raw_rows)
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        is_last = begin + count == self.rows
+        assert is_last or (begin + count < self.rows and count % GROUP_ROWS == 0), (
+            f"rows {begin} .. {begin + count} of {self.rows}"
+        )
+        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+        one = FORMATS[self.format]
+        blocks = _unfold(raw_rows.to(out.device), 1, self.columns // one.block_elements)  # [R, K, W]
+        whole = count // GROUP_ROWS * GROUP_ROWS
+        for first, last in ((0, whole), (whole, count)):
+            if first < last:
+                start = self.offset(begin + first)
+                stop = start + self.offset(-(-(last - first) // GROUP_ROWS) * GROUP_ROWS)
+                self._write_groups(blocks[first:last], out[start:stop])
+
+    def _write_groups(self, blocks: Tensor, out: Tensor) -> None:
+        """Write whole groups of rows, or fewer rows than one group has: [R, K, W] uint8, to the groups' own bytes."""
+        rows = min(GROUP_ROWS, len(blocks))
+        if rows < GROUP_ROWS:
+            out.zero_()
+        groups = out.view(-1, GROUP_ROWS * sum(self.planes))
+        start = 0
+        for part, row_nbytes in zip(FORMATS[self.format].planes_of(blocks), self.planes, strict=True):
+            if part is not None:
+                plane = _unfold(groups[:, start : start + GROUP_ROWS * row_nbytes], 1, GROUP_ROWS)
+                place = _unfold(plane[:, :rows], 2, part.shape[1])
+                place.copy_(_unfold(part, 0, len(groups)))  # [groups, rows, K, bytes]
+            start += GROUP_ROWS * row_nbytes
+
+    def write_scale(self, out: Tensor, scale: float) -> None:
+        """Write the tensor's scale after the rows."""
+        if not self.can_split:
+            out[-TAIL_NBYTES:] = 0
+            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = (
+                torch.tensor([scale], dtype=torch.float32, device="cpu").view(torch.uint8).to(out.device)
+            )
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the dense matrix, bit-exact with the format."""
+        op = torch.ops.graphcore.device_matrix.default
+        return op(packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
+        """Multiply, with sums in float32; only "token" rounds x, and every product of codes is then exact."""
+        op = torch.ops.graphcore.device_linear.default
+        return op(x, packed, bias, self.format, self.rows, rounding == "token")  # type: ignore[no-any-return]
+
+    def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return some rows, dense and bit-exact with the format."""
+        op = torch.ops.graphcore.device_rows.default
+        return op(ids, packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+
+
+def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
+    """Return a view of `x` whose `axis` is cut into `count` pieces: [.., count n, ..] -> [.., count, n, ..]."""
+    return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-any-return]
+
+
+torch.library.define(
+    "graphcore::device_linear",
+    "(Tensor x, Tensor packed, Tensor? bias, str format, int rows, bool rounds) -> Tensor",
+)
+torch.library.define(
+    "graphcore::device_rows",
+    "(Tensor ids, Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor",
+)
+torch.library.define(
+    "graphcore::device_matrix", "(Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor"
+)
+
+
+@torch.library.register_fake("graphcore::device_linear")
+def _linear_fake(x: Tensor, _packed: Tensor, _bias: Tensor | None, _name: str, rows: int, _rounds: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("graphcore::device_rows")
+def _rows_fake(ids: Tensor, packed: Tensor, _name: str, _rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+@torch.library.register_fake("graphcore::device_matrix")
+def _matrix_fake(packed: Tensor, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((rows, columns), dtype=dtype)
+
+
+def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Restore the file's blocks of some rows and unpack them, so that tables that wait in RAM need no GPU."""
+    form, one = DeviceForm(name, rows, columns), FORMATS[name]
+    blocks = columns // one.block_elements
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
+    flat, tail = ids.flatten(), form.nbytes - form.offset(form.padded_rows)
+    groups = packed[: form.nbytes - tail].view(-1, GROUP_ROWS * sum(form.planes))
+    parts, start = [], 0
+    for nbytes in form.planes:
+        plane = _unfold(groups[:, start : start + GROUP_ROWS * nbytes], 1, GROUP_ROWS)
+        chosen = plane[flat // GROUP_ROWS, flat % GROUP_ROWS]
+        parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
+        start += GROUP_ROWS * nbytes
+    scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
+    raw = one.join_rows(one.blocks_of(parts).flatten(1), scale)
+    return one.dequantize(raw, (*ids.shape, columns), dtype)
+
+
+def _matrix_cpu(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return _rows_cpu(torch.arange(rows, dtype=torch.int64, device="cpu"), packed, name, rows, columns, dtype)
+
+
+def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
+    """Unpack the matrix, then multiply."""
+    weight = _matrix_cpu(packed, name, rows, x.shape[-1], torch.float32)
+    wide = x.float()
+    if rounds:
+        scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
+        wide = (wide * scale).round().clamp(-128, 127) / scale
+    return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::device_linear", "CPU", _linear_cpu)
+torch.library.impl("graphcore::device_rows", "CPU", _rows_cpu)
+torch.library.impl("graphcore::device_matrix", "CPU", _matrix_cpu)

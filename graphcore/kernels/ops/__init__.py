@@ -1,0 +1,1 @@
+"""Custom ops: the schema of each, and the same computation in plain torch."""

@@ -1,0 +1,230 @@
+"""Attention over a static KV cache, as one custom op: write the new keys and values, then attend the live keys.
+
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S
+slots of a sequence (N G), L live keys.
+
+Position p of sequence b: page table[b, (p // G) mod N], place p mod G. So its slot is p mod S. A layer without a window
+has a slot for every position, so its slots never wrap.
+
+`masked_attend` is the plain definition of what is computed: it reads no length back, and masks all pages. The CPU
+gathers the live keys instead (kernels/cpu/attention.py), and a GPU's kernels register themselves.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from graphcore.kernels.cpu.attention import sliced_attend
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.kv_formats import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
+
+Caches = tuple[Tensor, Tensor]
+"""Pools of keys and of values."""
+
+torch.library.define(
+    "graphcore::attend",
+    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
+    " Tensor counts, int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
+)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    library: str = "",
+    cap: float = 0.0,
+) -> Tensor:
+    """Append keys and values to the cache, and attend them and all earlier keys.
+
+    Args:
+        query: [B, T, H, E] compute dtype.
+        key, value: [B, T, K, E] compute dtype.
+        k_cache, v_cache: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes (kernels/ops/kv_formats.py), written in
+        place;
+            they hold positions 0 .. starts-1 already. Codes are attended as they are kept, the chunk's own, too, so
+            that no answer shows where chunks begin.
+        table: [B, N] int32, pages of each sequence; no page is in two rows.
+        starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
+        window: number of visible keys up to the query's own; 0 for all.
+        scale: factor of q . k.
+        sinks: [H] float32, a score of each head that its softmax counts without a value; not scaled.
+        library: file of the C++ kernels, for the CPU; empty if there is none.
+        cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; sinks are exempt. 0 for none.
+
+    Returns:
+        [B, T, H, E] compute dtype.
+    """
+    op = torch.ops.graphcore.attend.default
+    spans = (starts, counts, window, scale, sinks, library, cap)
+    return op(query, key, value, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
+
+
+def attend_shared(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    library: str = "",
+    cap: float = 0.0,
+) -> Tensor:
+    """Attend keys and values that another layer has appended to the cache in this pass, and all earlier ones.
+
+    The cache has room for the pass's tokens beside the window, so that none has overwritten a key that a query sees.
+    The arguments and the result are those of `attend`; nothing is written.
+    """
+    op = torch.ops.graphcore.attend.default
+    spans = (starts, counts, window, scale, sinks, library, cap)
+    return op(query, None, None, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
+def _attend_fake(query: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def masked_attend(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    *how: Any,
+    **named: Any,
+) -> Tensor:
+    """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write.
+
+    The arguments after `counts` are the fields of `AttentionParameters`.
+    """
+    scoring, caches = AttentionParameters(*how, **named), (k_cache, v_cache)
+    old_keys, old_values = (
+        heads_of(kept_at(cache, table), query.dtype).transpose(1, 2).flatten(2, 3) for cache in caches
+    )  # [B, K, S, E]
+    if key is None or value is None:
+        kept = kept_of_pass(query.shape[1], caches, table, starts, counts)
+        key, value = (heads_of(one, query.dtype) for one in kept)
+    else:
+        kept = [entries(new, cache) for new, cache in zip((key, value), caches, strict=True)]
+        key, value = (own_heads(new, one, cache) for new, one, cache in zip((key, value), kept, caches, strict=True))
+    mask, is_empty = _visible(query.shape[1], old_keys.shape[2], starts, counts, scoring.window)
+    keys = torch.cat((old_keys.masked_fill(is_empty, 0), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
+    values = torch.cat((old_values.masked_fill(is_empty, 0), value.transpose(1, 2)), dim=2)
+    bias = mask[:, None]
+    if scoring.sinks is not None:
+        keys, values, bias = _with_sinks(keys, values, mask, scoring.sinks)
+    group = query.shape[2] // key.shape[2]
+    rows = like_heads_of(k_cache, query).transpose(1, 2)
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    if scoring.cap:
+        out = _attend_capped(rows, keys, values, bias, scoring)
+    else:
+        out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scoring.scale)
+    _write_masked(kept, caches, table, starts, counts)
+    return like_heads_of(v_cache, out.transpose(1, 2)).contiguous()
+
+
+def kept_of_pass(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
+    """Return the entries of a pass's tokens that are in the cache already; padding repeats the last real one."""
+    span = torch.arange(tokens, device=starts.device, dtype=torch.int64)
+    last = (counts - 1).clamp(min=0)
+    pages, places = _places(starts[:, None] + torch.minimum(span, last[:, None]), table, caches[0].shape[2])  # [B, T]
+    return [kept_at(cache, pages, places) for cache in caches]
+
+
+def _visible(tokens: int, slots: int, starts: Tensor, counts: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Return which keys each query sees, [B, T, S + T] with L = S + T, and which slots are empty, [B, 1, S, 1].
+
+    An empty slot may hold NaN from an earlier sequence, and 0 * NaN is NaN.
+    """
+    offsets = torch.arange(tokens, device=starts.device, dtype=torch.int64)
+    queries = starts[:, None] + offsets  # [B, T] positions
+    # slot j holds the largest position p < start with p mod S = j
+    slot = torch.arange(slots, device=starts.device, dtype=torch.int64)
+    held = starts[:, None] - 1 - (starts[:, None] - 1 - slot).remainder(slots)  # [B, S], negative where empty
+    new = torch.where(offsets < counts[:, None], queries, torch.iinfo(torch.int64).max)  # padding is never visible
+    positions = torch.cat((held, new), dim=1)[:, None, :]  # [B, 1, L]
+    distance = queries[:, :, None] - positions
+    mask = (positions >= 0) & (distance >= 0)
+    if window:
+        mask &= distance < window
+    mask[:, :, slots] |= ~mask.any(-1)  # a padded query sees one key, because its softmax would otherwise be 0 / 0
+    return mask, (held < 0)[:, None, :, None]
+
+
+def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: AttentionParameters) -> Tensor:
+    """Return the answers of torch's attention [B, H, T, E] with capped scores; a sink's zero key still scores 0."""
+    scores = scoring.scores(query @ keys.transpose(2, 3))  # [B, H, T, L]
+    scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
+    return scores.softmax(dim=-1).to(values.dtype) @ values
+
+
+def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values with a last one of zeros, and a bias for the scores that gives this key the sink's score.
+
+    Args:
+        keys, values: [B, K, L, E].
+        mask: [B, T, L], true where a query sees a key.
+        sinks: [H].
+
+    Returns:
+        Both as [B, K, L + 1, E], and the bias as [B, H, T, L + 1], all of the keys' dtype.
+    """
+    batch, tokens, _ = mask.shape
+    shown = torch.zeros(mask.shape, dtype=keys.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    of_sinks = sinks.to(keys.dtype)[None, :, None, None].expand(batch, -1, tokens, 1)
+    bias = torch.cat((shown[:, None].expand(-1, sinks.shape[0], -1, -1), of_sinks), dim=-1)
+    return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1)), bias
+
+
+def _places(positions: Tensor, table: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """Return the page of each position [B, T], and its place in the page."""
+    blocks = (positions // page).remainder(table.shape[1])
+    return table.gather(1, blocks), positions.remainder(page)
+
+
+def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> None:
+    """Write entries of the last S real tokens at their slots; every other token repeats the last real one's write.
+
+    A sequence without a real token (count 0) rewrites the slot of its next position with its old content.
+
+    Args:
+        kept: entries of keys and of values, [B, T, K, entry].
+    """
+    page, (batch, tokens) = caches[0].shape[2], kept[0].shape[:2]
+    slots = page * table.shape[1]
+    offsets = torch.arange(tokens, device=starts.device, dtype=torch.int64)[None, :]
+    last = (counts - 1).clamp(min=0)[:, None]
+    is_written = (offsets < counts[:, None]) & (offsets >= counts[:, None] - slots)
+    chosen = torch.where(is_written, offsets, last)  # [B, T]
+    pages, places = _places(starts[:, None] + chosen, table, page)
+    rows = torch.arange(batch, device=starts.device, dtype=torch.int64)[:, None]
+    is_real = counts > 0  # [B]
+    for cache, new in zip(caches, kept, strict=True):
+        old = kept_at(cache, pages, places)  # [B, T, K, entry]
+        put_entries(
+            cache, pages, places, torch.where(is_real.view(-1, *(1,) * (old.dim() - 1)), new[rows, chosen], old)
+        )
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::attend", "CPU", sliced_attend)
+torch.library.impl("graphcore::attend", "CompositeExplicitAutograd", masked_attend)

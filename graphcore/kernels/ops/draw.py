@@ -1,0 +1,271 @@
+"""The rule by which a token is chosen from logits, in plain torch, and the C++ kernel that does the same faster.
+
+Legend: B rows, V vocab.
+
+    mask -> penalty -> top-k -> temperature -> top-p -> min-p -> race
+
+Each token that stays has a weight w = exp((logit - highest) / temperature) and noise e = -log(u), drawn from the
+exponential distribution; the largest w / e wins, which is each token with its probability (Yellott 1977). The noise
+follows from the row's seed, the token's position in its sequence and the token's id alone. So what a sequence draws
+does not depend on its neighbours, on its row, or on what was computed before.
+
+    u       (upper 23 bits of a word + 1/2) / 2^23
+    word    Philox4x32-10, key: seed, counter: (c, position, position >> 32, 0)
+
+    token   0 .. 15   16 .. 31   32 .. 47   48 .. 63   64 .. 79  ...
+    c       0 .. 15    0 .. 15    0 .. 15    0 .. 15   16 .. 31             lanes of a vector work side by side
+    word       0          1          2          3         0
+
+Exponential and logarithm are polynomials of float32, without fused operations, and top-p adds whole numbers (`masses`):
+the same operations in C++ (native/draw.cpp), in Triton (gpu/sampling) and here choose the same tokens, whatever adds in
+which order. Noise is at least 6e-8, as u has 23 bits, so that tokens below a probability of 1e-7 or so are drawn more
+rarely than that; tokens below 1e-9 of the likeliest have no mass.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.errors import GraphError
+from graphcore.kernels.cpu.library import open_library
+
+HIDDEN = float("-inf")
+LANES, WORDS = 16, 4
+LOW = 0xFFFFFFFF
+MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32
+# Source: Cephes, logf.
+LOGARITHM = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
+LN_2 = (0.693359375, -2.12194440e-4)  # their sum; few bits of the first, so that small multiples of it are exact
+SQRT_HALF_BITS = 0x3F3504F3
+MOST_FLOAT = torch.finfo(torch.float32).max
+MASS_ONE = 2.0**30
+
+
+class Draw(NamedTuple):
+    """The choice of one token; the defaults take the likeliest.
+
+    Attributes:
+        seed, position: int, key and counter of the noise; their lower 64 bits count.
+        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingParams`, rounded to float32.
+        seen: [V] bool or uint8, tokens that the penalty applies to; None without a penalty.
+        mask: [V] bool, tokens that may be chosen; None for all.
+    """
+
+    seed: int = 0
+    position: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seen: Tensor | None = None
+    mask: Tensor | None = None
+
+
+class _Row(ctypes.Structure):
+    """One row as the kernel sees it; its fields mirror native/draw.h."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("seen", ctypes.c_void_p),
+        ("allowed", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("penalty", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("num_bad", ctypes.c_int32),
+        ("token", ctypes.c_int64),
+    )
+
+
+class DrawKernel:
+    """The C++ kernel, with scratch that it keeps.
+
+    Args:
+        library: file of the C++ kernels.
+        threads: number of threads for several rows.
+    """
+
+    def __init__(self, library: str, threads: int) -> None:
+        self._library, self._threads = open_library(library), threads
+        self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
+        """Return each row's token, as `choose_tokens`; logits: [V] float32 of each row, contiguous, on the CPU."""
+        count, vocab = len(draws), len(logits[0])
+        threads = 1 if count == 1 else self._threads
+        nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
+        if len(self._scratch) < nbytes:
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
+        rows = (_Row * count)(*map(_row, logits, draws))
+        self._library.graphcore_draw(threads, ctypes.byref(rows), count, vocab, self._scratch.data_ptr())
+        if any(row.num_bad for row in rows):
+            raise not_finite()
+        if any(row.token < 0 for row in rows):
+            raise nothing_allowed()
+        return [row.token for row in rows]
+
+
+def _row(logits: Tensor, draw: Draw) -> _Row:
+    assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
+    assert logits.is_cpu, f"logits on {logits.device}"
+    assert logits.is_contiguous(), "the logits of a row are one run of memory"
+    for one in (draw.seen, draw.mask):
+        assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
+    seen, mask = (None if one is None else one.data_ptr() for one in (draw.seen, draw.mask))
+    numbers = (draw.temperature, draw.top_p, draw.min_p, draw.repetition_penalty)
+    top_k = min(draw.top_k, len(logits))
+    return _Row(logits.data_ptr(), seen, mask, draw.seed, draw.position, *numbers, top_k)
+
+
+def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
+    """Return each row's token.
+
+    Args:
+        logits: [V] float32 of each row; not changed.
+        draws: settings of each row.
+
+    Raises:
+        GraphError: a logit is NaN or infinite, or a mask allows no token.
+    """
+    for row in logits:
+        check_finite(row)
+    return [choose_token(row, draw) for row, draw in zip(logits, draws, strict=True)]
+
+
+def choose_token(logits: Tensor, draw: Draw) -> int:
+    """Return the token that `draw` chooses from finite logits, [V] float32."""
+    if draw.seen is not None:
+        logits = torch.where(draw.seen != 0, penalise(logits, draw.repetition_penalty), logits)
+    if draw.mask is not None:
+        logits = logits.masked_fill(~draw.mask, HIDDEN)
+        if not bool(draw.mask.any()):
+            raise nothing_allowed()
+    if draw.temperature == 0.0:
+        return int(logits.argmax())
+    return int((kept_weights(logits, draw) / noise(draw.seed, draw.position, len(logits), logits.device)).argmax())
+
+
+def penalise(logits: Tensor, penalty: float) -> Tensor:
+    """Return the logits of seen tokens, lowered by a penalty above 1. Source: Keskar et al. 2019, section 4.1."""
+    divisor = _rounded(penalty, logits)
+    return torch.where(logits > 0, (logits / divisor).clamp(max=MOST_FLOAT), logits * divisor)
+
+
+def kept_weights(logits: Tensor, draw: Draw) -> Tensor:
+    """Return the weights of all tokens, [V] float32, 0 for those that top-k, top-p and min-p cut; one always stays."""
+    factor = (1.0 / _rounded(draw.temperature, logits)).clamp(max=MOST_FLOAT)
+    weights = weight_of((logits - logits.max()) * factor)
+    if 0 < draw.top_k < len(logits):
+        weights = weights.masked_fill(logits < logits.topk(draw.top_k).values[-1], 0.0)
+    share = _rounded(draw.top_p, logits)
+    if share < 1.0:
+        ordered, order = masses(weights).sort(descending=True, stable=True)  # of equal ones the first
+        before = ordered.cumsum(0) - ordered
+        wanted = (share.double() * ordered.sum().double()).ceil().clamp(min=1)
+        weights = weights.index_fill(0, order[before >= wanted], 0.0)
+    return weights.masked_fill(weights < _rounded(draw.min_p, logits), 0.0)
+
+
+def _rounded(number: float, logits: Tensor) -> Tensor:
+    """Return a setting as the kernels have it: float32, beside the logits."""
+    return torch.tensor(number, dtype=torch.float32, device=logits.device)
+
+
+def masses(weights: Tensor) -> Tensor:
+    """Return the whole numbers that top-p orders and adds, int64: weights in units of 2^-30, rounded down."""
+    return (weights * MASS_ONE).to(torch.int64)
+
+
+def weight_of(x: Tensor) -> Tensor:
+    """Return exp(x) for x <= 0 in float32, and 0 below -87."""
+    low = x.clamp(min=-87.0)
+    power = (low * 1.44269504 + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 rounds to a whole number
+    rest = low - power * LN_2[0]
+    rest = rest - power * LN_2[1]
+    value = torch.full_like(rest, EXPONENTIAL[0])
+    for coefficient in EXPONENTIAL[1:]:
+        value = value * rest + coefficient
+    value = value * ((power.to(torch.int32) + 127) << 23).view(torch.float32)
+    return value.masked_fill(x < -87.0, 0.0)
+
+
+def noise(seed: int, position: int, vocab: int, device: torch.device | None = None) -> Tensor:
+    """Return the noise of all tokens, [V] float32."""
+    blocks = -(-vocab // (LANES * WORDS))
+    counters = torch.arange(blocks * LANES, device=device, dtype=torch.int64)
+    zeros = torch.zeros_like(counters)
+    words = philox(seed, (counters, zeros + (position & LOW), zeros + (position >> 32 & LOW), zeros))
+    in_order = torch.stack([word.view(blocks, LANES) for word in words], dim=1)  # [blocks, WORDS, LANES]
+    return exponential_of(in_order.flatten()[:vocab])
+
+
+def philox(key: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the four words of Philox4x32-10 for each counter, words as int64.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.2.
+    """
+    first, second, third, fourth = counter
+    keys = [key & LOW, key >> 32 & LOW]
+    for _ in range(10):
+        low, high = first * MULTIPLIERS[0], third * MULTIPLIERS[1]  # products of 64 bits; their sign bit counts as one
+        first, second = high >> 32 & LOW ^ second ^ keys[0], high & LOW
+        third, fourth = low >> 32 & LOW ^ fourth ^ keys[1], low & LOW
+        keys = [(one + step) & LOW for one, step in zip(keys, WEYL, strict=True)]
+    return first, second, third, fourth
+
+
+def exponential_of(words: Tensor) -> Tensor:
+    """Return the noise of random words, float32: -log of a number between 0 and 1."""
+    u = ((words >> 9).float() + 0.5) * 2.0**-23
+    bits = u.view(torch.int32)
+    power = (bits - SQRT_HALF_BITS) >> 23  # u = fraction * 2^power, fraction from sqrt(1/2) to sqrt(2)
+    x = (bits - (power << 23)).view(torch.float32) - 1.0
+    square, scale = x * x, power.float()
+    y = torch.full_like(x, LOGARITHM[0])
+    for coefficient in LOGARITHM[1:]:
+        y = y * x + coefficient
+    y = y * (x * square)
+    y = y + scale * LN_2[1]
+    y = y - square * 0.5
+    return -((x + y) + scale * LN_2[0])
+
+
+def check_finite(logits: Tensor) -> None:
+    """Check that no logit is NaN or infinite.
+
+    Raises:
+        GraphError: a logit is NaN or infinite.
+    """
+    if not bool(logits.isfinite().all()):
+        raise not_finite()
+
+
+def not_finite() -> GraphError:
+    """Return the error for logits that are NaN or infinite."""
+    return GraphError(
+        "the model's logits are not finite (NaN or infinity): its weights are damaged, or the dtype is too narrow "
+        "for it; try dtype=bf16 or dtype=fp32"
+    )
+
+
+def nothing_allowed() -> GraphError:
+    """Return the error for a mask that allows no token."""
+    return GraphError("the mask of a request allows no token; let it allow an end token at least")

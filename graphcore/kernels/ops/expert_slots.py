@@ -1,0 +1,173 @@
+"""A cache of a layer's experts in slots on a device, which is looked up, filled and read without the host.
+
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S slots.
+
+    waiting  [X, ...]     every expert, in page-locked memory of the host
+    slots    [S, ...]     the experts that were used last, on the device
+
+    chosen -> a slot for each chosen expert -> missing ones are copied there -> the product reads slots
+
+A missing expert takes a free slot, or that of the expert which was used longest ago, but never that of an expert of the
+same call. Where no slot is left, the product reads the expert where it waits. Neither changes a bit of the answers.
+
+The implementation here is the reference, in plain torch operations with reads by the host; on a GPU
+kernels/gpu/experts/ takes its place.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.activations import Gating
+from graphcore.kernels.gpu.matrix import DENSE
+from graphcore.kernels.ops.experts import answers_fake
+
+CALLS, HITS, LOADED, IN_PLACE = range(4)  # entries of `ExpertSlots.tallies`
+
+STATE = "Tensor(a!) places, Tensor(b!) holders, Tensor(c!) last_use, Tensor(d!) tallies"
+TAKE = f"(Tensor chosen, Tensor[] waiting, Tensor(e!)[] slots, {STATE}) -> ()"
+torch.library.define("graphcore::take_experts", TAKE)
+torch.library.define(
+    "graphcore::cached_experts",
+    f"(Tensor x, Tensor chosen, Tensor[] waiting, Tensor(e!)[] slots, {STATE}, Tensor[] biases, int hidden,"
+    " str activation, float limit, float alpha, str[] formats) -> Tensor",
+)
+
+
+class ExpertSlots(NamedTuple):
+    """A layer's experts, its slots, and which expert each slot holds.
+
+    Attributes:
+        waiting: gate, up and down of all experts, [X, ...] each, in page-locked memory.
+        slots: gate, up and down of the slots, [S, ...] each, on the device.
+        places: [X] int32 on the device, slots of the experts; -1 for none.
+        holders: [S] int32 on the device, experts in the slots; -1 for none.
+        last_use: [X] int64 on the device, number of the last call that chose an expert; 0 for none.
+        tallies: [4] int64 on the device: calls; distinct chosen experts that were in a slot, that were loaded into one,
+            and that are read where they wait.
+    """
+
+    waiting: Sequence[Tensor]
+    slots: Sequence[Tensor]
+    places: Tensor
+    holders: Tensor
+    last_use: Tensor
+    tallies: Tensor
+
+    @classmethod
+    def empty(cls, waiting: Sequence[Tensor], slots: Sequence[Tensor]) -> "ExpertSlots":
+        """Return slots that hold no expert yet."""
+        num_experts, num_slots, device = len(waiting[0]), len(slots[0]), slots[0].device
+        places = torch.full((num_experts,), -1, dtype=torch.int32, device=device)
+        holders = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
+        last_use = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        return cls(waiting, slots, places, holders, last_use, torch.zeros(4, dtype=torch.int64, device=device))
+
+
+def take_experts(chosen: Tensor, experts: ExpertSlots) -> None:
+    """Give chosen experts slots and copy the missing ones there.
+
+    Args:
+        chosen: int64 of any shape, on the device; -1 for no expert.
+    """
+    torch.ops.graphcore.take_experts.default(chosen, *experts)
+
+
+def cached_experts(
+    x: Tensor,
+    chosen: Tensor,
+    experts: ExpertSlots,
+    biases: Sequence[Tensor],
+    hidden: int,
+    gating: Gating,
+    formats: Sequence[str],
+) -> Tensor:
+    """Return each chosen expert's answer for its token, after `take_experts`.
+
+    Args:
+        x: [N, D] compute dtype.
+        chosen: [N, C] int64; -1 for no expert.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        hidden: F.
+        gating: function that joins gate and up.
+        formats: formats of gate, up and down: "dense", or that of matrices packed for a device.
+
+    Returns:
+        [N, C, D] compute dtype; zeros for no expert.
+    """
+    op = torch.ops.graphcore.cached_experts.default
+    return op(x, chosen, *experts, biases, hidden, *gating, formats)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::take_experts")  # type: ignore[untyped-decorator]  # torch does not type it
+def _fake(_chosen: Tensor, *_: object) -> None:
+    return
+
+
+torch.library.register_fake("graphcore::cached_experts", answers_fake)
+
+
+def take_one_by_one(
+    chosen: Tensor,
+    waiting: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    places: Tensor,
+    holders: Tensor,
+    last_use: Tensor,
+    tallies: Tensor,
+) -> None:
+    """Implement `take_experts`."""
+    wanted = sorted({*chosen.flatten().tolist()} - {-1})
+    where, owners = places.tolist(), holders.tolist()
+    missing = [expert for expert in wanted if where[expert] < 0]
+    used = [0 if owner < 0 else int(last_use[owner]) for owner in owners]
+    victims = sorted((slot for slot, owner in enumerate(owners) if owner not in wanted), key=lambda slot: used[slot])
+    loads = list(zip(missing, victims, strict=False))  # some experts may find no slot
+    for expert, slot in loads:
+        if owners[slot] >= 0:
+            places[owners[slot]] = -1
+        places[expert], holders[slot] = slot, expert
+        for source, target in zip(waiting, slots, strict=True):
+            target[slot].copy_(source[expert])
+    counts = 1, len(wanted) - len(missing), len(loads), len(missing) - len(loads)
+    tallies += torch.tensor(counts, device=tallies.device, dtype=torch.int64)
+    last_use[wanted] = tallies[CALLS]
+
+
+def answers_in_two_parts(
+    x: Tensor,
+    chosen: Tensor,
+    waiting: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    places: Tensor,
+    holders: Tensor,
+    last_use: Tensor,
+    tallies: Tensor,
+    biases: Sequence[Tensor],
+    hidden: int,
+    activation: str,
+    limit: float,
+    alpha: float,
+    formats: Sequence[str],
+) -> Tensor:
+    """Implement `cached_experts`: the experts in slots, then those that are read where they wait."""
+    take_one_by_one(chosen, waiting, slots, places, holders, last_use, tallies)
+
+    def answers(weights: Sequence[Tensor], where: Sequence[int]) -> Tensor:
+        gating = activation, limit, alpha
+        if formats[0] == DENSE:
+            return torch.ops.graphcore.experts.default(x, chosen, weights, biases, *gating, where)  # type: ignore[no-any-return]
+        packed = torch.ops.graphcore.device_experts.default
+        return packed(x, chosen, weights, biases, where, hidden, *gating, formats)  # type: ignore[no-any-return]
+
+    where = places.tolist()
+    elsewhere = [expert if place < 0 else -1 for expert, place in enumerate(where)]
+    in_slot = (chosen >= 0) & (places[chosen.clamp(min=0)] >= 0)
+    return torch.where(in_slot[..., None], answers(slots, where), answers(waiting, elsewhere))
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::take_experts", "CPU", take_one_by_one)
+torch.library.impl("graphcore::cached_experts", "CPU", answers_in_two_parts)

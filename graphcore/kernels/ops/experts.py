@@ -1,0 +1,184 @@
+"""A mixture of gated experts, as one custom op: each token runs through the experts chosen for it.
+
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
+
+    gate, up, down: [S, F, D], [S, F, D], [S, D, F] and, in some models, their biases [X, F], [X, F], [X, D]
+    y = down(activation(gate x) * up x), or gpt-oss's clamped SwiGLU of the two (kernels/ops/gating.py)
+
+An expert's matrices may lie at any place, and a call may have only some of the chosen experts; neither changes a bit of
+an expert's answer. So answers stay separate, one row for each choice, and the caller adds them in the order of the
+choices. Biases are always complete.
+
+On the CPU the op reads back which experts were chosen and touches only those. On a GPU nothing may be read back:
+`masked_experts` gathers the chosen weights of a few tokens, or runs every expert under a mask.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from graphcore.kernels.ops.gating import gated_features
+
+ExpertFunction = Callable[[Tensor, int, int], Tensor]
+Places = Sequence[int] | None
+ALIGNMENT = 64  # bytes; a product may add in another order if a matrix has another alignment
+
+torch.library.define(
+    "graphcore::experts",
+    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, str activation, float limit,"
+    " float alpha, int[]? places=None) -> Tensor",
+)
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    limit: float,
+    alpha: float,
+    places: Places = None,
+) -> Tensor:
+    """Return each chosen expert's answer for its token.
+
+    Args:
+        x: [N, D] compute dtype.
+        chosen: [N, C] int64, distinct within a token; -1 for no expert.
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        activation, limit, alpha: fields of `Gating`, which say how gate and up are joined.
+        places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
+
+    Returns:
+        [N, C, D] compute dtype; zeros for no expert and for missing experts.
+    """
+    op = torch.ops.graphcore.experts.default
+    return op(x, chosen, weights, biases, activation, limit, alpha, places)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("graphcore::experts")  # type: ignore[untyped-decorator]  # torch does not type it
+def answers_fake(x: Tensor, chosen: Tensor, *_: object) -> Tensor:
+    """Return the answers' shape and dtype, for tracing."""
+    return x.new_empty((*chosen.shape, x.shape[1]))
+
+
+def looped_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    limit: float,
+    alpha: float,
+    places: Places = None,
+) -> Tensor:
+    """Implement `experts` expert by expert; an expert that no token chose is not read."""
+    run = _runner(weights, biases, activation, limit, alpha)
+    return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
+
+
+def num_experts_of(weights: Sequence[Tensor], places: Places) -> int:
+    """Return the number of experts, X."""
+    return len(weights[0]) if places is None else len(places)
+
+
+def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
+    """Return the answers [N, C, D], each expert run on the tokens that chose it.
+
+    Args:
+        x, chosen, places: the same as in `experts`.
+        num_experts: X.
+        run: function from tokens [M, D], an expert and its place to the answers [M, D].
+    """
+    flat = chosen.flatten()
+    y = x.new_zeros(len(flat), x.shape[1])
+    rows = flat.argsort(stable=True)  # [N C], rows of y by expert; those without an expert come first
+    begin, *counts = (flat + 1).bincount(minlength=num_experts + 1).tolist()
+    for expert, count in enumerate(counts):
+        place = expert if places is None else places[expert]
+        mine = rows[begin : begin + count]
+        begin += count
+        if count and place >= 0:
+            y[mine] = run(x[mine // chosen.shape[1]], expert, place)
+    return y.view(*chosen.shape, x.shape[1])
+
+
+def _runner(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str, limit: float, alpha: float
+) -> ExpertFunction:
+    """Return the function that runs some tokens [M, D] through one expert."""
+
+    def run(x: Tensor, expert: int, place: int) -> Tensor:
+        def project(values: Tensor, part: int) -> Tensor:
+            return linear(values, _matrix_at(weights[part], place), biases[part][expert] if biases else None)
+
+        return project(gated_features(project(x, 0), project(x, 1), activation, limit, alpha), 2)
+
+    return run
+
+
+def _matrix_at(weights: Tensor, place: int) -> Tensor:
+    """Return one matrix, aligned at any place: copied if a matrix is not a whole number of cache lines."""
+    matrix = weights[place]
+    return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
+
+
+def masked_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    limit: float,
+    alpha: float,
+    places: Places = None,
+) -> Tensor:
+    """Implement `experts` without reading back the choice."""
+    num_experts = num_experts_of(weights, places)
+    # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
+    if chosen.numel() <= num_experts:
+        return _gathered(x, chosen, weights, biases, activation, limit, alpha, places)
+    return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, activation, limit, alpha))
+
+
+def _gathered(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    limit: float,
+    alpha: float,
+    places: Places,
+) -> Tensor:
+    """Copy each token's chosen weights: a few tokens need only a few experts."""
+    flat = chosen.flatten()  # [N C]
+    at = flat if places is None else torch.tensor(places, device=x.device, dtype=torch.int64)[flat]
+    nobody = (flat < 0) | (at < 0)
+    flat, at = flat.clamp(min=0), at.clamp(min=0)
+    rows = x.repeat_interleave(chosen.shape[1], dim=0)  # [N C, D]
+
+    def project(values: Tensor, part: int) -> Tensor:
+        products = torch.bmm(weights[part][at], values[:, :, None])[:, :, 0]
+        return products + biases[part][flat] if biases else products
+
+    y = project(gated_features(project(rows, 0), project(rows, 1), activation, limit, alpha), 2)  # [N C, D]
+    return y.masked_fill_(nobody[:, None], 0).view(*chosen.shape, x.shape[1])
+
+
+def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
+    """Return the answers [N, C, D] without reading back the choice: every expert runs on all tokens."""
+    y = x.new_zeros(*chosen.shape, x.shape[1])
+    for expert in range(num_experts):
+        place = expert if places is None else places[expert]
+        if place >= 0:
+            y = torch.where((chosen == expert)[..., None], run(x, expert, place)[:, None], y)
+    return y
+
+
+# Not as decorators: torch's would leave None under the functions' names.
+torch.library.impl("graphcore::experts", "CPU", looped_experts)
+torch.library.impl("graphcore::experts", "CompositeExplicitAutograd", masked_experts)

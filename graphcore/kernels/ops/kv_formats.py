@@ -1,0 +1,170 @@
+"""Keys and values in fewer bits: heads that a Hadamard matrix has mixed, as codes in blocks of 32 or as float8.
+
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, G positions of a page, C blocks of a head (E / 32),
+Z bytes of a block.
+
+    pool of codes      [P, K, G, C, Z] uint8
+    any other pool     [P, K, G, E] of its dtype
+
+One head of one page is G C Z bytes, in planes, so that kernels load whole vectors of codes and never half a scale:
+
+    codes [G, C, 32 or 16]   |   fifth bits [G, C, 4], of q5_0 only   |   scales [G, C] float16
+
+The bits of a block are those of the weights' format of the same name (quant/formats/), rounded as libggml does.
+
+Rounding a head with a few large numbers would lose the others. So heads are multiplied with a Hadamard matrix first,
+H[i][j] = (-1)^popcount(i & j) / sqrt(n), in blocks of n, the largest power of two that divides the head. H is its own
+inverse: q' = H q and k' = H k have the scores of q and k, and H undoes itself on the weighted sum of values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.encodings import Planes
+from graphcore.quant.registry import FORMATS
+
+BLOCK = 32  # numbers that share a scale
+CODED = ("q8_0", "q5_0", "q4_0")  # formats of blocks that kernels read
+FLOAT8 = torch.float8_e4m3fn
+MOST_FLOAT8 = 448.0
+_BY_NBYTES = {FORMATS[name].block_nbytes: name for name in CODED}
+
+KVType = torch.dtype | str
+"""What a pool holds: a dtype, or the name of a format of blocks."""
+
+
+class KVTypes(NamedTuple):
+    """What the pools of keys and of values hold."""
+
+    keys: KVType
+    values: KVType
+
+    @property
+    def coded(self) -> bool:
+        """True if one of them is in blocks."""
+        return any(isinstance(kind, str) for kind in self)
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys("fp8" if kind is FLOAT8 else str(kind).removeprefix("torch.") for kind in self))
+        return ",".join(names)
+
+
+KVFormat = KVType | KVTypes
+"""What both pools hold, or what each of them does."""
+
+
+def kv_types(kind: KVFormat) -> KVTypes:
+    """Return the types of both pools; one that is given alone is that of both."""
+    return kind if isinstance(kind, KVTypes) else KVTypes(kind, kind)
+
+
+def vector_shape(kind: KVType, head_dim: int) -> tuple[int, ...]:
+    """Return the shape of a head's entry in a pool: [E], or [C, Z]."""
+    if not isinstance(kind, str):
+        return (head_dim,)
+    assert head_dim % BLOCK == 0, f"heads of {head_dim} are not whole blocks"
+    return head_dim // BLOCK, FORMATS[kind].block_nbytes
+
+
+def pool_dtype(kind: KVType) -> torch.dtype:
+    """Return the dtype of a pool's elements."""
+    return torch.uint8 if isinstance(kind, str) else kind
+
+
+def format_of(pool: Tensor) -> str | None:
+    """Return the name of a pool's format of blocks; None for a dense pool."""
+    return _BY_NBYTES[pool.shape[-1]] if pool.dtype is torch.uint8 else None
+
+
+def head_dim_of(pool: Tensor) -> int:
+    """Return the numbers of a head in a pool."""
+    return pool.shape[3] * BLOCK if pool.dtype is torch.uint8 else pool.shape[3]
+
+
+def is_mixed(pool: Tensor) -> bool:
+    """Return whether a pool holds heads that are multiplied with a Hadamard matrix."""
+    return pool.dtype in (torch.uint8, FLOAT8)
+
+
+def mixed(heads: Tensor) -> Tensor:
+    """Return heads [..., E] multiplied with the Hadamard matrix, float32. Applied twice it changes nothing."""
+    size = heads.shape[-1] & -heads.shape[-1]
+    found, step = heads.float().contiguous(), 1
+    while step < size:
+        first, second = found.view(*heads.shape[:-1], -1, 2, step).unbind(-2)
+        found = torch.stack((first + second, first - second), -2).flatten(-3)
+        step *= 2
+    return found.mul(size**-0.5)
+
+
+def like_heads_of(pool: Tensor, heads: Tensor) -> Tensor:
+    """Return heads as those of the pool are: mixed, in their own dtype, or as they were given."""
+    return mixed(heads).to(heads.dtype) if is_mixed(pool) else heads
+
+
+def entries(heads: Tensor, pool: Tensor) -> Tensor:
+    """Return what a pool keeps of heads [..., E]: [..., C, Z] uint8, or [..., E] of the pool's dtype."""
+    if not is_mixed(pool):
+        return heads.to(pool.dtype)
+    name, wide = format_of(pool), mixed(heads)
+    if name is None:
+        return wide.clamp(-MOST_FLOAT8, MOST_FLOAT8).to(FLOAT8)
+    return FORMATS[name].quantize_blocks(wide.reshape(-1, BLOCK)).view(*heads.shape[:-1], *pool.shape[-2:])
+
+
+def own_heads(heads: Tensor, kept: Tensor, pool: Tensor) -> Tensor:
+    """Return the heads of a pass's tokens as it attends them: as they are kept if the pool mixes heads."""
+    return heads_of(kept, heads.dtype) if is_mixed(pool) else heads
+
+
+def heads_of(kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the heads [..., E] that entries stand for, still mixed if they were."""
+    if kept.dtype is not torch.uint8:
+        return kept.to(dtype)
+    name = _BY_NBYTES[kept.shape[-1]]
+    dense = FORMATS[name].dequantize_blocks(kept.reshape(-1, kept.shape[-1]))
+    return dense.view(*kept.shape[:-1], BLOCK).flatten(-2).to(dtype)
+
+
+def code_planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
+    """Return views of a pool's planes, [..., G, C, z] uint8 each, and the place of their bytes in a block.
+
+    Args:
+        pool: [..., G, C, Z] uint8 or [..., G, E], contiguous.
+    """
+    name = format_of(pool)
+    if name is None:
+        return [(slice(None), pool)]
+    places = places_of(FORMATS[name].planes)
+    page, blocks = pool.shape[-3:-1]
+    parts = torch.split(pool.flatten(-3), [page * blocks * (place.stop - place.start) for place in places], -1)
+    return [
+        (place, part.view(*part.shape[:-1], page, blocks, place.stop - place.start))
+        for place, part in zip(places, parts, strict=True)
+    ]
+
+
+def places_of(found: Planes | None) -> list[slice]:
+    """Return the places of codes, of fifth bits and of scales in a block's bytes."""
+    assert found is not None, "formats of caches have planes"
+    return [slice(*place) for place in (found.low, found.high, found.scales) if place is not None]
+
+
+def kept_at(pool: Tensor, pages: Tensor, places: Tensor | None = None) -> Tensor:
+    """Return entries: all of some pages, [..., K, G, entry], or those of one place of each page, [..., K, entry]."""
+    index = pages if places is None else (pages, slice(None), places)
+    if pool.dtype is not torch.uint8:
+        return pool[index]
+    parts = [(place, plane[index]) for place, plane in code_planes(pool)]
+    blocks = parts[0][1].new_empty(*parts[0][1].shape[:-1], pool.shape[-1])
+    for place, part in parts:
+        blocks[..., place] = part
+    return blocks
+
+
+def put_entries(pool: Tensor, pages: Tensor, places: Tensor, kept: Tensor) -> None:
+    """Write entries [..., K, entry] at one place of each page."""
+    for place, plane in code_planes(pool):
+        plane[pages, :, places] = kept[..., place]

@@ -1,0 +1,278 @@
+"""The packed kernels of every format and instruction set: bytes bit by bit, products against float64.
+
+Legend: O rows (output features), I columns (input features), T tokens.
+"""
+
+import numpy as np
+import pytest
+import torch
+from packed_matrices import (
+    GOLDEN,
+    KERNEL_FORMATS,
+    StoredMatrix,
+    golden_matrix,
+    native_kernels,
+    num_differing,
+    relative_error,
+    stored_matrix,
+)
+from torch import Tensor
+
+from graphcore.checkpoint.ternary_checkpoint import pack_i2_s
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, KernelPacking
+from graphcore.quant import FORMATS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS = (1, 15, 16, 17, 53)
+TOKENS = (1, 2, 7, 8, 9, 16, 17, 40)
+# Relative RMS error of a product by rounding and dtype of x: what kernels/cpu/kernel_packing.py states, and 1e-3 for
+# fp16, whose eleven bits alone are 2.4e-4.
+BOUNDS = {
+    ("float", torch.float32): 1e-6,
+    ("float", torch.bfloat16): 4e-3,
+    ("float", torch.float16): 1e-3,
+    ("wide", torch.float32): 1e-4,
+    ("wide", torch.bfloat16): 4e-3,
+    ("wide", torch.float16): 1e-3,
+    ("block", torch.float32): 1e-2,
+    ("block", torch.bfloat16): 1.1e-2,
+    ("block", torch.float16): 1e-2,
+}
+
+
+def columns_of(name: str, blocks: int) -> int:
+    return FORMATS[name].block_elements * blocks
+
+
+def product(matrix: StoredMatrix, library: str, x: Tensor, rounding: str, bias: Tensor | None = None) -> Tensor:
+    packed = matrix.packed(library)
+    return matrix.packing(library).linear(x, packed, bias, rounding)
+
+
+def expected(matrix: StoredMatrix, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = x.double() @ matrix.dense.double().T
+    return y if bias is None else y + bias.double()
+
+
+def random_x(tokens: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+
+
+def rounded(x: Tensor, rounding: str) -> Tensor:
+    """Return x as the rounding leaves it, float64; as kernels/cpu/kernel_packing.py defines it."""
+    values = x.double() if rounding == "token" else x.double().unflatten(-1, (-1, 32))
+    size = values.abs().amax(-1, keepdim=True)
+    size = size.clamp(min=1e-5 if rounding == "token" else 1e-300)
+    back = (values * 127 / size).round() * size / 127
+    return back.view(x.shape)
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_golden_blocks_come_back_bit_by_bit(library: str, name: str, dtype: torch.dtype) -> None:
+    matrix = golden_matrix(name)
+    assert num_differing(matrix.packing(library).unpack(matrix.packed(library), dtype), matrix.dense.to(dtype)) == 0
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_random_bytes_come_back_bit_by_bit_however_many_rows_and_blocks(library: str, name: str) -> None:
+    for rows in ROWS:
+        for blocks in (1, 5):
+            matrix = stored_matrix(name, rows, columns_of(name, blocks), is_tame=False)
+            packed, packing = matrix.packed(library), matrix.packing(library)
+            for dtype in DTYPES:
+                assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, (rows, blocks, dtype)
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_gathered_rows_are_those_of_the_matrix(library: str, name: str) -> None:
+    matrix = stored_matrix(name, 53, columns_of(name, 3), is_tame=False)
+    ids = torch.tensor([[0, 52, 16], [15, 17, 16]])
+    for dtype in DTYPES:
+        found = matrix.packing(library).gather(ids, matrix.packed(library), dtype)
+        assert num_differing(found, matrix.dense[ids].to(dtype)) == 0
+
+
+@pytest.mark.parametrize("rounding", ["float", "wide", "block"])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_products_are_within_the_bound_of_their_rounding(library: str, name: str, rounding: str) -> None:
+    matrix = stored_matrix(name, 53, columns_of(name, 1) * max(1, 512 // columns_of(name, 1)))
+    bias = torch.randn(53, generator=torch.Generator().manual_seed(1))
+    for dtype in DTYPES:
+        for tokens in TOKENS:
+            x = random_x(tokens, matrix.dense.shape[1], dtype)
+            for added in (None, bias.to(dtype)):
+                y = product(matrix, library, x, rounding, added)
+                assert (y.shape, y.dtype) == ((tokens, 53), dtype)
+                assert relative_error(y, expected(matrix, x, added)) < BOUNDS[rounding, dtype], (dtype, tokens)
+
+
+@pytest.mark.parametrize("rounding", ["block", "token"])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_rounded_products_are_those_of_the_rounded_activations(library: str, name: str, rounding: str) -> None:
+    """Ten times nearer than the rounding's own error; what is left is a tie that falls to the other side."""
+    for rows, blocks in ((1, 1), (17, 3)):
+        matrix = stored_matrix(name, rows, columns_of(name, blocks))
+        for tokens in (1, 9):
+            x = random_x(tokens, matrix.dense.shape[1])
+            y = product(matrix, library, x, rounding)
+            assert relative_error(y, expected(matrix, rounded(x, rounding))) < 2e-4
+
+
+@pytest.mark.parametrize("rounding", ["wide", "block", "token"])
+@pytest.mark.parametrize("byte", [0xFF, 0x7F, 0x77])  # the largest codes of most formats, of q8_0 and of E2M1
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_no_sum_overflows(library: str, name: str, byte: int, rounding: str) -> None:
+    """Activations of one size are rounded to the largest whole numbers exactly, so the products are float32's."""
+    matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
+    for tokens in (1, 8):
+        for x in (torch.full((tokens, matrix.dense.shape[1]), 3.0), torch.full((tokens, matrix.dense.shape[1]), -3.0)):
+            size = x.double().abs() @ matrix.dense.double().abs().T  # the products', which may cancel each other
+            assert ((product(matrix, library, x, rounding) - expected(matrix, x)) / size).abs().max() < 1e-5
+
+
+def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is float32's, rounded once; of one slice of rows and of several."""
+    monkeypatch.setattr("graphcore.kernels.cpu.kernel_packing.product_dtype", lambda _: torch.float32)
+    library = native_kernels()
+    for elements in (1 << 20, 1):
+        monkeypatch.setattr("graphcore.kernels.cpu.kernel_packing.SLICE_ELEMENTS", elements)
+        matrix, bias = stored_matrix("q4_k", 53, 512), torch.arange(53.0)
+        for dtype in (torch.bfloat16, torch.float16):
+            x = random_x(DENSE_TOKENS, 512, dtype)
+            y = product(matrix, library, x, "wide", bias.to(dtype))
+            assert y.dtype == dtype
+            assert relative_error(y, expected(matrix, x, bias)) < torch.finfo(dtype).eps / 4
+            assert torch.equal(y, product(matrix, library, x.float(), "wide", bias).to(dtype))
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_every_row_count_is_multiplied_to_its_last_row(library: str, name: str) -> None:
+    for rows in ROWS:
+        matrix = stored_matrix(name, rows, columns_of(name, 2))
+        x = random_x(3, matrix.dense.shape[1])
+        for rounding in ("float", "wide", "block"):
+            y = product(matrix, library, x, rounding)
+            error = (y.double() - expected(matrix, x)).norm(dim=0)  # of each row
+            size = x.norm() * matrix.dense.norm(dim=1) / x.shape[1] ** 0.5  # of what a row's products are about
+            assert (error / size).max() < 3 * BOUNDS[rounding, torch.float32], (rows, rounding)
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_one_token_at_a_time_and_all_together_give_the_same(library: str, name: str) -> None:
+    matrix = stored_matrix(name, 53, columns_of(name, 2))
+    x = random_x(40, matrix.dense.shape[1])
+    for rounding, bound in (("float", 1e-6), ("wide", 1e-4), ("block", 1e-6), ("token", 1e-6)):
+        together = product(matrix, library, x, rounding)
+        alone = torch.cat([product(matrix, library, token[None], rounding) for token in x])
+        assert relative_error(alone, together) < bound, rounding
+        assert (
+            relative_error(product(matrix, library, x[: DENSE_TOKENS - 1], rounding), together[: DENSE_TOKENS - 1])
+            < bound
+        )
+
+
+@pytest.mark.parametrize("rounding", ["float", "wide", "block", "token"])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_zeros_give_the_bias(library: str, name: str, rounding: str) -> None:
+    matrix = stored_matrix(name, 17, columns_of(name, 2))
+    bias = torch.arange(17.0)
+    for tokens in (1, 8):
+        y = product(matrix, library, torch.zeros(tokens, matrix.dense.shape[1]), rounding, bias)
+        assert torch.equal(y, bias.expand(tokens, 17))
+
+
+@pytest.mark.parametrize("rounding", ["float", "wide", "block"])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_outliers_and_tiny_activations_keep_the_bound(library: str, name: str, rounding: str) -> None:
+    matrix = stored_matrix(name, 53, columns_of(name, 2))
+    for tokens in (1, 8):
+        x = random_x(tokens, matrix.dense.shape[1])
+        tiny, spiked = x * 1e-30, x.clone()
+        spiked[:, 3], spiked[:, -1] = 3e4, -2e6
+        for values in (tiny, spiked):
+            y = product(matrix, library, values, rounding)
+            assert relative_error(y, expected(matrix, values)) < BOUNDS[rounding, torch.float32]
+        below = product(matrix, library, x * 1e-40, rounding)  # subnormal: as good as zero, and no NaN
+        assert below.abs().max() < 1e-34
+
+
+@pytest.mark.parametrize("case", ["", "_k384"])
+def test_ternary_products_are_bitnets_whole_numbers(library: str, case: str) -> None:
+    """x is rounded to the very codes of bitnet.cpp, and their products are exact."""
+    stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "i2s.npz").items()}
+    ternary, scale = stored[f"ternary{case}"], stored[f"scale{case}"]
+    raw_rows, found_scale = FORMATS["i2_s"].split_rows(stored[f"i2s_x86_raw{case}"], ternary.shape)
+    packing = KernelPacking("i2_s", *ternary.shape, library)
+    packed = packing.pack(raw_rows, found_scale)
+    x = stored["x"] if not case else torch.cat((stored["x"], stored["x"][:, :128]), dim=1)
+    codes, steps = stored["x_q8"], stored["x_scale"]
+    if case:  # the golden activations are 256 wide; a row's largest stays where it is or is repeated
+        codes = torch.cat((codes, codes[:, :128]), dim=1)
+    sums = codes.long() @ ternary.long().T
+    if not case:
+        assert torch.equal(sums, stored["acc_i32"].long())
+    y = packing.linear(x, packed, None, "token")
+    steps = steps.view(-1, 1).double()
+    assert torch.equal((y.double() * steps / scale.double()).round().long(), sums)
+    np.testing.assert_allclose(y, (sums / steps * scale.double()).float(), rtol=1e-6, atol=0)
+    if not case:
+        np.testing.assert_allclose(y, stored["y_bitnetcpp"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("form", ["y_bitlinear", "y_autobitlinear_offline", "y_autobitlinear_online"])
+def test_hugging_face_ternary_bytes_give_transformers_products(library: str, form: str) -> None:
+    """transformers' own packing, 2 bits a row of four, goes through i2_s; a scale divides, multiplies or is a mean."""
+    stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "hf_bitnet.npz").items()}
+    codes = torch.cat([stored["packed"] >> shift & 3 for shift in (0, 2, 4, 6)])
+    scale = stored["weight_scale"].float().reshape(())
+    if form == "y_autobitlinear_online":
+        codes = (stored["weight_quant"] / stored["online_scale"]).round().add(1).to(torch.uint8)
+        scale = stored["online_scale"].float().reshape(())
+    else:
+        assert torch.equal(codes.int() - 1, stored["ternary"].int())
+    scale = 1 / scale if form == "y_bitlinear" else scale
+    rows, found = FORMATS["i2_s"].split_rows(pack_i2_s(codes, scale), codes.shape)
+    packing = KernelPacking("i2_s", *codes.shape, library)
+    y = packing.linear(stored["x"], packing.pack(rows, found), None, "token")
+    np.testing.assert_allclose(y, stored[form], rtol=1e-5, atol=1e-6 * stored[form].abs().max().item())
+
+
+def test_hugging_face_mxfp4_experts_come_back_as_transformers_has_them(library: str) -> None:
+    stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "mxfp4_hf.npz").items()}
+    packing = KernelPacking("mxfp4", 8, 96, library)
+    for expert, rows in enumerate(stored["ggml_raw"].flatten(2)):
+        packed = packing.pack(rows, 1.0)
+        assert torch.equal(packing.unpack(packed, torch.float32), stored["values_f32_HF_transposed"][expert].T)
+        narrow = stored["values_bf16_as_f32_HF_transposed"][expert].T
+        assert torch.equal(packing.unpack(packed, torch.bfloat16).float(), narrow)
+        assert num_differing(packing.unpack(packed, torch.float32), stored["ggml_f32"][expert]) == 0
+
+
+@pytest.mark.parametrize("name", ["q4_k", "i2_s"])
+def test_torch_knows_the_operations_shapes_without_running_them(name: str) -> None:
+    library = native_kernels()
+    matrix = stored_matrix(name, 17, 256)
+    packed, x = matrix.packed(library), random_x(6, 256, torch.bfloat16).view(2, 3, 256)
+    ops, where = torch.ops.graphcore, (library, name, 17)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(ops.packed_linear.default, (x, packed, None, *where, "wide"), test_utils=tests)
+    torch.library.opcheck(ops.packed_matrix.default, (packed, *where, 256, torch.float16), test_utils=tests)
+    ids = torch.tensor([[1, 16]])
+    torch.library.opcheck(ops.packed_rows.default, (ids, packed, *where, 256, torch.bfloat16), test_utils=tests)
+    assert matrix.packing(library).unpack(packed, torch.float32).equal(matrix.dense)
+
+
+@pytest.mark.parametrize("outside", [-1, 17])
+def test_a_row_outside_the_table_is_refused(outside: int) -> None:
+    library = native_kernels()
+    matrix = stored_matrix("q8_0", 17, 32)
+    with pytest.raises(IndexError, match=r"of a table of 17 rows"):
+        matrix.packing(library).gather(torch.tensor([0, outside]), matrix.packed(library), torch.float32)
+
+
+def test_packed_bytes_are_about_as_many_as_the_files() -> None:
+    library = native_kernels()
+    for name in KERNEL_FORMATS:
+        matrix = stored_matrix(name, 64, 2048)
+        assert matrix.packing(library).nbytes <= 1.08 * matrix.rows.numel() + 256, name
