@@ -262,7 +262,7 @@ Where the estimate is wrong:
 - **KV cache.** A model without grouped queries keeps the keys and values of every head: at 128K those of the 7B shape
   do not fit in 14 GiB even with `kv_dtype=q4_0`; those of the 70B shape do, with 8 of 64 heads. A number takes 4.5
   bits, its part of a block's scale included.
-- **Link.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
+- **FusedLayer.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
 """
 
 

@@ -7,7 +7,7 @@ from fake_cuda import FakeCuda
 
 from graphcore import Engine
 from graphcore.engine.engine import passes_of
-from graphcore.graph import kinds
+from graphcore.graph import block_compiler as kinds
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
 from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache

@@ -1,4 +1,4 @@
-"""Choosing steps of a device in plain torch, for engines on `FakeCuda`: Triton's interpreter takes a second for a step.
+"""Sampling steps of a device in plain torch, for engines on `FakeCuda`: Triton's interpreter takes a second for a step.
 
 That kernels choose what is chosen here: tests/unit/kernels/gpu/sampling.
 """
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphcore.graph.token_choice import NEUTRAL
+from graphcore.graph.gpu.sampling import NEUTRAL
 from graphcore.kernels.ops.draw import Draw, choose_token
 
 FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"

@@ -4,8 +4,8 @@ import time
 
 import torch
 
+from graphcore.graph.gpu.sampling import RowSettings
 from graphcore.graph.program import Program
-from graphcore.graph.token_choice import RowSettings
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measuring.timed_runs import synchronize, time_repeats
 from suite.bench import Bench, Loaded

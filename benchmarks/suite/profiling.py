@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph.capture import CapturedStep
+from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.streaming.timeline import total, union

@@ -98,6 +98,6 @@ def _decode_kernels(choices: Choices, caches: Sequence[LayerCache]) -> DecodeKer
     """Return the decode kernels of a GPU; None where decode steps are not captured or Triton is missing."""
     if choices.device.type != "cuda" or choices.graph != "captured" or not register():
         return None
-    from graphcore.graph.device_decode import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
+    from graphcore.graph.gpu.kernel_decode import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
 
     return DeviceBlocks.allocate(caches, choices.device)

@@ -37,8 +37,8 @@ from graphcore.engine.decoding import Decoding
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sampler import choosing_phase
 from graphcore.engine.sequence import TokenSequence
+from graphcore.graph.gpu.sampling import ChoosingRows, RowSettings
 from graphcore.graph.program import Program
-from graphcore.graph.token_choice import ChoosingRows, RowSettings
 from graphcore.kernels.ops.draw import not_finite
 from graphcore.streaming.policy import Resident
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
-from graphcore.graph.capture import Captures
+from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress

@@ -11,7 +11,7 @@ from graphcore.config.settings import Settings
 from graphcore.engine.open_model import Model
 from graphcore.engine.prepare_model import PreparedModel
 from graphcore.errors import PlanError
-from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
+from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.cpu.program import widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes

@@ -15,8 +15,8 @@ from graphcore.device import find_cpp_compiler
 from graphcore.engine.choices import Choices, choices_here
 from graphcore.engine.open_model import Model
 from graphcore.errors import ConfigError
-from graphcore.graph.kernel_obstacles import device_obstacle
-from graphcore.graph.native_decode import native_obstacle
+from graphcore.graph.cpu.native_decode import native_obstacle
+from graphcore.graph.gpu.kernel_obstacles import device_obstacle
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder

@@ -17,7 +17,7 @@ from graphcore.engine.row_pieces import RowPiece, pieces_of
 from graphcore.engine.sampler import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.capture import Captures
+from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step

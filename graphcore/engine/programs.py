@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from graphcore.engine.sampler import SamplingParams, choosing_phase
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.capture import CapturedStep
+from graphcore.graph.gpu.capture import CapturedStep
+from graphcore.graph.gpu.sampling import ChoosingRows
 from graphcore.graph.program import Program
-from graphcore.graph.token_choice import ChoosingRows
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
 from graphcore.nn.spec import MoESpec
 

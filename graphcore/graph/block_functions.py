@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from graphcore.graph.kinds import BlockKind, KindCompiler
+from graphcore.graph.block_compiler import BlockCompiler, BlockKind
 from graphcore.graph.step import (
     BlockFunction,
     ChainMemory,
@@ -39,7 +39,7 @@ class BlockFunctions:
         compiled: compiled functions, one for each kind of block or head, batch and phase.
     """
 
-    kinds: KindCompiler
+    kinds: BlockCompiler
     compiles: bool = True
     fetched: FetchedExperts | None = None
     decode_kernels: DecodeKernels | None = None

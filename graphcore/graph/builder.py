@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from graphcore.graph.block_compiler import WARMUP_TOKENS, BlockCompiler
 from graphcore.graph.block_functions import BlockFunctions
-from graphcore.graph.capture import Captures, captured
-from graphcore.graph.cutting import Handover
-from graphcore.graph.kinds import WARMUP_TOKENS, KindCompiler
-from graphcore.graph.native_decode import Recorder
+from graphcore.graph.cpu.native_decode import Recorder
+from graphcore.graph.gpu.capture import Captures, captured
+from graphcore.graph.gpu.partition import BoundaryBuffers
+from graphcore.graph.gpu.sampling import ChoosingRows, choose_step
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -27,7 +28,6 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
-from graphcore.graph.token_choice import ChoosingRows, choose_step
 from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
@@ -87,7 +87,7 @@ class GraphBuilder:
         self._head_rows, self._is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
-        kinds = KindCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
+        kinds = BlockCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
         self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels)
 
     @property
@@ -132,8 +132,8 @@ class GraphBuilder:
     def _captured(self, program: Program) -> Program:
         """Return a decode program as CUDA graphs."""
         state = program.state
-        handover = Handover.allocate(len(state.token_ids), self.decoder.spec, self.tables, self.device)
-        steps = captured(state, program.steps, self.streamed, handover, self.captures)
+        boundary = BoundaryBuffers.allocate(len(state.token_ids), self.decoder.spec, self.tables, self.device)
+        steps = captured(state, program.steps, self.streamed, boundary, self.captures)
         return Program(state, steps, program.choice)
 
     def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import HeadStep, Step
-from graphcore.graph.token_choice import ChooseStep
 
 
 @dataclass(frozen=True)

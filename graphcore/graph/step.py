@@ -29,7 +29,7 @@ HeadFunction = Callable[[Head, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ChainMemory:
-    """What the layers of one program leave for one another's norms (links.py); programs may take turns at each layer.
+    """What the layers of one program leave for one another's norms (norm_fusion.py); programs may take turns at each layer.
 
     Attributes:
         rows: [B, D] compute dtype, the last sum's.

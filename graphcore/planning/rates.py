@@ -54,7 +54,7 @@ def measure_rates(
         machine: description of this machine.
         given: speeds that are already known.
         library: path of the C++ kernels, which read memory at the speed of products.
-        link_to: function that opens the link to a device with its own memory (`way_to`); None for the CPU.
+        link_to: function that opens the link to a device with its own memory (`link_opener`); None for the CPU.
 
     Returns:
         The rates; None if too little memory is free to measure them.

@@ -20,7 +20,7 @@ from graphcore.streaming.device.queues import CudaQueues
 from graphcore.streaming.device.stream import DeviceLink, host_ring_nbytes, stream_to_device
 from graphcore.streaming.device.timing import DeviceWatch
 from graphcore.streaming.embedding_rows import FileRows, HostRows
-from graphcore.streaming.experts.stream import Below, ExpertStream, open_experts
+from graphcore.streaming.experts.stream import ExpertStream, LowerTier, open_experts
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
@@ -111,7 +111,7 @@ class WeightStream:
                     closing.callback(filler.close)
 
 
-def way_to(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] | None:
+def link_opener(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] | None:
     """Return a function that opens the link to a device with its own memory; None for the CPU.
 
     Args:
@@ -149,7 +149,7 @@ def stream_weights(
     files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
     for name in moving.tables:
         decoder.table(name).fetch_rows(_rows(loader, decoder, name, store, files, device))
-    link_to = way_to(device, streaming.pinned_memory)
+    link_to = link_opener(device, streaming.pinned_memory)
     return open_stream(loader, moving, store, files, device, link_to, decoder)
 
 
@@ -182,7 +182,7 @@ def open_stream(
             undo.callback(stream.filler.close)
         if plan.experts is not None:
             assert decoder is not None, "experts are a decoder's"
-            below = Below(loader, decoder, store, files)
+            below = LowerTier(loader, decoder, store, files)
             experts = open_experts(below, plan.experts, moving.group_of_layer, timeline, device, link)
             note = "; ".join(note for note in (stream.note, experts.note) if note)
             stream = replace(stream, experts=experts, note=note)

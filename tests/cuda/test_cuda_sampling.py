@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import TinyModel
 
+from graphcore.graph.gpu.sampling import RowSettings, SamplingBuffers, choose_step
 from graphcore.graph.state import StepState
-from graphcore.graph.token_choice import Choosing, RowSettings, choose_step
 from graphcore.kernels.ops.draw import Draw, choose_tokens
 
 CUTS = (
@@ -88,7 +88,7 @@ def test_the_device_chooses_the_tokens_of_the_statement(vocab: int) -> None:
 def device_tokens(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     """Return the tokens that the GPU's kernels choose, each for its row."""
     rows, device = len(draws), torch.device("cuda")
-    choosing = Choosing.allocate(rows, logits.shape[1], device)
+    choosing = SamplingBuffers.allocate(rows, logits.shape[1], device)
     for row, one in enumerate(draws):
         numbers = (one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty)
         choosing.put(row, RowSettings(numbers=numbers, seed=one.seed))

@@ -20,7 +20,7 @@ from graphcore.graph.step import BlocksStep, HeadStep
 
 CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
 PROMPT = 21  # longer than the window of 8, and no multiple of it
-WITHOUT_KERNELS = ("gemma4", "gemma4_moe")  # blocks that run compiled instead (graph/kernel_obstacles.py)
+WITHOUT_KERNELS = ("gemma4", "gemma4_moe")  # blocks that run compiled instead (graph/gpu/kernel_obstacles.py)
 WRITE = f"`pytest tests/integration/{Path(__file__).name} -k written_down --kernel-lists tests/golden`"
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]

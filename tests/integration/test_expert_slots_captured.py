@@ -22,7 +22,7 @@ from graphcore import Engine
 from graphcore.engine import building, planning
 from graphcore.engine.engine import passes_of
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.ops.expert_slots import CALLS, HITS, IN_PLACE, LOADED
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
@@ -55,7 +55,9 @@ def engine_of(
     with monkeypatch.context() as patch:
         fake_cuda(patch)
         let_programs_be_few(patch)
-        patch.setattr(weight_stream, "way_to", lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver(quota))))
+        patch.setattr(
+            weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver(quota)))
+        )
         patch.setattr(
             building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.engine import building, planning
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.ops.expert_slots import CALLS, IN_PLACE
 from graphcore.streaming import weight_stream
@@ -78,7 +78,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
         patch.setattr("graphcore.engine.choices.PackingPolicy", policy)
         patch.setattr(
             weight_stream,
-            "way_to",
+            "link_opener",
             lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver()) if is_locking else None),
         )
         patch.setattr(

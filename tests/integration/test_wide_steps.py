@@ -11,7 +11,7 @@ from tiny_models import VOCAB, TinyModel
 from graphcore import Engine
 from graphcore.engine.handle import Handle
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph.native_decode import NativeStep
+from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
 

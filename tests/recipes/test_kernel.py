@@ -42,7 +42,7 @@ INSTRUCTION: Edits = {
     "graphcore/kernels/cpu/instructions.py": (('"scale": 3}', '"softsign": 4, '),),
     "graphcore/kernels/cpu/native/step.h": (("SCALE = 3 }", "SOFTSIGN = 4, "),),
     "graphcore/kernels/cpu/native/step.cpp": (("case Elements::GATE:", f"{SIGN}\n        "),),
-    "graphcore/graph/instruction_entries.py": (
+    "graphcore/graph/cpu/instruction_entries.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
         ("capped: ModuleRecorder", f"{ENTRY}\n    "),
     ),
@@ -52,11 +52,11 @@ KERNEL: Edits = {
         ('@torch.library.register_fake("graphcore::gpu_elementwise")', f"{WRAPPER}\n\n"),
         ("    else:\n        tl.static_assert", '    elif ELEMENTS == "softsign":\n        x = x / (1 + tl.abs(x))\n'),
     ),
-    "graphcore/graph/kernel_obstacles.py": (
+    "graphcore/graph/gpu/kernel_obstacles.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
         ("        capped,\n", "        softsign,\n"),
     ),
-    "graphcore/graph/kernel_entries.py": (
+    "graphcore/graph/gpu/kernel_entries.py": (
         ("from graphcore.kernels.gpu.elementwise", "from graphcore.kernels.gpu.elementwise import softsign_elements\n"),
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
         ("capped: lambda", "softsign: lambda _run, x: softsign_elements(x),\n    "),
@@ -85,12 +85,12 @@ toy, stream = Toy(), torch.linspace(-3, 3, 64)
 expected = toy(stream)
 """
 OBSTACLES = """
-from graphcore.graph.instruction_entries import obstacle_of_operations
-from graphcore.graph.kernel_obstacles import block_obstacle
+from graphcore.graph.cpu.instruction_entries import obstacle_of_operations
+from graphcore.graph.gpu.kernel_obstacles import block_obstacle
 print(json.dumps([obstacle_of_operations(toy, changes_x=True), block_obstacle(toy, 1)]))
 """
 BY_INSTRUCTIONS = """
-from graphcore.graph.instruction_entries import ModuleRecorder
+from graphcore.graph.cpu.instruction_entries import ModuleRecorder
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.state import StepState
 from graphcore.kernels.cpu.library import build_library
@@ -104,7 +104,7 @@ program.run()
 print((x - expected).abs().max().item())
 """
 BY_KERNELS = """
-from graphcore.graph.kernel_entries import DeviceRun
+from graphcore.graph.gpu.kernel_entries import DeviceRun
 from graphcore.graph.lowering.targets import lower_to_kernels
 found = DeviceRun(dict(toy.named_modules())).run(lower_to_kernels(toy), dict(x=stream.clone()[None]))
 print((found[0] - expected).abs().max().item())

@@ -15,7 +15,7 @@ ROOT = Path(graphcore.__file__).parent
 GPU = "graphcore.kernels.gpu"
 # imported where decode steps are built for a GPU, and nowhere else
 BRINGS_GPU = tuple(
-    f"graphcore.graph.{name}" for name in ("device_decode", "kernel_entries", "kernel_operands", "links")
+    f"graphcore.graph.gpu.{name}" for name in ("kernel_decode", "kernel_entries", "product_inputs", "norm_fusion")
 )
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "graphcore."))
 WITHOUT_TRITON = """

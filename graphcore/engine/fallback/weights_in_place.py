@@ -14,7 +14,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.embedding_rows import FileRows, HostRows
 from graphcore.streaming.host_store import HostStore, read_group, read_table
 from graphcore.streaming.moving_weights import MovingWeights, open_files
-from graphcore.streaming.weight_stream import WeightStream, open_stream, way_to
+from graphcore.streaming.weight_stream import WeightStream, link_opener, open_stream
 from graphcore.weights.conversion import fill_weight
 from graphcore.weights.groups import Group
 from graphcore.weights.layout import layout_of
@@ -118,4 +118,4 @@ def open_transformers_stream(
         weight = table.weight
         rows = FileRows(weights.loader, name, files, table.embedding_dim, weight.dtype, device)
         table.gather = rows if store is None else HostRows(read_table(weights.loader, name, None, weight), None, device)
-    return open_stream(weights.loader, MovingWeights(plan, groups), store, files, device, way_to(device, pinned))
+    return open_stream(weights.loader, MovingWeights(plan, groups), store, files, device, link_opener(device, pinned))

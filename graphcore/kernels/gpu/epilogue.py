@@ -77,7 +77,7 @@ def store_products(
     """Store or add values [N, R] of tokens from `first` and rows from `start` of a matrix; none past either's end.
 
     Args:
-        weight, fed, squares: pointers, as in `mean_squares.Feed`, for a sum that a norm follows; or None.
+        weight, fed, squares: pointers, as in `mean_squares.FusedNorm`, for a sum that a norm follows; or None.
     """
     token = first + tl.arange(0, N)[:, None]
     row = start + tl.arange(0, R)[None, :]

@@ -27,7 +27,7 @@ MOST_SUMMED = 1 << 14  # columns of a row: more squares might not fit in 63 bits
 LEAST_EPS = 2.0**-30
 
 
-class Feed(NamedTuple):
+class FusedNorm(NamedTuple):
     """Where a sum leaves its row for the norm that follows, and whose products.
 
     Attributes:
@@ -41,11 +41,11 @@ class Feed(NamedTuple):
     squares: Tensor
 
 
-def feed_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> Feed | None:
+def feed_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> FusedNorm | None:
     """Return the tensors as an op takes them together; None if they are."""
     if weight is None or rows is None or squares is None:
         return None
-    return Feed(weight, rows, squares)
+    return FusedNorm(weight, rows, squares)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def feed_next(values, weight, fed, squares, token, rows, is_there, columns):
 
     Args:
         values: [N, R] float32; token: [N, 1], rows of the stream; rows: [1, R], its columns.
-        weight, fed, squares: pointers, as in `Feed`.
+        weight, fed, squares: pointers, as in `FusedNorm`.
         is_there: [N, R]; a token that is not there has no number that is.
     """
     scaled = SHRINK * values * tl.load(weight + rows, mask=rows < columns, other=0.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
-from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, Feed, fixed_squares
+from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, FusedNorm, fixed_squares
 
 torch.library.define(
     "graphcore::residual_norm",
@@ -63,7 +63,7 @@ def residual_norm(
 
 
 def feed_norm(
-    x: Tensor, feed: Feed, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
+    x: Tensor, feed: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
 ) -> None:
     """Add to the residual stream, as `residual_norm` does, and leave it for products that apply its norm.
 

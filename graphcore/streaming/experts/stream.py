@@ -68,7 +68,7 @@ class ExpertStream:
 
 
 @dataclass(frozen=True)
-class Below:
+class LowerTier:
     """The tier below the device, from which experts are fetched.
 
     Attributes:
@@ -103,7 +103,7 @@ class Below:
 
 
 def open_experts(
-    below: Below,
+    below: LowerTier,
     plan: ExpertPlan,
     groups: Mapping[int, int],
     timeline: Timeline,
@@ -153,7 +153,7 @@ def open_experts(
 
 
 def _bind_pools(
-    below: Below, pools: Sequence[ExpertPool], mapped: frozenset[int], device: torch.device
+    below: LowerTier, pools: Sequence[ExpertPool], mapped: frozenset[int], device: torch.device
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, Experts]]:
     """Allocate the pools' slots and bind layers to them; bind mapped layers to their tables in RAM.
 
@@ -178,7 +178,7 @@ def expert_ring_nbytes(plan: Plan, is_held: bool) -> int:
 
 
 def lock_tables(
-    below: Below, layers: Sequence[int], plan: ExpertPlan, link: DeviceLink | None
+    below: LowerTier, layers: Sequence[int], plan: ExpertPlan, link: DeviceLink | None
 ) -> tuple[frozenset[int], str]:
     """Lock the tables of as many layers as the machine allows; return those layers, and a note if some are missing."""
     if link is None or link.pins is None or not plan.are_mapped:
@@ -203,12 +203,12 @@ def lock_tables(
     )
 
 
-def _threads(below: Below, timeline: Timeline, lane: Lane) -> ThreadFiller:
+def _threads(below: LowerTier, timeline: Timeline, lane: Lane) -> ThreadFiller:
     return ThreadFiller(below.files, THREADS, BUFFER_NBYTES if below.store is None else 0, 0, timeline, lane)
 
 
 def _device_filler(
-    below: Below, bound: Iterable[Mapping[str, Tensor]], timeline: Timeline, link: DeviceLink
+    below: LowerTier, bound: Iterable[Mapping[str, Tensor]], timeline: Timeline, link: DeviceLink
 ) -> DeviceFiller:
     """Return the filler that copies experts to a device, with its own host slots if they are read from files."""
     if below.store is not None:

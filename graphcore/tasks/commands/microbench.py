@@ -12,7 +12,7 @@ from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
-from graphcore.graph.native_decode import NativeStep
+from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.streaming.scheduler import run_program

@@ -29,7 +29,7 @@ from graphcore.planning.rates import measure_rates, moves_weights
 from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
-from graphcore.streaming.weight_stream import way_to
+from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
 from graphcore.tasks.results.plan_report import (
     group_rows,
@@ -203,7 +203,7 @@ def known_rates(
         keys = " and ".join(f"task.{name}" for name in missing)
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)
-    link_to = way_to(parts.choices.device, settings.streaming.pinned_memory)
+    link_to = link_opener(parts.choices.device, settings.streaming.pinned_memory)
     moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
     library = parts.choices.packing.library
     rates = measure_rates(parts.loader, moving, tier, machine, speeds, library, link_to)

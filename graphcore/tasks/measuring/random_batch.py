@@ -11,7 +11,7 @@ import torch
 
 from graphcore.engine.decode_steps import LAG, Readback
 from graphcore.engine.model_runner import ModelRunner
-from graphcore.graph.token_choice import RowSettings
+from graphcore.graph.gpu.sampling import RowSettings
 from graphcore.streaming.scheduler import run_program, run_together
 from graphcore.tasks.measuring.weight_reads import runner_step_nbytes
 

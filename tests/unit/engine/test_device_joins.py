@@ -22,7 +22,7 @@ from graphcore.engine.decode_steps import LAG
 from graphcore.engine.handle import Handle
 from graphcore.engine.running_request import Generation
 from graphcore.errors import GraphError
-from graphcore.graph.token_choice import MOST_ENDS
+from graphcore.graph.gpu.sampling import MOST_ENDS
 
 SECONDS = 60.0
 VOCAB = 96

@@ -9,9 +9,9 @@ import torch
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.engine.programs import Programs
-from graphcore.graph import kinds
-from graphcore.graph.capture import CapturedStep
-from graphcore.graph.native_decode import NativeStep
+from graphcore.graph import block_compiler as kinds
+from graphcore.graph.cpu.native_decode import NativeStep
+from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
 from graphcore.planning.costs import waiting_nbytes, workspace_nbytes

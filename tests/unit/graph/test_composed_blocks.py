@@ -13,9 +13,9 @@ from packed_matrices import native_kernels
 from torch import Tensor, nn
 
 from graphcore.graph.compile import compile_whole
-from graphcore.graph.instruction_entries import ModuleRecorder, obstacle_of_operations
-from graphcore.graph.kernel_entries import DeviceRun
-from graphcore.graph.kernel_obstacles import block_obstacle
+from graphcore.graph.cpu.instruction_entries import ModuleRecorder, obstacle_of_operations
+from graphcore.graph.gpu.kernel_entries import DeviceRun
+from graphcore.graph.gpu.kernel_obstacles import block_obstacle
 from graphcore.graph.lowering.targets import lower_to_instructions, lower_to_kernels
 from graphcore.graph.state import StepState
 from graphcore.kernels.cpu.program import NativeProgram

@@ -6,15 +6,15 @@ import pytest
 import torch
 from suite.host import begin_steps, tokens_made
 
+from graphcore.graph.gpu.sampling import RowSettings, SamplingBuffers
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.graph.token_choice import Choosing, RowSettings
 
 
 @pytest.mark.parametrize("steps", [64, 4])
 def test_an_earlier_runs_end_token_and_limit_are_gone(steps: int) -> None:
     cpu = torch.device("cpu")
-    state, choosing = StepState.empty(1, 1, cpu), Choosing.allocate(1, 10, cpu)
+    state, choosing = StepState.empty(1, 1, cpu), SamplingBuffers.allocate(1, 10, cpu)
     choosing.put(0, RowSettings(left=1, ends={5, 7}))
     program = Program(state, [], SimpleNamespace(choosing=choosing))
     begin_steps(program, steps)

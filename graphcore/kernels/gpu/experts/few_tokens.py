@@ -32,7 +32,7 @@ from graphcore.kernels.gpu.experts.operands import (
 )
 from graphcore.kernels.gpu.layout import DeviceLayout
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
-from graphcore.kernels.gpu.mean_squares import Feed, feed_next
+from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_next
 
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
@@ -155,7 +155,7 @@ def launch_few_summed(
     shares: Tensor,
     mixture: MixtureOperands,
     arrivals: Tensor | None = None,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
@@ -233,7 +233,7 @@ def _launch(
     mixture: MixtureOperands,
     stream: Tensor | None,
     arrivals: Tensor | None,
-    feed: Feed | None,
+    feed: FusedNorm | None,
 ) -> Tensor:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
     answers = x.new_empty(tokens, choices, dim)

@@ -17,7 +17,7 @@ from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summ
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.mean_squares import Feed, feed_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_of
 
 FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
 
@@ -43,7 +43,7 @@ def add_expert_answers(
     formats: Sequence[str],
     arrivals: Tensor | None = None,
     waiting: Sequence[Tensor] | None = None,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.packed.multiply_add import dot_each, dot_rows
 from graphcore.kernels.gpu.packed.planes import tensor_scale
 from graphcore.kernels.gpu.packed.program_tiles import constants_of, tile_for
@@ -130,7 +130,7 @@ def launch_packed_product(
     out: Tensor,
     adds: bool,
     eps: float = 0.0,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices of one format; other arguments as in `product`.
 

@@ -217,7 +217,7 @@ def dot_each(
     octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
     last = columns // weights - 1
     token = tl.minimum(tl.arange(0, N), tokens - 1)
-    fed_rows = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
+    product_input = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
     planes, sums = (), ()
     for at in tl.static_range(len(matrices)):
         low = rows_from(matrices[at], first, rows, columns, 0, L, R)
@@ -237,7 +237,7 @@ def dot_each(
             for _ in tl.static_range(len(matrices)):
                 totals = totals + (tl.zeros((N, R, G, 8), tl.float32),)
             for octet in tl.static_range(index * octets, (index + 1) * octets):
-                fed = eight_of(fed_rows, (start + offset_of(octet, L))[None, None, :, None])
+                fed = eight_of(product_input, (start + offset_of(octet, L))[None, None, :, None])
                 all_x += fed
                 grown = ()
                 for at in tl.static_range(len(matrices)):

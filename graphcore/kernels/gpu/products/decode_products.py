@@ -21,7 +21,7 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed, feed_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_of
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
@@ -73,7 +73,7 @@ def add_product(
     matrix: DeviceMatrix,
     divides: bool = False,
     eps: float = 0.0,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`.
 
@@ -219,7 +219,7 @@ def _launch(
     out: Tensor,
     adds: bool,
     eps: float,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {MOST_TOKENS}"
     assert x.is_contiguous(), "kernels take x row by row"

@@ -24,7 +24,7 @@ from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 
 LOAD_NBYTES = 16
 WARPS = 4
@@ -202,7 +202,7 @@ def launch_dense_product(
     out: Tensor,
     adds: bool,
     eps: float = 0.0,
-    feed: Feed | None = None,
+    feed: FusedNorm | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices; all or none have biases, all or none have scales."""
     x, matrices = in_pairs(x, matrices)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.products.decode_products import launch_gate
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
@@ -37,9 +37,9 @@ def squares_of(tokens: int) -> torch.Tensor:
     return torch.empty(tokens, 2, dtype=torch.int64, device="meta")
 
 
-def feed_of_sum(tokens: int, columns: int, dtype: torch.dtype) -> Feed:
+def feed_of_sum(tokens: int, columns: int, dtype: torch.dtype) -> FusedNorm:
     rows = torch.empty(tokens, columns, dtype=dtype, device="meta")
-    return Feed(torch.empty(columns, device="meta"), rows, squares_of(tokens))
+    return FusedNorm(torch.empty(columns, device="meta"), rows, squares_of(tokens))
 
 
 def gated(tokens: int, dtype: torch.dtype, columns: int, rows: int, is_linked: bool = False) -> None:

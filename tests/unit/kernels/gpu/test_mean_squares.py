@@ -11,7 +11,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm
 from graphcore.kernels.gpu.products import dense
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
@@ -24,12 +24,12 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def feed_for(tokens: int, columns: int, dtype: torch.dtype, fill: float = float("nan"), seed: int = 5) -> Feed:
+def feed_for(tokens: int, columns: int, dtype: torch.dtype, fill: float = float("nan"), seed: int = 5) -> FusedNorm:
     rows = torch.full((tokens, columns), fill, dtype=dtype)
-    return Feed(random(columns, seed=seed), rows, torch.zeros(tokens, 2, dtype=torch.int64))
+    return FusedNorm(random(columns, seed=seed), rows, torch.zeros(tokens, 2, dtype=torch.int64))
 
 
-def left_of(stream: Tensor, dtype: torch.dtype) -> Feed:
+def left_of(stream: Tensor, dtype: torch.dtype) -> FusedNorm:
     """Return what a launch of the norm alone leaves."""
     feed = feed_for(*stream.shape, dtype)
     feed.squares.fill_(-7)
@@ -48,7 +48,7 @@ def matrix_of(form: str, rows: int, columns: int, dtype: torch.dtype, seed: int 
     return DeviceMatrix(weight, None, None, form, rows), stored.dense.double()
 
 
-def normed(stream: Tensor, feed: Feed) -> Tensor:
+def normed(stream: Tensor, feed: FusedNorm) -> Tensor:
     wide = stream.double()
     return wide / (wide.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * feed.weight.double()
 

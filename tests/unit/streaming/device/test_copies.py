@@ -12,7 +12,7 @@ from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore.errors import StreamingError
-from graphcore.graph.cutting import cut
+from graphcore.graph.gpu.partition import cut
 from graphcore.graph.program import Program
 from graphcore.streaming.device.copies import Copying, DeviceFiller, HostSlots, Transfer
 from graphcore.streaming.device.timing import DeviceWatch

@@ -31,7 +31,7 @@ def engine_on(
 ) -> Iterator[Engine]:
     """Load a tiny model whose weights stream to the simulated device."""
 
-    monkeypatch.setattr(weight_stream, "way_to", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
+    monkeypatch.setattr(weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
     dtype = "bf16" if "dtype=bf16" in overrides else "fp32"
     settings = ["context_length=64", "prefill_chunk=4", *(key for key in overrides if not key.startswith("dtype"))]
     with Engine.load(TINY / "qwen3", dtype, streaming="on", graph="eager", device="cpu", overrides=settings) as engine:

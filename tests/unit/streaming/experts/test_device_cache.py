@@ -45,7 +45,7 @@ def resident(folder: Path) -> tuple[Tensor, list[int]]:
 def engine_on(monkeypatch: pytest.MonkeyPatch, folder: Path, driver: Driver, cache: str) -> Iterator[Engine]:
     """Load a mixture whose experts do not stay on the simulated device; `cache` is streaming.expert_cache."""
     monkeypatch.setattr(
-        weight_stream, "way_to", lambda _device, _pinned: lambda: DeviceLink(simulated(0), Pins(driver))
+        weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(simulated(0), Pins(driver))
     )
     monkeypatch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host")
     asked = [*SIZES, f"streaming.expert_cache={cache}"]

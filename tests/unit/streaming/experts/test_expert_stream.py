@@ -40,7 +40,7 @@ def engine_on(
 ) -> Iterator[Engine]:
     """Load a tiny mixture whose experts do not stay on the simulated device."""
 
-    monkeypatch.setattr(weight_stream, "way_to", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
+    monkeypatch.setattr(weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
     # Settings that come later count; on a CPU the source would else be the files.
     monkeypatch.setattr(planning, "maps_experts", lambda _s, _p, tier: tier.kind == "host" and pins is not None)
     with Engine.load(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from graphcore.graph.gpu.sampling import MOST_ENDS, ChoosingRows, RowSettings, SamplingBuffers, choose_step
 from graphcore.graph.state import StepState
-from graphcore.graph.token_choice import MOST_ENDS, Choosing, ChoosingRows, RowSettings, choose_step
 from graphcore.kernels.ops.draw import Draw, choose_tokens
 
 CPU, VOCAB = torch.device("cpu"), 300
@@ -19,7 +19,7 @@ DRAWS = [
 def test_rows_choose_by_their_own_settings_limits_and_ends() -> None:
     logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     history = [3, 4, int(logits[3].argmax())]
-    choosing, state = Choosing.allocate(5, VOCAB, CPU), StepState.empty(5, 1, CPU)
+    choosing, state = SamplingBuffers.allocate(5, VOCAB, CPU), StepState.empty(5, 1, CPU)
     choosing.seen.fill_(1)  # an earlier sequence's
     seen = torch.zeros(VOCAB, dtype=torch.bool)
     seen[history] = True
@@ -39,7 +39,7 @@ def test_rows_choose_by_their_own_settings_limits_and_ends() -> None:
 
 
 def test_the_device_knows_as_many_ends_of_a_row_as_it_has_room_for() -> None:
-    choosing = Choosing.allocate(2, VOCAB, CPU)
+    choosing = SamplingBuffers.allocate(2, VOCAB, CPU)
     choosing.put(0, RowSettings(ends=range(100)))
     choosing.put(1, RowSettings(ends={7}))
     assert choosing.ends[0].tolist() == list(range(MOST_ENDS))

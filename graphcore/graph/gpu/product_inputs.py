@@ -1,4 +1,4 @@
-"""What a product's kernel reads: a matrix, and rows that are normalised, codes, or left for the product to normalise.
+"""Inputs of a product's kernel: a matrix, and rows that are normalised, int8 codes, or normalised by the product.
 
 Legend: B batch, I input features, D model dim.
 """
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from graphcore.graph.links import Chain, applied_norm
+from graphcore.graph.gpu.norm_fusion import NormFusion, applied_norm
 from graphcore.graph.lowering.operations import NormCall
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import feed_norm, residual_norm
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm
@@ -22,7 +22,7 @@ NO_NORM = (None, None, 0.0, True, True)
 Modules = Mapping[str, nn.Module]
 
 
-class Fed(NamedTuple):
+class ProductInput(NamedTuple):
     """What a product reads.
 
     Attributes:
@@ -37,7 +37,9 @@ class Fed(NamedTuple):
     eps: float = 0.0
 
 
-def fed_rows(modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, chain: Chain | None) -> Fed:
+def product_input(
+    modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, chain: NormFusion | None
+) -> ProductInput:
     """Return `x` [B, I], normalised where there is a norm, as a projection reads it: codes if int8.
 
     Args:
@@ -46,19 +48,19 @@ def fed_rows(modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear,
     """
     if linear.int8_order is not None:
         if norm is None:
-            return Fed(*norm_to_codes(x, *NO_NORM, linear.dtype))
-        return Fed(*norm_to_codes(x, *norm_weights(modules[norm.name]), norm.dtype or linear.dtype))
+            return ProductInput(*norm_to_codes(x, *NO_NORM, linear.dtype))
+        return ProductInput(*norm_to_codes(x, *norm_weights(modules[norm.name]), norm.dtype or linear.dtype))
     if norm is None:
-        return Fed(x)
+        return ProductInput(x)
     applied = applied_norm(modules, norm, linear)
     if applied is None or x.dtype is not torch.float32:
-        return Fed(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
+        return ProductInput(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
     feed = None if chain is None else chain.left_for(applied, x)
     if feed is None:
         rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
-        feed = Feed(applied.weight, rows, squares)
+        feed = FusedNorm(applied.weight, rows, squares)
         feed_norm(x, feed)
-    return Fed(feed.rows, feed.squares, applied.eps)
+    return ProductInput(feed.rows, feed.squares, applied.eps)
 
 
 def normalised(

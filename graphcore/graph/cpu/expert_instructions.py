@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from graphcore.graph.native_operands import Choice
+from graphcore.graph.cpu.operands import Choice
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
 from graphcore.kernels.cpu.program import NativeProgram

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from graphcore.graph.native_decode import NativeStep, Recorder
+from graphcore.graph.cpu.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import allocate_cache

@@ -18,7 +18,7 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native_memory import ProgramSizes, programs_nbytes
+from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.graph.program import Program
 from graphcore.kvcache.sizes import PAGE
 from graphcore.nn.decoder import Decoder

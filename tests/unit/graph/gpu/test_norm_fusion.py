@@ -11,7 +11,7 @@ from tiny_graph import CPU, FULL, builder_of, filled_decoder, model_of
 from torch import Tensor
 
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.graph.program import Program
 from graphcore.graph.step import BlocksStep
 from graphcore.kvcache.buffers import allocate_cache

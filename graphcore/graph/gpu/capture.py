@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import torch
 
 from graphcore.errors import GraphcoreError, GraphError
-from graphcore.graph.cutting import Handover, cut, with_handover
+from graphcore.graph.gpu.partition import BoundaryBuffers, cut, with_boundary_copies
+from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
-from graphcore.graph.token_choice import ChooseStep
 from graphcore.kernels.gpu.dependence import dependent_launches
 
 WARMUP_RUNS = 2
@@ -192,14 +192,14 @@ class CapturedStep:
 
 
 def captured(
-    state: StepState, steps: Sequence[Step], streamed: Collection[int], handover: Handover, captures: Captures
+    state: StepState, steps: Sequence[Step], streamed: Collection[int], boundary: BoundaryBuffers, captures: Captures
 ) -> list[Step]:
     """Return the steps as few captured ones, cut only where weights move or a step needs the host."""
     pieces = cut(steps, streamed)
     if len(pieces) == 1 and pieces[0].may_capture:
         return [CapturedStep(pieces[0].group, state, steps, captures)]  # a single piece hands nothing over
-    whole = [with_handover(piece, state, handover) for piece in pieces]
+    whole = [with_boundary_copies(piece, state, boundary) for piece in pieces]
     return [
-        CapturedStep(piece.group, state, piece.steps, captures, handover.tensors) if piece.may_capture else piece
+        CapturedStep(piece.group, state, piece.steps, captures, boundary.tensors) if piece.may_capture else piece
         for piece in whole
     ]

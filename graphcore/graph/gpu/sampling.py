@@ -1,4 +1,4 @@
-"""Chooses the next token on the device, inside a captured graph: nothing is read back before the next step.
+"""Sampling on the device, inside a captured graph: nothing is read back before the next step.
 
 Legend: B rows, V vocab, E end tokens.
 
@@ -48,7 +48,7 @@ class RowSettings:
 
 
 @dataclass(frozen=True)
-class Choosing:
+class SamplingBuffers:
     """The inputs of choosing tokens on the device, besides the logits, and the report that it leaves for the host.
 
     Attributes:
@@ -69,7 +69,7 @@ class Choosing:
     seen: Tensor
 
     @classmethod
-    def allocate(cls, batch: int, vocab: int, device: torch.device) -> "Choosing":
+    def allocate(cls, batch: int, vocab: int, device: torch.device) -> "SamplingBuffers":
         """Return inputs under which every row chooses the likeliest token, without a limit."""
 
         def full(value: int, *shape: int) -> Tensor:
@@ -91,7 +91,7 @@ class Choosing:
         if settings.history:
             self.seen[row].index_fill_(0, on_device(settings.history, device), 1)
 
-    def copy_row(self, row: int, source: "Choosing") -> None:
+    def copy_row(self, row: int, source: "SamplingBuffers") -> None:
         """Make a row the same as the only row of other inputs, its report included."""
         for each in fields(self):
             getattr(self, each.name)[row].copy_(getattr(source, each.name)[0])
@@ -108,7 +108,7 @@ class ChooseStep:
 
     group: int
     state: StepState
-    choosing: Choosing
+    choosing: SamplingBuffers
     phase: str
     choose: Callable[..., None] = field(repr=False)
 
@@ -124,7 +124,7 @@ class ChooseStep:
         self.choose(state.logits, *drawing, *flow, *outputs)
 
 
-def choose_step(state: StepState, choosing: Choosing, phase: str) -> ChooseStep:
+def choose_step(state: StepState, choosing: SamplingBuffers, phase: str) -> ChooseStep:
     """Return the step that chooses on the device with Triton kernels, in the way of a phase."""
     from graphcore.kernels.gpu.sampling.drawn import choose_drawn
     from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
@@ -149,9 +149,9 @@ class ChoosingRows:
     def __init__(self, state: StepState, vocab: int) -> None:
         self.state = state
         self._device, self._vocab = state.token_ids.device, vocab
-        self.choosing = Choosing.allocate(len(state.token_ids), vocab, self._device)
+        self.choosing = SamplingBuffers.allocate(len(state.token_ids), vocab, self._device)
         # One row at addresses of its own: Triton compiles a kernel anew for an address that is aligned otherwise.
-        self._one, self._first = StepState.empty(1, 1, self._device), Choosing.allocate(1, vocab, self._device)
+        self._one, self._first = StepState.empty(1, 1, self._device), SamplingBuffers.allocate(1, vocab, self._device)
         self._steps: dict[str, ChooseStep] = {}
 
     def begin(self, row: int, token_id: int, position: int, settings: RowSettings) -> None:

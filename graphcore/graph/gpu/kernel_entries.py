@@ -7,7 +7,7 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
     experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      7
     cached:    ... | router, choose | find slots | fill them | gate up | down                             9
 
-These are the layers of a chain (links.py): products apply the norms of rows that the sum before has left them. The
+These are the layers of a chain (norm_fusion.py): products apply the norms of rows that the sum before has left them. The
 first layer has one norm more, and zeros for counters.
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
-from graphcore.graph.kernel_obstacles import OPERATIONS
-from graphcore.graph.kernel_operands import device_matrix, fed_rows, normalised
-from graphcore.graph.links import Chain, Link
+from graphcore.graph.gpu.kernel_obstacles import OPERATIONS
+from graphcore.graph.gpu.norm_fusion import FusedLayer, NormFusion
+from graphcore.graph.gpu.product_inputs import device_matrix, normalised, product_input
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
@@ -36,7 +36,7 @@ from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_e
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
-from graphcore.kernels.gpu.mean_squares import Feed
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
@@ -68,8 +68,8 @@ class DeviceRun:
 
     modules: Mapping[str, nn.Module]
     arrivals: Tensor | None = None
-    link: Link | None = None
-    _chain: Chain | None = None
+    link: FusedLayer | None = None
+    _chain: NormFusion | None = None
     _values: dict[Call, Any] = field(default_factory=dict)
     _counts: Tensor | None = None  # [B] int64, 0 for a row without a token
 
@@ -83,7 +83,7 @@ class DeviceRun:
         self._counts = span.counts if isinstance(span, Span) else None
         x = inputs["x"]
         if self.link is not None and isinstance(x, Tensor):
-            self._chain = Chain(self.link, traced, self.modules, x)
+            self._chain = NormFusion(self.link, traced, self.modules, x)
         for node in traced.nodes():
             arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
             match node.op:
@@ -108,7 +108,7 @@ class DeviceRun:
         """Return a product, or several products of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
-        fed = fed_rows(self.modules, x, norm, linears[0], self._chain)
+        fed = product_input(self.modules, x, norm, linears[0], self._chain)
         matrices = [device_matrix(linear) for linear in linears]
         y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
         return y if len(linears) == 1 else Joined(y)
@@ -117,14 +117,14 @@ class DeviceRun:
         """Return activation(gate) * up."""
         first, second = (self._module(name, Linear) for name in (gate, up))
         kind = self._module(activation, ActivationModule).kind.kernel_name
-        rows, scale, eps = fed_rows(self.modules, x, norm, second, self._chain)
+        rows, scale, eps = product_input(self.modules, x, norm, second, self._chain)
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
     def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
-        fed = fed_rows(self.modules, x, norm, linear, self._chain)
+        fed = product_input(self.modules, x, norm, linear, self._chain)
         add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed(stream))
         return stream
 
@@ -214,7 +214,7 @@ class DeviceRun:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
-            fed = fed_rows(self.modules, x, None, router, None)
+            fed = product_input(self.modules, x, None, router, None)
             scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
             return self.choose(scores, top_k, over, None)
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
@@ -235,7 +235,7 @@ class DeviceRun:
     def _normalised(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
         return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
 
-    def _feed(self, stream: Tensor) -> Feed | None:
+    def _feed(self, stream: Tensor) -> FusedNorm | None:
         """Return where the sum that is made now is left for a norm that products apply; None if none does."""
         return None if self._chain is None else self._chain.feed(stream)
 
@@ -268,7 +268,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     getattr: lambda _run, owner, name: getattr(owner, name),
     operator.getitem: lambda _run, values, index: values if isinstance(values, Joined) else values[index],
 }
-assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/kernel_obstacles.py says what has an entry here"
+assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/gpu/kernel_obstacles.py says what has an entry here"
 
 
 def _dtype(linear: Linear, wide: bool) -> torch.dtype:

@@ -1,12 +1,12 @@
-"""Which norms of a decode step on a GPU take no launch: the sum before them leaves them what their products need.
+"""Fuses RMSNorms of a GPU's decode step into the preceding residual add and the following products.
 
 Legend: N tokens, D model dim, L layers.
 
     norm | q k v | attend | o, add | norm | gate up | down, add       alone
-           q k v | attend | o, add        | gate up | down, add       in a chain: each sum leaves its row for a norm
+           q k v | attend | o, add        | gate up | down, add       fused: each sum leaves its row for a norm
 
-A chain is consecutive layers of a program that run without the host. A sum reads the next layer's norm, which it may,
-because norms never move; its row waits in memory that only this program has. A chain begins with the counters' zeros,
+Consecutive layers of a program that run without the host are fused. A sum reads the next layer's norm, which it may,
+because norms never move; its row waits in memory that only this program has. The first layer clears the counters,
 one more launch for a step. A norm that no sum was left for is a launch, with the same bits
 (kernels/gpu/mean_squares.py).
 """
@@ -22,7 +22,7 @@ from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.sums import SUMS
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.step import ChainMemory
-from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, Feed
+from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, FusedNorm
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import RMSNorm
@@ -32,15 +32,15 @@ FOLDED = (torch.float32, torch.bfloat16)  # fp16 might not hold a row that is no
 
 
 @dataclass(frozen=True)
-class Link:
-    """One layer's place in a chain.
+class FusedLayer:
+    """One layer among the consecutive layers whose norms are fused.
 
     Attributes:
         memory: memory of the program that the layer belongs to.
         layer: index of the layer.
-        begins: True for the first layer of a chain, which makes the squares of all its sums zeros.
+        begins: True for the first of these layers, which makes the squares of all its sums zeros.
         takes: True if the layer before leaves a row for the first norm.
-        following: the norm that reads the layer's answer, in the next layer; None if the chain ends.
+        following: the norm that reads the layer's answer, in the next layer; None for the last of these layers.
     """
 
     memory: ChainMemory
@@ -49,15 +49,15 @@ class Link:
     takes: bool
     following: RMSNorm | None
 
-    def feed(self, norm: RMSNorm, place: int) -> Feed:
+    def feed(self, norm: RMSNorm, place: int) -> FusedNorm:
         """Return where a sum of this layer is left for a norm; place -1 is that of the layer before's answer."""
-        return Feed(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
+        return FusedNorm(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
 
 
-class Chain:
-    """The sums of one layer, as they are made one after another and left for norms."""
+class NormFusion:
+    """The residual adds of one layer in their order, each left for the norm that is fused with it."""
 
-    def __init__(self, link: Link, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
+    def __init__(self, link: FusedLayer, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
         assert len(stream) == len(link.memory.rows), "a program has memory for its own sequences"
         self._link = link
         sums = [node for node in traced.nodes() if leaves_sum(node, link.memory.rows.dtype)]
@@ -68,7 +68,7 @@ class Chain:
             link.memory.squares.zero_()
         self._made = 0
         self._sum: Call = None
-        self._left: tuple[Tensor, RMSNorm, Feed] | None = None
+        self._left: tuple[Tensor, RMSNorm, FusedNorm] | None = None
         first = first_norm(traced, modules) if link.takes else None
         if first is not None:
             self._left = stream, first, link.feed(first, -1)
@@ -78,7 +78,7 @@ class Chain:
         if node.target in SUMS:
             self._sum, self._left = node, None
 
-    def feed(self, stream: Tensor) -> Feed | None:
+    def feed(self, stream: Tensor) -> FusedNorm | None:
         """Return where the sum that is made now in a stream is left; None if no norm follows that products apply."""
         norm = self._following.get(self._sum)
         place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
@@ -89,7 +89,7 @@ class Chain:
         self._left = stream, norm, feed
         return feed
 
-    def left_for(self, norm: RMSNorm, x: Tensor) -> Feed | None:
+    def left_for(self, norm: RMSNorm, x: Tensor) -> FusedNorm | None:
         """Return what the last sum has left for a norm of the stream `x`."""
         if self._left is None or self._left[0] is not x or self._left[1] is not norm:
             return None

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from graphcore.graph.kernel_entries import DeviceRun
-from graphcore.graph.kernel_obstacles import block_obstacle, head_obstacle
-from graphcore.graph.links import SUMS_OF_LAYER, Link, first_norm, leaves_answer
+from graphcore.graph.gpu.kernel_entries import DeviceRun
+from graphcore.graph.gpu.kernel_obstacles import block_obstacle, head_obstacle
+from graphcore.graph.gpu.norm_fusion import SUMS_OF_LAYER, FusedLayer, first_norm, leaves_answer
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
@@ -66,12 +66,12 @@ class DeviceBlocks:
             return RoutedBlock(self.route, Block.add_experts)
         return self.forward if beside is None else partial(self.forward, link=self._link(block, batch, beside))
 
-    def _link(self, block: Block, batch: int, beside: Neighbours) -> Link:
+    def _link(self, block: Block, batch: int, beside: Neighbours) -> FusedLayer:
         """Return a layer's place in a chain."""
         begins = beside.before is None or self._obstacle(beside.before, batch) is not None
         takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
         following = None if beside.after is None else self._handed(block, beside.after, batch)
-        return Link(beside.memory, beside.layer, begins, takes, following)
+        return FusedLayer(beside.memory, beside.layer, begins, takes, following)
 
     def _obstacle(self, block: Block, batch: int) -> str | None:
         """Return why a block cannot run, found once: each layer is asked about for its neighbours, too."""
@@ -101,7 +101,7 @@ class DeviceBlocks:
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor | None,
-        link: Link | None = None,
+        link: FusedLayer | None = None,
     ) -> Tensor:
         """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place.
 

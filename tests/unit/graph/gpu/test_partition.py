@@ -8,8 +8,8 @@ from fake_cuda import FakeCuda
 from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids
 
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.capture import CapturedStep
-from graphcore.graph.cutting import cut
+from graphcore.graph.gpu.capture import CapturedStep
+from graphcore.graph.gpu.partition import cut
 from graphcore.graph.state import StepState
 
 SPEC = model_of(SLIDING, FULL, SLIDING, FULL)

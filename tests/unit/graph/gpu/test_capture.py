@@ -10,8 +10,8 @@ from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_id
 
 from graphcore.errors import GraphError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.capture import CapturedStep, Captures
-from graphcore.graph.device_decode import DeviceBlocks
+from graphcore.graph.gpu.capture import CapturedStep, Captures
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.graph.state import StepState
 from graphcore.kernels.gpu.dependence import dependence
 

@@ -1,6 +1,6 @@
 """The instructions of native programs are the golden ones: what runs, in which order, on which buffers.
 
-python tests/unit/graph/test_native_lists.py writes them anew.
+python tests/unit/graph/cpu/test_native_lists.py writes them anew.
 """
 
 import sys
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2])]
+    sys.path[:0] = [str(Path(__file__).parents[3])]
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from test_native_decode import builder_of
 from tiny_graph import CONTEXT, FULL, filled_decoder, model_of
 
 from graphcore.activations import Gating
-from graphcore.graph.native_decode import NativeStep
+from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import MLPSpec, MoESpec, PerLayerSpec
 

@@ -1,4 +1,4 @@
-"""Cuts a decode program into pieces to capture: at every group whose weights move, and at steps that need the host.
+"""Partitions a decode program into captured pieces: at each group whose weights move, and at steps on the host.
 
     steps      embed | 1 | 2 | 3 | 4 | head        groups 2 and 4 move
     captured   [ embed   1 ] [2] [3] [4] [head]    between two pieces a policy may have something to enqueue
@@ -6,7 +6,7 @@
 Pieces hand the residual stream, rope rows and layers' features to one another in memory that is allocated before any
 capture. A tensor made during a capture lies in the captures' common pool, and its memory is free for the next capture
 as soon as Python drops it; if a later piece read it there, a piece in between might have overwritten it. So each piece
-starts from the handed memory and ends by copying its results into it. Nothing else leaves a piece: the inputs, the
+starts from the boundary buffers and ends by copying its results into it. Nothing else leaves a piece: the inputs, the
 logits and the chosen tokens have memory of their own. All pieces can then share one pool, since they run one after
 another. The copies are a few kilobytes.
 """
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
-from graphcore.graph.token_choice import ChooseStep
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Handover:
-    """The tensors that flow from piece to piece.
+class BoundaryBuffers:
+    """Static buffers between the pieces of a partitioned program.
 
     Attributes:
         hidden: [B, 1, D] residual stream.
@@ -39,7 +39,7 @@ class Handover:
     per_layer: Tensor | None = None
 
     @classmethod
-    def allocate(cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device) -> "Handover":
+    def allocate(cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device) -> "BoundaryBuffers":
         """Return memory for one token of each of `batch` sequences.
 
         Args:
@@ -66,34 +66,34 @@ class Handover:
 
 
 @dataclass
-class TakeStep:
-    """The start of a piece: makes the handed memory its input."""
+class CopyInStep:
+    """The start of a piece: its inputs are the boundary buffers."""
 
     group: int
     state: StepState
-    handover: Handover
+    boundary: BoundaryBuffers
 
     def replay(self) -> None:
-        """Point the state at the handed memory."""
-        self.handover.give_to(self.state)
+        """Point the state at the boundary buffers."""
+        self.boundary.give_to(self.state)
 
 
 @dataclass
-class HandStep:
-    """The end of a piece: copies its results to the handed memory, where the next piece reads them."""
+class CopyOutStep:
+    """The end of a piece: copies its results into the boundary buffers, where the next piece reads them."""
 
     group: int
     state: StepState
-    handover: Handover
+    boundary: BoundaryBuffers
 
     def replay(self) -> None:
         """Copy the results that are new, and drop the tensors they were made in."""
         features = self.state.per_layer
         made = (self.state.hidden, *self.state.ropes, *(() if features is None else (features,)))
-        for tensor, place in zip(made, self.handover.tensors, strict=True):
+        for tensor, place in zip(made, self.boundary.tensors, strict=True):
             if tensor is not place:
                 place.copy_(tensor)
-        self.handover.give_to(self.state)
+        self.boundary.give_to(self.state)
 
 
 @dataclass
@@ -138,10 +138,10 @@ def _together(steps: Sequence[Step]) -> list[Piece]:
     return [Piece(steps[0].group, steps, may_capture=True)] if steps else []
 
 
-def with_handover(piece: Piece, state: StepState, handover: Handover) -> Piece:
-    """Return the piece with a step that takes over before its steps and one that hands over after them."""
-    take, hand = TakeStep(piece.group, state, handover), HandStep(piece.group, state, handover)
-    return Piece(piece.group, [take, *piece.steps, hand], piece.may_capture)
+def with_boundary_copies(piece: Piece, state: StepState, boundary: BoundaryBuffers) -> Piece:
+    """Return the piece with a copy-in step before its steps and a copy-out step after them."""
+    copy_in, copy_out = CopyInStep(piece.group, state, boundary), CopyOutStep(piece.group, state, boundary)
+    return Piece(piece.group, [copy_in, *piece.steps, copy_out], piece.may_capture)
 
 
 def asks_host(step: Step) -> bool:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from graphcore.graph.embedding_instructions import append_embedding, append_features, features_of
-from graphcore.graph.instruction_entries import ModuleRecorder, obstacle_of_operations
+from graphcore.graph.cpu.embedding_instructions import append_embedding, append_features, features_of
+from graphcore.graph.cpu.instruction_entries import ModuleRecorder, obstacle_of_operations
+from graphcore.graph.cpu.operands import Choice
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.graph.native_operands import Choice
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
 from graphcore.kernels.cpu import instructions

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.graph.native_operands import native_matrix, rounding_of
+from graphcore.graph.cpu.operands import native_matrix, rounding_of
 from graphcore.graph.state import StepState
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native

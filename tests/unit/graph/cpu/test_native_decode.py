@@ -27,7 +27,7 @@ from graphcore.engine.open_model import open_model
 from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.native_decode import native_obstacle
+from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
 from graphcore.kernels.cpu.program import NativeProgram
@@ -392,4 +392,4 @@ RECORDED = {
 @pytest.mark.parametrize("spec", RECORDED, ids=lambda spec: spec.__name__)
 def test_no_field_of_a_spec_is_forgotten(spec: type) -> None:
     found = {field.name for field in fields(spec)}
-    assert found == RECORDED[spec], f"{spec.__name__}: add it to graph/native_decode.py, then here"
+    assert found == RECORDED[spec], f"{spec.__name__}: add it to graph/cpu/native_decode.py, then here"

@@ -10,8 +10,8 @@ from device_runners import let_programs_be_few
 from test_device_blocks import inputs_of, outputs
 from tiny_graph import filled_decoder, model_of
 
-from graphcore.graph.device_decode import run_head
-from graphcore.graph.kernel_obstacles import device_obstacle
+from graphcore.graph.gpu.kernel_decode import run_head
+from graphcore.graph.gpu.kernel_obstacles import device_obstacle
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear

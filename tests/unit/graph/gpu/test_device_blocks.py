@@ -14,8 +14,8 @@ from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.device_decode import DeviceBlocks, run_head
-from graphcore.graph.kernel_obstacles import block_obstacle, device_obstacle
+from graphcore.graph.gpu.kernel_decode import DeviceBlocks, run_head
+from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking

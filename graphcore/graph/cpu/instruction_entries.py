@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
-from graphcore.graph.expert_instructions import append_choice, append_experts
+from graphcore.graph.cpu.expert_instructions import append_choice, append_experts
+from graphcore.graph.cpu.operands import Choice, native_matrix, norm_of, rounding_of
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.targets import lower_to_instructions, missing_entry
 from graphcore.graph.lowering.tracing import M, Traced
-from graphcore.graph.native_operands import Choice, native_matrix, norm_of, rounding_of
 from graphcore.graph.state import StepState
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native

@@ -1,4 +1,4 @@
-"""Says which modules a GPU's decode kernels (graph/kernel_entries.py) can run, and why others cannot.
+"""Says which modules a GPU's decode kernels (graph/gpu/kernel_entries.py) can run, and why others cannot.
 
 Imports no kernel: these functions are also called where Triton is not installed.
 """
@@ -23,7 +23,7 @@ from graphcore.nn.moe import ExpertLinear, choose_experts, scaled_by_gate, witho
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
 MOST_HEAD_DIM = 256
-OPERATIONS = frozenset(  # operations that graph/kernel_entries.py has an entry for
+OPERATIONS = frozenset(  # operations that graph/gpu/kernel_entries.py has an entry for
     {
         operations.project,
         operations.gated,

@@ -45,7 +45,7 @@ class _Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KindCompiler:
+class BlockCompiler:
     """Compiles blocks and heads of one decoder.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""Decode steps of a GPU: a list of kernels, norm fusion, sampling on the device, and capture as CUDA graphs."""
