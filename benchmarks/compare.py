@@ -93,7 +93,7 @@ def read_bandwidth(threads: int) -> dict[str, float | None]:
     import torch
 
     from graphcore.config.compose import compose_settings
-    from graphcore.engine.choices import find_kernels
+    from graphcore.engine.loading.runtime_config import find_kernels
     from graphcore.kernels.bandwidth import READ_NBYTES, read_buffer
 
     torch.set_num_threads(threads)

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from graphcore import Engine
-from graphcore.engine import passes
-from graphcore.engine.sequence_places import SequencePlaces
+from graphcore.engine.batching import continuous as passes
+from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.errors import GraphcoreError
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
@@ -111,11 +111,11 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
         print(f"longest gap {1e3 * longest:.1f} ms, slowest pass {1e3 * slowest:.1f} ms, {longest / slowest:.2f}")
 
 
-def places_of(engine: Engine) -> SequencePlaces:
+def places_of(engine: Engine) -> CacheAdmission:
     """Return who has which part of an idle engine's caches."""
     engine._scheduler.run_alone("storm", lambda: None)  # the last sequences have left
     found = engine._passes
-    assert isinstance(found, passes.ContinuousPasses), "a storm is for graphcore's own programs"
+    assert isinstance(found, passes.ContinuousBatching), "a storm is for graphcore's own programs"
     return found._places
 
 

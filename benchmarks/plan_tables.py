@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import Model, open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.kernels.ops.kv_formats import KVType, kv_types
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes

@@ -90,7 +90,7 @@ class Hops:
         place = (frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_name)
         if not self.packing and place[0].startswith("kernels/") and place[1] == "pack_rows":
             self.packing = list(frames_of(frame))[::-1]
-        if place == ("engine/scheduler.py", "submit"):
+        if place == ("engine/queue.py", "submit"):
             self.asked = list(frames_of(frame))[::-1]
         if not self.product and place == ("nn/linear.py", "forward"):
             self.product = [*self.asked, *list(frames_of(frame))[::-1]]

@@ -33,8 +33,8 @@ from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.open_model import Model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.cpu.library import find_library
 from graphcore.kvcache.buffers import allocate_cache

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import TokenEvent
+from graphcore.engine.output import TokenEvent
+from graphcore.engine.request_handle import RequestHandle
 
 SECONDS = 60.0
 
@@ -23,7 +23,7 @@ class Paced(Iterator[TokenEvent]):
         self._engine, self._before = engine, engine._on_progress
         self._passes, self._is_free, self._at = threading.Semaphore(0), False, 0
         with engine.holding_back():
-            self.handle: Handle = engine.submit(*arguments, **settings)  # type: ignore[arg-type]
+            self.handle: RequestHandle = engine.submit(*arguments, **settings)  # type: ignore[arg-type]
             engine._on_progress = self._hold
 
     def __next__(self) -> TokenEvent:

@@ -20,8 +20,8 @@ from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.sources.cached_file import find_whole, keep
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import prepare_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.errors import TemplateError
 from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, KernelPacking
 from graphcore.kernels.cpu.library import find_library

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
+from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 

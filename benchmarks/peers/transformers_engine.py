@@ -63,8 +63,8 @@ def transformers_model(path: str) -> "PreTrainedModel":
     import torch
 
     from graphcore.config.compose import compose_settings
-    from graphcore.engine.open_model import open_model
-    from graphcore.engine.prepare_model import match_model
+    from graphcore.engine.loading.open_model import open_model
+    from graphcore.engine.loading.prepare_model import match_model
     from graphcore.tasks.reference.transformers_model import load_reference
 
     settings = compose_settings([f"model.checkpoint={path}"])

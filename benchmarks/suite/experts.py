@@ -7,7 +7,7 @@ worst case for slots and for a cache of experts.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphcore.engine import planning
+from graphcore.engine.loading import plan_run as planning
 from suite.bench import Bench
 from suite.decode import room_of
 from suite.log import Measurement

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from graphcore.arch.weight_map import get_weight_map
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import Model, open_model
+from graphcore.engine.loading.open_model import Model, open_model
 from suite.bench import Bench
 from suite.log import Measurement
 

@@ -9,7 +9,7 @@ import torch
 from graphcore.checkpoint.file_bytes import explained
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.device import DTYPES, cpu_name
-from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import FLOAT8
 from graphcore.kvcache.fingerprint import CONTEXT, PAGE, SOURCE, WEIGHTS

@@ -17,26 +17,27 @@ from torch import Tensor
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.checked_arguments import Prompt, check_count, check_hidden, equal_rows, load_overrides, token_row
-from graphcore.engine.choices import describe_choices
-from graphcore.engine.decode_steps import DeviceDecoding
-from graphcore.engine.decoding import HostDecoding
+from graphcore.engine.arguments import Prompt, check_count, check_hidden, equal_rows, load_overrides, token_row
+from graphcore.engine.batching.admission import CacheAdmission
+from graphcore.engine.batching.continuous import ContinuousBatching
+from graphcore.engine.batching.device_decode_loop import DeviceDecodeLoop
+from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
+from graphcore.engine.batching.interface import Batching
+from graphcore.engine.batching.static import StaticBatching
 from graphcore.engine.forward_state import ForwardState
-from graphcore.engine.handle import Handle, TokenStream
-from graphcore.engine.load_model import Check, LoadedModel, load_model, no_check
-from graphcore.engine.model_runner import ModelRunner, WaveRunner
-from graphcore.engine.passes import ContinuousPasses, Passes
+from graphcore.engine.loading.load_model import Check, LoadedModel, load_model, no_check
+from graphcore.engine.loading.runtime_config import describe_runtime
+from graphcore.engine.model_runner import ModelRunner, StaticRunner
+from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.queue import RequestQueue
+from graphcore.engine.request import Mask, RequestStatus, TokenSequence
 from graphcore.engine.request_builder import RequestBuilder
-from graphcore.engine.running_request import Generation
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.request_handle import RequestHandle, TokenStream
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.engine.saved_caches import SavedCaches
-from graphcore.engine.scheduler import Scheduler
 from graphcore.engine.scoring import decoded_logits
-from graphcore.engine.sequence import Mask, RequestStatus, TokenSequence
-from graphcore.engine.sequence_places import SequencePlaces
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
-from graphcore.engine.waves import WavePasses
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
@@ -58,7 +59,7 @@ class Engine:
         settings: Settings, everything that was asked for.
         config: ModelConfig, the checkpoint's configuration with graphcore's names and its defaults filled in.
         plan: Plan, bytes on the device.
-        choices: Choices, the device, dtype, graph kind and context that really run.
+        choices: RuntimeConfig, the device, dtype, graph kind and context that really run.
         prompts: PromptEncoder, encoder of texts and messages to token ids.
         loaded: LoadedModel, the model with its weights and what moves them; for measurements and inspection.
     """
@@ -164,7 +165,7 @@ class Engine:
         mask: Mask | None = None,
         reuse_cache: bool = False,
         **sampling: float | int,
-    ) -> Handle:
+    ) -> RequestHandle:
         """Put a request into the engine's queue and return at once; it runs beside others, in order of arrival.
 
         What it answers does not depend on the requests beside it.
@@ -221,7 +222,7 @@ class Engine:
         """
         asked = {"max_new_tokens": max_new_tokens, "stop": stop, "logprobs": logprobs, "ignore_eos": ignore_eos}
         sequences = self._requests.several(prompts, **asked, **sampling)
-        handles = [Handle([sequence], self) for sequence in sequences]
+        handles = [RequestHandle([sequence], self) for sequence in sequences]
         try:
             self._scheduler.submit(sequences, "generate", waits=True)
             return [handle.result() for handle in handles]
@@ -302,11 +303,11 @@ class Engine:
 
     def _saved_caches(self, name: str) -> SavedCaches:
         self._scheduler.check_open()
-        if not isinstance(self._passes, ContinuousPasses):
+        if not isinstance(self._passes, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self._passes.copies, self._scheduler, self._on_progress)
 
-    def _new_scheduler(self) -> Scheduler:
+    def _new_scheduler(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
         engine = weakref.ref(self)
 
@@ -315,10 +316,10 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        return Scheduler(self._passes, limits.max_waiting, runner.enter_thread, report)
+        return RequestQueue(self._passes, limits.max_waiting, runner.enter_thread, report)
 
-    def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> Handle:
-        handle = Handle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
+    def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> RequestHandle:
+        handle = RequestHandle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
         self._scheduler.submit(sequences, name, waits=False)
         return handle
 
@@ -512,7 +513,7 @@ class Engine:
     def __repr__(self) -> str:
         """Return a line with the checkpoint, the model's shape and the choices, or "closed"."""
         shape = f"{self.config.model_type}, {self.config.num_hidden_layers} layers"
-        state = ("closed",) if self._scheduler.is_closed else describe_choices(self.choices, self.settings)
+        state = ("closed",) if self._scheduler.is_closed else describe_runtime(self.choices, self.settings)
         return f"Engine({', '.join((self.settings.model.checkpoint, shape, *state))})"
 
     def __reduce__(self) -> NoReturn:
@@ -529,17 +530,17 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def passes_of(runner: ModelRunner, folder: Path) -> Passes:
+def passes_of(runner: ModelRunner, folder: Path) -> Batching:
     """Return the way in which a runner's sequences run together.
 
     Args:
         folder: where sequences that are put aside are written.
     """
-    if isinstance(runner, WaveRunner):
-        return WavePasses(runner)
+    if isinstance(runner, StaticRunner):
+        return StaticBatching(runner)
     assert isinstance(runner, ProgramRunner), "sequences run in passes"
-    decoding = HostDecoding(runner) if runner.captures is None else DeviceDecoding(runner)
-    return ContinuousPasses(runner, decoding, SequencePlaces.of(runner, folder))
+    decoding = HostDecodeLoop(runner) if runner.captures is None else DeviceDecodeLoop(runner)
+    return ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder))
 
 
 Rows = Sequence[Sequence[int]]

@@ -16,8 +16,8 @@ import torch
 
 from graphcore.config.compose import compose_settings
 from graphcore.device import dtype_name
-from graphcore.engine.checked_arguments import check_count, is_whole, load_overrides
-from graphcore.engine.load_model import LoadedModel, load_model
+from graphcore.engine.arguments import check_count, is_whole, load_overrides
+from graphcore.engine.loading.load_model import LoadedModel, load_model
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.nn.block import Block

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
@@ -179,7 +179,7 @@ class ModelRunner(ABC):
         """
 
 
-class WaveRunner(ModelRunner):
+class StaticRunner(ModelRunner):
     """Runner whose sequences begin together: they share one cache, which none can join, and which only grows."""
 
     can_rewind = False

@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import DecodeStep, Programs
 from graphcore.engine.row_pieces import RowPiece, pieces_of
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import Captures

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from graphcore.engine.sampler import SamplingParams, choosing_phase
+from graphcore.engine.sampling_params import SamplingParams, sampling_phase
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import CapturedStep
-from graphcore.graph.gpu.sampling import ChoosingRows
+from graphcore.graph.gpu.sampling import SamplingRows
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
 from graphcore.nn.spec import MoESpec
@@ -135,15 +135,15 @@ class Programs:
             steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))
         return steps
 
-    def choosing_program(self, params: Sequence[SamplingParams]) -> Program:
+    def sampling_program(self, params: Sequence[SamplingParams]) -> Program:
         """Return the captured program of all rows that chooses tokens on the device, for rows with these parameters."""
-        phase = choosing_phase(params)
+        phase = sampling_phase(params)
         return self.of_width(phase, self._batch_size, is_greedy=phase == "decode")
 
     @property
-    def choosing_rows(self) -> ChoosingRows:
-        """The rows that all programs of `choosing_program` share."""
-        return self._builder.choosing_rows(self._batch_size)
+    def sampling_rows(self) -> SamplingRows:
+        """The rows that all programs of `sampling_program` share."""
+        return self._builder.sampling_rows(self._batch_size)
 
     def warm_up(self, num_sequences: int, params: SamplingParams) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -155,8 +155,8 @@ class Programs:
         if not self._builder.captures_graphs:
             self.step(dict.fromkeys(range(num_sequences), (0, 0)))
             return
-        self.choosing_rows.warm_up(choosing_phase([params]))
-        for step in self.choosing_program([params]).steps:
+        self.sampling_rows.warm_up(sampling_phase([params]))
+        for step in self.sampling_program([params]).steps:
             if isinstance(step, CapturedStep):
                 step.prepare()
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphcore.engine.checked_arguments import Prompt, check_messages, is_conversation, token_row
+from graphcore.engine.arguments import Prompt, check_messages, is_conversation, token_row
 from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer

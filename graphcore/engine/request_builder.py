@@ -1,10 +1,10 @@
-"""From the arguments of a call to sequences that can run."""
+"""Builds requests from the checked arguments of a call."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from graphcore.engine.checked_arguments import (
+from graphcore.engine.arguments import (
     Prompt,
     check_bool,
     check_count,
@@ -15,12 +15,11 @@ from graphcore.engine.checked_arguments import (
     sampling_params,
     seconds_left,
 )
-from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.model_runner import RunnerSizes
+from graphcore.engine.output import OutputStream
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.running_request import request_of
-from graphcore.engine.sequence import Mask, TokenSequence
-from graphcore.engine.token_feed import TokenFeed
+from graphcore.engine.request import Mask, TokenSequence, request_of
 from graphcore.errors import ConfigError
 
 
@@ -40,14 +39,14 @@ class RequestBuilder:
         rows = prompts_of(prompt)
         if len(rows) != 1:
             raise ConfigError(f"{name} takes one prompt, found {len(rows)}; use generate for several")
-        ids, feed = self._prompts.prompt_ids(rows[0]), TokenFeed(n)
+        ids, feed = self._prompts.prompt_ids(rows[0]), OutputStream(n)
         return [self._sequence(ids, feed, number, **settings) for number in range(n)]
 
     def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[TokenSequence]:
         """Return the sequence of each prompt, each with a feed of its own; number i draws with seed + i."""
         rows = [self._prompts.prompt_ids(prompt) for prompt in prompts_of(prompts)]
         self._sizes.check_context(max(map(len, rows), default=0))
-        sequences = [self._sequence(ids, TokenFeed(), number, **settings) for number, ids in enumerate(rows)]
+        sequences = [self._sequence(ids, OutputStream(), number, **settings) for number, ids in enumerate(rows)]
         for sequence in sequences:
             sequence.row = 0
         return sequences
@@ -55,7 +54,7 @@ class RequestBuilder:
     def _sequence(
         self,
         ids: Sequence[int],
-        feed: TokenFeed,
+        feed: OutputStream,
         number: int,
         max_new_tokens: int = 64,
         stop: str | Sequence[str] = (),

@@ -1,6 +1,6 @@
-"""The settings of sampling, and the choice of the next tokens by the host.
+"""The host's sampler: the next token of each sequence, from its logits.
 
-Legend: n rows, V vocab.
+Legend: V vocab.
 """
 
 from collections.abc import Sequence
@@ -9,61 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens
-
-COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
-HOTTEST = 1e30  # all kept tokens are equally likely long before; products with it stay finite
-MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Sampling parameters; the defaults are greedy, without cuts and without penalty.
-
-    Attributes:
-        temperature: float, divisor of the logits; 0 is greedy.
-        top_k: int, number of the likeliest tokens that are kept; 0 and -1 are off.
-        top_p: float, total probability of the likeliest tokens that are kept; 1 is off, 0 is greedy.
-        min_p: float, least probability of a token that is kept, as a share of the likeliest token's; 0 is off, 1 is
-            greedy.
-        repetition_penalty: float, divisor of positive logits, and factor of negative ones, of tokens that were seen;
-            1 is off.
-        seed: int, seed of the random draws, of which the lower 64 bits count; prompt number i of a call draws with
-            seed + i.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken: no other is kept, and there is no repetition penalty."""
-        return self.keeps_one and self.repetition_penalty == 1.0
-
-    @property
-    def keeps_one(self) -> bool:
-        """Whether a setting is at the limit where only the likeliest token is left, after the penalty."""
-        return self.temperature < COLDEST or self.top_p == 0.0 or self.min_p == 1.0
-
-    @property
-    def numbers(self) -> tuple[float, int, float, float, float]:
-        """The settings in the order in which kernels take them, without the seed; limits in kernels' own terms."""
-        if self.keeps_one:
-            return 0.0, 0, 1.0, 0.0, self.repetition_penalty
-        temperature, top_k = min(self.temperature, HOTTEST), min(max(self.top_k, 0), MOST_KEPT)
-        return temperature, top_k, self.top_p, self.min_p, self.repetition_penalty
-
-
-def choosing_phase(params: Sequence[SamplingParams]) -> str:
-    """Return the phase of the decode program that samples with rows' parameters; "narrow" if any cut tokens."""
-    if all(each.is_greedy for each in params):
-        return "decode"
-    numbers = [each.numbers for each in params]
-    return "narrow" if any(top_k > 0 or top_p < 1.0 for _, top_k, top_p, *_ in numbers) else "sample"
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.request import TokenSequence
+from graphcore.engine.sampling_params import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens, not_finite
 
 
 @dataclass
@@ -130,3 +80,95 @@ class Sampler:
         """
         draws = [row.draw for row in rows]
         return choose_tokens(logits, draws) if self._kernel is None else self._kernel.choose(logits, draws)
+
+
+class SequenceSampler:
+    """A sampler with what it knows of each sequence."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._sizes, self._device = runner.sizes, runner.device
+        self._sampler = Sampler(runner.library)
+        self._rows: dict[TokenSequence, RowSampling] = {}
+
+    def choose(
+        self, sequences: Sequence[TokenSequence], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
+    ) -> None:
+        """Give each sequence its next token; an error ends the sequence that made it.
+
+        Args:
+            logits: [V] float32 of each sequence.
+            likeliest: each sequence's likeliest token, -1 where a logit is not finite; None where it is not known.
+        """
+        at, rows = list[int](), list[RowSampling]()
+        for index, sequence in enumerate(sequences):
+            row = self._row_or_failure(sequence)
+            if row is not None:
+                at.append(index)
+                rows.append(row)
+        if not rows:
+            return
+        chosen: Sequence[int | Exception]
+        if likeliest is not None and all(row.takes_likeliest for row in rows):
+            chosen = [likeliest[index] if likeliest[index] >= 0 else not_finite() for index in at]
+        else:
+            chosen = self._chosen([logits[index] for index in at], rows)
+        for index, row, token in zip(at, rows, chosen, strict=True):
+            sequence = sequences[index]
+            if isinstance(token, Exception):
+                sequence.fail(token)
+                continue
+            row.append(token)
+            logprob = float(logits[index].log_softmax(dim=-1)[token]) if sequence.wants_logprobs else None
+            sequence.take(token, logprob, self._sizes.context)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """Free what is kept of a sequence."""
+        self._rows.pop(sequence, None)
+
+    def _row_or_failure(self, sequence: TokenSequence) -> RowSampling | None:
+        """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
+        try:
+            return None if sequence.has_ended else self._row(sequence)
+        except BaseException as error:  # noqa: BLE001  # sys.exit() too
+            sequence.fail(error)
+            return None
+
+    def _row(self, sequence: TokenSequence) -> RowSampling:
+        """Return how the sequence's next token is chosen."""
+        if sequence not in self._rows:
+            history = sequence.request.prompt_ids
+            self._rows[sequence] = RowSampling.after(history, sequence.params, self._sizes.vocab, self._device)
+        row = self._rows[sequence]
+        if sequence.mask is not None:
+            mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
+            row.mask = None if mask is None else mask.to(self._device)
+        return row
+
+    def _chosen(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> Sequence[int | Exception]:
+        """Return each row's next token, or why it has none."""
+        try:
+            return self._sampler.choose(logits, rows)
+        except Exception:  # noqa: BLE001  # a row's error ends that row
+            return [self._alone(one, row) for one, row in zip(logits, rows, strict=True)]
+
+    def _alone(self, logits: Tensor, row: RowSampling) -> int | Exception:
+        try:
+            return self._sampler.choose([logits], [row])[0]
+        except Exception as error:  # noqa: BLE001  # it belongs to the row's reader
+            return error
+
+
+def checked_mask(allowed: object, vocab: int) -> Tensor | None:
+    """Return what a mask returned: [V] bool, or None for all tokens.
+
+    Raises:
+        ConfigError: it is something else, or allows no token.
+    """
+    if allowed is None:
+        return None
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab,):
+        found = f"{allowed.dtype} {list(allowed.shape)}" if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise ConfigError(f"mask must return a torch.bool tensor of [{vocab}] or None, found {found}")
+    if not bool(allowed.any()):
+        raise ConfigError("mask allows no token; allow at least the end token")
+    return allowed

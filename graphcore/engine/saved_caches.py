@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphcore.config.user_path import user_path
+from graphcore.engine.arguments import token_row
 from graphcore.engine.cache_fingerprint import fingerprint_of
-from graphcore.engine.checked_arguments import token_row
-from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.scheduler import Scheduler
+from graphcore.engine.queue import RequestQueue
 from graphcore.errors import BusyError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.kvcache.snapshot_file import read_cache, write_cache
@@ -25,7 +25,7 @@ class SavedCaches:
     """
 
     def __init__(
-        self, name: str, loaded: LoadedModel, copies: PrefixSnapshots, scheduler: Scheduler, on_progress: Progress
+        self, name: str, loaded: LoadedModel, copies: PrefixSnapshots, scheduler: RequestQueue, on_progress: Progress
     ) -> None:
         self._name, self._loaded, self._copies, self._scheduler = name, loaded, copies, scheduler
         self._on_progress = on_progress

@@ -21,7 +21,7 @@ from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
 from graphcore.nn.rope import rope_frequencies

@@ -19,8 +19,8 @@ from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.config.byte_sizes import in_words
-from graphcore.engine.open_model import Model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import CheckpointError, PlanError
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded

@@ -15,10 +15,10 @@ from torch import Tensor
 from graphcore.graph.block_compiler import BlockCompiler, BlockKind
 from graphcore.graph.step import (
     BlockFunction,
-    ChainMemory,
     DecodeKernels,
     FetchedBlock,
     FetchedExperts,
+    FusionMemory,
     HeadFunction,
     Neighbours,
     RoutedBlock,
@@ -45,13 +45,13 @@ class BlockFunctions:
     decode_kernels: DecodeKernels | None = None
     compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
 
-    def chain_memory(self, batch: int, phase: str) -> ChainMemory | None:
+    def chain_memory(self, batch: int, phase: str) -> FusionMemory | None:
         """Return memory for a new program, if decode kernels may run it."""
         if self.decode_kernels is None or phase != "decode":
             return None
         return self.decode_kernels.chain_memory(self.kinds.decoder.spec, self.kinds.block(0).dtype, batch)
 
-    def block_function(self, index: int, batch: int, phase: str, memory: ChainMemory | None = None) -> BlockFunction:
+    def block_function(self, index: int, batch: int, phase: str, memory: FusionMemory | None = None) -> BlockFunction:
         """Return the function of a layer, compiled now if its kind is new; it fetches experts that are not resident.
 
         Args:
@@ -85,7 +85,7 @@ class BlockFunctions:
         """Return the function that runs the head on decode kernels, for [B, D]; None where they cannot run it."""
         return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
 
-    def _neighbours(self, index: int, memory: ChainMemory | None) -> Neighbours | None:
+    def _neighbours(self, index: int, memory: FusionMemory | None) -> Neighbours | None:
         """Return the layers beside one in a program whose decode steps run without the host."""
         if memory is None:
             return None
@@ -98,7 +98,7 @@ class BlockFunctions:
         return Neighbours(index, memory, before, self.kinds.block(index + 1) if joined(index) else None)
 
     def _kind_function(
-        self, index: int, batch: int, phase: str, fetches: bool, memory: ChainMemory | None
+        self, index: int, batch: int, phase: str, fetches: bool, memory: FusionMemory | None
     ) -> BlockFunction:
         block = self.kinds.block(index)
         if self.decode_kernels is not None and phase == "decode":

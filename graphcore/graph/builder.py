@@ -15,7 +15,7 @@ from graphcore.graph.block_functions import BlockFunctions
 from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
-from graphcore.graph.gpu.sampling import ChoosingRows, choose_step
+from graphcore.graph.gpu.sampling import SamplingRows, choose_step
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -72,7 +72,7 @@ class GraphBuilder:
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
-    _rows: dict[int, ChoosingRows] = field(init=False, default_factory=dict)
+    _rows: dict[int, SamplingRows] = field(init=False, default_factory=dict)
 
     def __post_init__(
         self,
@@ -116,15 +116,15 @@ class GraphBuilder:
         """Return a captured decode program that draws the next token; `narrows` is True to apply top-k or top-p."""
         return self._choosing(batch, "narrow" if narrows else "sample")
 
-    def choosing_rows(self, batch: int) -> ChoosingRows:
+    def sampling_rows(self, batch: int) -> SamplingRows:
         """Return the rows that all captured programs of `batch` sequences share, if they choose tokens themselves."""
         if batch not in self._rows:
-            self._rows[batch] = ChoosingRows(self._state(batch), self.decoder.spec.vocab)
+            self._rows[batch] = SamplingRows(self._state(batch), self.decoder.spec.vocab)
         return self._rows[batch]
 
     def _choosing(self, batch: int, phase: str) -> Program:
         """Return a decode program as CUDA graphs, the last of which chooses the next token in the way of a phase."""
-        rows = self.choosing_rows(batch)
+        rows = self.sampling_rows(batch)
         program = self._program(batch, "decode", state=rows.state)
         choice = choose_step(rows.state, rows.choosing, phase)
         return self._captured(Program(program.state, [*program.steps, choice], choice))

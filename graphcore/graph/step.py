@@ -28,8 +28,8 @@ HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class ChainMemory:
-    """What the layers of one program leave for one another's norms (norm_fusion.py); programs may take turns at each layer.
+class FusionMemory:
+    """Memory in which a program's layers leave rows for fused norms (norm_fusion.py); programs may alternate by layer.
 
     Attributes:
         rows: [B, D] compute dtype, the last sum's.
@@ -50,7 +50,7 @@ class Neighbours:
     """
 
     layer: int
-    memory: ChainMemory
+    memory: FusionMemory
     before: Block | None = None
     after: Block | None = None
 
@@ -58,7 +58,7 @@ class Neighbours:
 class DecodeKernels(Protocol):
     """A device's decode kernels, which run a decode step one after another, without compilation."""
 
-    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> ChainMemory:
+    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
         """Return memory for a new program of `batch` sequences in that compute dtype."""
 
     def block_function(

@@ -8,8 +8,14 @@ import torch
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device
-from graphcore.engine.choices import Choices, choices_here, choices_on, find_kernels, refuse_graph
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.runtime_config import (
+    RuntimeConfig,
+    find_kernels,
+    refuse_graph,
+    runtime_config_here,
+    runtime_config_on,
+)
 from graphcore.errors import ConfigError
 from graphcore.memory_limit import free_ram_nbytes
 from graphcore.planning.machine import CPU, Machine, Speeds
@@ -73,7 +79,7 @@ def rate_of(key: str, value: Any) -> float:
     return float(size_of(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value))
 
 
-def choices_for(machine: Machine, settings: Settings, model: Model) -> Choices:
+def choices_for(machine: Machine, settings: Settings, model: Model) -> RuntimeConfig:
     """Return the choices for a model on a machine.
 
     Another machine is assumed to have C++ kernels on its CPU if this one has them, to have Triton on its GPU, and to
@@ -83,8 +89,8 @@ def choices_for(machine: Machine, settings: Settings, model: Model) -> Choices:
         ConfigError: the model cannot do what was asked.
     """
     if machine.is_here:
-        return choices_here(settings, model)
+        return runtime_config_here(settings, model)
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
     library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]
-    return replace(choices_on(settings, model, machine.device, dtype, library, on_gpu), notes=model.config.notes)
+    return replace(runtime_config_on(settings, model, machine.device, dtype, library, on_gpu), notes=model.config.notes)

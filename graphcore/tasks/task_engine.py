@@ -2,11 +2,11 @@
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
-from graphcore.engine.choices import describe_choices, refuse_graph
 from graphcore.engine.engine import Engine
-from graphcore.engine.load_model import Check, no_check
+from graphcore.engine.loading.load_model import Check, no_check
+from graphcore.engine.loading.runtime_config import describe_runtime, refuse_graph
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.results.startup import cache_state
@@ -80,7 +80,7 @@ def describe(engine: Engine, load_seconds: float) -> str:
     plan = engine.plan
     parts = (
         f"{model_name(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
-        *describe_choices(engine.choices, engine.settings),
+        *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
         f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context} tokens",
         f"loaded in {load_seconds:.1f} s",

@@ -14,8 +14,8 @@ from staggered import submit_staggered
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
 
 SECONDS = 120.0
 FLOAT32 = 1e-4  # as in test_cuda_captured.py
@@ -39,7 +39,7 @@ def requests_of(seed: int, count: int) -> list[tuple[list[int], dict[str, Any]]]
     return requests
 
 
-def submit(engine: Engine, request: tuple[list[int], dict[str, Any]], **more: Any) -> Handle:
+def submit(engine: Engine, request: tuple[list[int], dict[str, Any]], **more: Any) -> RequestHandle:
     prompt, settings = request
     return engine.submit(prompt, logprobs=True, **settings, **more)
 

@@ -32,8 +32,8 @@ def hold_planes(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     def policy(_library: object, rounding: str, asked: str, *, on_gpu: bool = on_gpu) -> PackingPolicy:
         return PackingPolicy(None, rounding, asked, on_gpu=on_gpu)
 
-    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr("graphcore.engine.choices.PackingPolicy", lambda *how, **_: policy(*how))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", lambda *how, **_: policy(*how))
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
-from graphcore.engine.checked_arguments import check_messages
+from graphcore.engine.arguments import check_messages
 from graphcore.errors import ConfigError, GraphcoreError, TokenizerError
 
 Tiny = Callable[[str], TinyModel]

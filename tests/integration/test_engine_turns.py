@@ -12,7 +12,7 @@ from paced import Paced
 from tiny_models import TinyModel
 
 from graphcore import Engine
-from graphcore.engine.handle import TokenStream
+from graphcore.engine.request_handle import TokenStream
 from graphcore.errors import ConfigError
 
 SECONDS = 60.0

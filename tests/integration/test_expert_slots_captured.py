@@ -19,8 +19,9 @@ from tiny_models import MIXTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import building, planning
 from graphcore.engine.engine import passes_of
+from graphcore.engine.loading import build as building
+from graphcore.engine.loading import plan_run as planning
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.ops.expert_slots import CALLS, HITS, IN_PLACE, LOADED

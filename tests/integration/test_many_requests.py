@@ -21,8 +21,8 @@ from streamed_engine import collect_until
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import BusyError, ConfigError
 
 Tiny = Callable[[str], TinyModel]
@@ -62,7 +62,7 @@ class Request:
             settings["repetition_penalty"] = 1.3
         return cls(prompt, tuple(settings.items()))
 
-    def submit(self, engine: Engine) -> Handle:
+    def submit(self, engine: Engine) -> RequestHandle:
         return engine.submit(list(self.prompt), logprobs=True, **dict(self.settings))
 
 
@@ -293,8 +293,8 @@ def test_an_error_ends_the_other_answers_of_its_request_alone(tiny_model: Tiny) 
 
 
 def test_a_handle_that_its_own_mask_holds_is_collected(tiny_model: Tiny) -> None:
-    def submitted() -> "weakref.ref[Handle]":
-        held: list[Handle] = []
+    def submitted() -> "weakref.ref[RequestHandle]":
+        held: list[RequestHandle] = []
 
         def mask(ids: Sequence[int]) -> None:
             assert len(held) < 2
@@ -312,12 +312,12 @@ def test_a_stream_is_over_after_ctrl_c(tiny_model: Tiny, monkeypatch: pytest.Mon
     with load(tiny_model("llama3"), "captured") as engine:
         events = engine.stream([1, 2], 60)
 
-        def interrupt(self: Handle, at: int) -> None:
+        def interrupt(self: RequestHandle, at: int) -> None:
             raise KeyboardInterrupt
 
         next(events)
         with monkeypatch.context() as patch:
-            patch.setattr(Handle, "event", interrupt)
+            patch.setattr(RequestHandle, "event", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(events)
         assert list(events) == []
@@ -335,7 +335,7 @@ def test_an_error_thrown_into_a_stream_comes_out_whole(error: tuple[Any, ...], t
 
 
 def test_who_could_only_wait_for_ever_is_told_so(tiny_model: Tiny) -> None:
-    async def wait(handle: Handle) -> Generation:
+    async def wait(handle: RequestHandle) -> Generation:
         return await handle
 
     with load(tiny_model("llama3"), "captured") as engine:

@@ -19,7 +19,7 @@ from tiny_models import DELTA_RULES, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import Model, open_model
+from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, GGUFFile
 from graphcore.export.pack import PackedTensor, Packer

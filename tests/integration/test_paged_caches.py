@@ -15,7 +15,7 @@ from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import building
+from graphcore.engine.loading import build as building
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache
 from graphcore.kvcache.sizes import CacheSizes

@@ -13,8 +13,8 @@ from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -55,7 +55,7 @@ def what(answer: Generation) -> tuple[Any, ...]:
     return answer.token_ids, answer.finish_reason, answer.logprobs
 
 
-def submit_all(engine: Engine, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[Handle]:
+def submit_all(engine: Engine, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[RequestHandle]:
     with engine.holding_back():
         return [engine.submit(prompt, **settings) for prompt, settings in requests]
 

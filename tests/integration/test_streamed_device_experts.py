@@ -18,7 +18,8 @@ from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import building, planning
+from graphcore.engine.loading import build as building
+from graphcore.engine.loading import plan_run as planning
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -75,7 +76,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
 
     with monkeypatch.context() as patch:
         let_programs_be_few(patch)
-        patch.setattr("graphcore.engine.choices.PackingPolicy", policy)
+        patch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", policy)
         patch.setattr(
             weight_stream,
             "link_opener",

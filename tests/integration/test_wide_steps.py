@@ -9,8 +9,8 @@ from packed_matrices import native_kernels
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
@@ -34,13 +34,13 @@ def prompts_of(count: int) -> list[list[int]]:
     return [torch.randint(0, VOCAB, ((1, 5, 20)[at % 3],), generator=generator).tolist() for at in range(count)]
 
 
-def submit(engine: Engine, prompt: Sequence[int], at: int) -> Handle:
+def submit(engine: Engine, prompt: Sequence[int], at: int) -> RequestHandle:
     """Submit a request: every second one draws, and each has its own number of new tokens."""
     sampling: dict[str, Any] = {"temperature": 1.1, "seed": at} if at % 2 else {}
     return engine.submit(list(prompt), NEW + at % 4, ignore_eos=True, logprobs=True, **sampling)
 
 
-def what(handle: Handle) -> tuple[Any, ...]:
+def what(handle: RequestHandle) -> tuple[Any, ...]:
     """Return what an answer says, with its log probabilities, which show any other bit of the logits."""
     answer = handle.result(SECONDS)
     return answer.token_ids, answer.logprobs

@@ -17,16 +17,16 @@ from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device, resolve_dtype
-from graphcore.engine.building import Running
-from graphcore.engine.choices import Choices, choose_context
 from graphcore.engine.fallback.config import check_sizes, model_config_of, read_transformers_config, why_whole
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.skeleton import build_skeleton
 from graphcore.engine.fallback.stored_names import match_skeleton, notes_on_left_out
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, moved_names, open_transformers_stream
-from graphcore.engine.open_model import read_tokenizer
-from graphcore.engine.planning import wishes_of
+from graphcore.engine.loading.build import Running
+from graphcore.engine.loading.open_model import read_tokenizer
+from graphcore.engine.loading.plan_run import wishes_of
+from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.planning.costs import LIBRARIES, making_nbytes
@@ -72,7 +72,7 @@ class TransformersParts:
         longest: most tokens that the model was trained for.
     """
 
-    choices: Choices
+    choices: RuntimeConfig
     loader: Loader
     weights: SkeletonWeights
     longest: int
@@ -145,7 +145,7 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key}={value} is not possible with {WITHOUT}: {reason}; leave it out")
 
 
-def fallback_choices(settings: Settings, model: TransformersModel, config: "PreTrainedConfig") -> Choices:
+def fallback_choices(settings: Settings, model: TransformersModel, config: "PreTrainedConfig") -> RuntimeConfig:
     """Return the choices for a transformers model on this machine.
 
     Raises:
@@ -160,7 +160,7 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
     runs_whole = why_whole(config)
     if runs_whole:
         notes.append(f"prompts run whole, and one by one: {runs_whole}")
-    return Choices(
+    return RuntimeConfig(
         device=device,
         dtype=dtype,
         kv_dtype=kv_types(dtype),
@@ -187,7 +187,7 @@ def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def plan_transformers(
-    settings: Settings, config: ModelConfig, choices: Choices, weights: SkeletonWeights, attention: str
+    settings: Settings, config: ModelConfig, choices: RuntimeConfig, weights: SkeletonWeights, attention: str
 ) -> tuple[Plan, Tier]:
     """Return the plan, and the tier that streamed weights are read from.
 
@@ -215,13 +215,13 @@ def plan_transformers(
     return plan, tier
 
 
-def cached_nbytes(config: ModelConfig, choices: Choices, tokens: int) -> int:
+def cached_nbytes(config: ModelConfig, choices: RuntimeConfig, tokens: int) -> int:
     """Return the bytes of keys and values of `tokens` tokens, assuming that every layer keeps both for each token."""
     heads = config.attention.num_key_value_heads * config.attention.head_dim
     return 2 * config.num_hidden_layers * heads * tokens * choices.batch_size * choices.dtype.itemsize
 
 
-def pass_nbytes(config: ModelConfig, choices: Choices, attention: str) -> int:
+def pass_nbytes(config: ModelConfig, choices: RuntimeConfig, attention: str) -> int:
     """Return an estimate of the bytes that one prefill chunk takes at once, with a copy of one layer's cache.
 
     transformers' classes do not state it. Eager attention holds every head's scores of a chunk, also in float32.

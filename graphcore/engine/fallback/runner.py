@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.cached_model import CachedModel, HeldCache, PassStep
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.model_runner import RunnerSizes, WaveRunner
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.engine.model_runner import RunnerSizes, StaticRunner
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
@@ -27,7 +27,7 @@ from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, Resident
 
 
-class TransformersRunner(WaveRunner):
+class TransformersRunner(StaticRunner):
     """Runner of a transformers skeleton whose weights are bound.
 
     Args:
@@ -37,7 +37,7 @@ class TransformersRunner(WaveRunner):
         longest: most tokens that the model was trained for.
     """
 
-    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: Choices, longest: int) -> None:
+    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: RuntimeConfig, longest: int) -> None:
         self.policy = Resident()
         self.device = choices.device
         library = prebuilt_library() if self.device.type == "cpu" else None  # nothing else here needs it: no build

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from graphcore.arch.transformers_settings import transformers_settings
 from graphcore.checkpoint.generation_config import read_generation_config
 from graphcore.engine.fallback.config import CONFIG_ERRORS, read_transformers_config
-from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.errors import UnsupportedError
 
 if TYPE_CHECKING:

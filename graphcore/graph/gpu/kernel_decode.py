@@ -20,7 +20,7 @@ from graphcore.graph.gpu.norm_fusion import SUMS_OF_LAYER, FusedLayer, first_nor
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.graph.step import BlockFunction, ChainMemory, HeadFunction, Neighbours, RoutedBlock
+from graphcore.graph.step import BlockFunction, FusionMemory, HeadFunction, Neighbours, RoutedBlock
 from graphcore.kernels.gpu.experts.few_tokens import most_arrivals
 from graphcore.kvcache.buffers import KVCache, LayerCache
 from graphcore.nn.block import Block, Routed
@@ -49,12 +49,12 @@ class DeviceBlocks:
         splits = max((one.table.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
         return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
-    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> ChainMemory:
+    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
         """Return memory for a new program; it is made here, before any graph is captured."""
         device = self.arrivals.device
         rows = torch.zeros(batch, spec.dim, dtype=dtype, device=device)
         squares = torch.zeros(SUMS_OF_LAYER * len(spec.blocks), batch, 2, dtype=torch.int64, device=device)
-        return ChainMemory(rows, squares)
+        return FusionMemory(rows, squares)
 
     def block_function(
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None

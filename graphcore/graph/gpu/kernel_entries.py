@@ -7,8 +7,8 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
     experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      7
     cached:    ... | router, choose | find slots | fill them | gate up | down                             9
 
-These are the layers of a chain (norm_fusion.py): products apply the norms of rows that the sum before has left them. The
-first layer has one norm more, and zeros for counters.
+These are layers with fused norms (norm_fusion.py): products apply the norms of rows that the sum before has left them.
+The first layer has one norm more, and zeros for counters.
 
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are

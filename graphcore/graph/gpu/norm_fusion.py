@@ -21,7 +21,7 @@ from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.sums import SUMS
 from graphcore.graph.lowering.tracing import Traced
-from graphcore.graph.step import ChainMemory
+from graphcore.graph.step import FusionMemory
 from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, FusedNorm
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
@@ -43,7 +43,7 @@ class FusedLayer:
         following: the norm that reads the layer's answer, in the next layer; None for the last of these layers.
     """
 
-    memory: ChainMemory
+    memory: FusionMemory
     layer: int
     begins: bool
     takes: bool

@@ -132,7 +132,7 @@ def choose_step(state: StepState, choosing: SamplingBuffers, phase: str) -> Choo
     return ChooseStep(0, state, choosing, phase, choose_likeliest if phase == "decode" else choose_drawn)
 
 
-class ChoosingRows:
+class SamplingRows:
     """The rows of decode programs that choose on the device, which the host starts and stops one by one.
 
     The host changes a row between two steps, in the order of its calls, and waits for nothing. Rows that it does not

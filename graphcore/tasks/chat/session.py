@@ -4,10 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 
-from graphcore.engine.checked_arguments import params_from
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.arguments import params_from
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.task import Record
@@ -117,7 +117,7 @@ class Session:
             self._print_events(handle, is_more)
         return handle.result(), handle.cached
 
-    def _print_events(self, handle: Handle, is_more: bool) -> None:
+    def _print_events(self, handle: RequestHandle, is_more: bool) -> None:
         has_text = False
         try:
             for event in handle:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from graphcore.config.user_path import user_path
 from graphcore.config.validate import UNLIMITED
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.tasks.chat.session import Session

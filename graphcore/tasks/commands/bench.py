@@ -10,8 +10,8 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least
 from graphcore.device import resolve_device
-from graphcore.engine.choices import DEFAULT_CONTEXT
 from graphcore.engine.engine import Engine
+from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now

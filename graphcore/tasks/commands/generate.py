@@ -12,8 +12,8 @@ from omegaconf import MISSING
 
 from graphcore.config.user_path import user_path
 from graphcore.engine.engine import Engine
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
@@ -148,7 +148,7 @@ def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationR
     """
     batching = context.settings.batching
     ahead = min(2 * batching.max_sequences, batching.max_waiting)
-    handles: list[Handle] = []
+    handles: list[RequestHandle] = []
     ended: SimpleQueue[int] = SimpleQueue()
     try:
         while len(progress.answered) < len(requests):
@@ -170,7 +170,7 @@ def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationR
                 _put_out(context, requests[number], number, handle.result(), progress)
 
 
-def _print_first(context: Context, engine: Engine, handle: Handle, progress: Progress) -> None:
+def _print_first(context: Context, engine: Engine, handle: RequestHandle, progress: Progress) -> None:
     """Wait for the first request's first token and, if its text is to be printed as it is made, for all of it."""
     try:
         for event in handle:

@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.user_path import user_path
 from graphcore.device import use_threads
-from graphcore.engine.open_model import open_model
+from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.progress import Progress

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from graphcore.config.settings import Settings
 from graphcore.config.validate import at_least, unknown_choice
-from graphcore.engine.choices import DEFAULT_CONTEXT
 from graphcore.engine.engine import Engine
+from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError, TokenizerError

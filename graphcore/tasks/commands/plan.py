@@ -17,11 +17,11 @@ from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import use_threads
-from graphcore.engine.choices import Choices
 from graphcore.engine.fallback.loading import open_transformers
-from graphcore.engine.open_model import open_model
-from graphcore.engine.planning import plan_run, ram_of
-from graphcore.engine.prepare_model import PreparedModel, prepare_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.plan_run import plan_run, ram_of
+from graphcore.engine.loading.prepare_model import PreparedModel, prepare_model
+from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates, predict
@@ -74,7 +74,7 @@ class Outcome:
     """
 
     config: ModelConfig
-    choices: Choices
+    choices: RuntimeConfig
     plan: Plan
     source: str
     ram_nbytes: int = 0
@@ -218,7 +218,7 @@ def _fit(outcome: Outcome) -> Record:
     return {"fits": True}
 
 
-def _ran(settings: Settings, config: ModelConfig, choices: Choices) -> Record:
+def _ran(settings: Settings, config: ModelConfig, choices: RuntimeConfig) -> Record:
     return {
         "model": {
             "source": settings.model.checkpoint,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphcore.engine.decode_steps import LAG, Readback
+from graphcore.engine.batching.device_decode_loop import LAG, Readback
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.graph.gpu.sampling import RowSettings
 from graphcore.streaming.scheduler import run_program, run_together

@@ -8,8 +8,8 @@ import torch
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.config.byte_sizes import both_in_words
 from graphcore.engine.fallback.loading import open_transformers
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import PlanError
 from graphcore.nn.decoder import Decoder
 from graphcore.planning.machine import free_device_nbytes

@@ -29,7 +29,7 @@ from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.engine.fallback.layer_hooks import recording
 from graphcore.engine.fallback.skeleton import find_layers, float32_names
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.tasks.reference.comparison import Outputs
 from graphcore.tasks.reference.ternary_layers import cast_ternary_layers, use_ternary_layers

@@ -8,7 +8,7 @@ from typing import Any
 from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.requests.prompts import (
     EncodedPrompt,

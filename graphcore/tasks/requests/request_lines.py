@@ -15,8 +15,8 @@ from typing import Any
 
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.config.validate import UNLIMITED
-from graphcore.engine.checked_arguments import check_messages
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.arguments import check_messages
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.tasks.requests.prompts import Prompt, checked_prompt

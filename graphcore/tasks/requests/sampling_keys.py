@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from graphcore.config.validate import check_seed
-from graphcore.engine.checked_arguments import sampling_params
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.arguments import sampling_params
+from graphcore.engine.sampling_params import SamplingParams
 
 
 def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from graphcore.engine.running_request import Generation
+from graphcore.engine.output import Generation
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.request_lines import KEYS, RequestLine
 from graphcore.tasks.results.output_files import OutputError

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tiny_models import add_tokenizer
 
-from graphcore.engine.running_request import RunningRequest, Timings, request_of
+from graphcore.engine.output import Timings
+from graphcore.engine.request import RunningRequest, request_of
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.tokenizer import Tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model, prepare_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model, prepare_model
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.costs import (
     DELTA_NODES,

@@ -21,10 +21,10 @@ import sys, threading
 from pathlib import Path
 import torch
 from graphcore.config.compose import compose_settings
-from graphcore.engine.prepare_model import prepare_model
-from graphcore.engine.building import build_running
-from graphcore.engine.open_model import open_model
-from graphcore.engine.planning import plan_run
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.build import build_running
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.plan_run import plan_run
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
+from graphcore.engine.loading.open_model import open_model
 from graphcore.nn.spec import ModelSpec
 from graphcore.planning.costs import waiting_nbytes, workspace_nbytes
 

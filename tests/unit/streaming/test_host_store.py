@@ -7,8 +7,8 @@ import torch
 from tiny_models import build_reference, save_tiny
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.streaming.host_store import fill_store
 from graphcore.weights.groups import movable_groups, split_layers
 from graphcore.weights.matching import EMBEDDING, HEAD

@@ -10,8 +10,8 @@ from suite.peers import PACKED_BESIDE_DENSE
 from suite.shapes import TRUE, model_overrides
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.kvcache.sizes import PAGE, CacheSizes, cache_nbytes, page_size
 from graphcore.planning.sizes import sizes_of
 from graphcore.weights.packed_weights import PackingPolicy

@@ -8,7 +8,7 @@ from chat_folder import TINY
 from task_runs import RunTask
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
+from graphcore.engine.loading.open_model import open_model
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.machine import RESERVE_NBYTES

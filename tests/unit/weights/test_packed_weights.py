@@ -18,8 +18,8 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import Fold, PickRows, SplitPairs
 from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing

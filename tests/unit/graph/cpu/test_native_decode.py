@@ -23,8 +23,8 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import prepare_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.cpu.native_decode import native_obstacle

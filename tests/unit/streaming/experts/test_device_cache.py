@@ -12,7 +12,7 @@ from tiny_models import TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import planning
+from graphcore.engine.loading import plan_run as planning
 from graphcore.graph.step import FetchedBlock, RoutedBlock
 from graphcore.kernels.ops.expert_slots import HITS, LOADED
 from graphcore.streaming import weight_stream

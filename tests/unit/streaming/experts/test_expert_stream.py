@@ -12,7 +12,7 @@ from simulated_queues import SimulatedQueues, simulated
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine import planning
+from graphcore.engine.loading import plan_run as planning
 from graphcore.graph.step import FetchedBlock, RoutedBlock
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink

@@ -9,8 +9,8 @@ from packed_matrices import native_kernels
 
 from graphcore.checkpoint.file_bytes import read_span
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.streaming.experts import reading as module
 from graphcore.streaming.experts.reading import expert_conversions, expert_obstacle
 from graphcore.weights.experts import PARTS, expert_linears, expert_weight

@@ -9,7 +9,7 @@ import pytest
 from task_runs import NEW, RunTask
 
 from graphcore import Engine
-from graphcore.engine.load_model import LoadedModel
+from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.errors import TokenizerError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.typed_lines import ChatLines, Entry

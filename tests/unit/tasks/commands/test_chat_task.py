@@ -7,7 +7,7 @@ import pytest
 from task_runs import NEW
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.tasks.chat import conversation
 
 
@@ -63,16 +63,16 @@ def test_only_what_an_answer_in_channels_says_goes_back_to_the_template(say, mon
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Handle.event
+    whole = RequestHandle.event
     runs: list[int] = []
 
-    def interrupted(self: Handle, at: int):
+    def interrupted(self: RequestHandle, at: int):
         runs.append(at)
         if at == 4 and runs.count(0) == 1:
             raise KeyboardInterrupt
         return whole(self, at)
 
-    monkeypatch.setattr(Handle, "event", interrupted)
+    monkeypatch.setattr(RequestHandle, "event", interrupted)
     run = say("one\ntwo\n")
     first, second = run.record["turns"]
     assert run.status == 0

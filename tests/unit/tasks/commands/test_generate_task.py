@@ -12,9 +12,9 @@ from task_runs import RunTask
 from tiny_models import add_tokenizer
 
 from graphcore import Engine
-from graphcore.engine.handle import Handle
-from graphcore.engine.passes import ContinuousPasses
+from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.prompt_encoder import NOTE_ON_BOS
+from graphcore.engine.request_handle import RequestHandle
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 IDS = [5, 17, 3, 88, 41]
@@ -109,14 +109,14 @@ def test_a_checkpoint_without_a_tokenizer_runs_default_ids_and_says_so(
 
 
 def test_ctrl_c_keeps_what_was_generated(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Handle.event
+    whole = RequestHandle.event
 
-    def interrupted(self: Handle, at: int) -> object:
+    def interrupted(self: RequestHandle, at: int) -> object:
         if at == 3:
             raise KeyboardInterrupt
         return whole(self, at)
 
-    monkeypatch.setattr(Handle, "event", interrupted)
+    monkeypatch.setattr(RequestHandle, "event", interrupted)
     run = run_task(LLAMA, f"prompt_ids={IDS}", "max_new_tokens=50")
     assert (run.status, run.record["status"], run.record["error"]) == (130, "interrupted", None)
     assert run.record["finish_reason"] == "interrupted"
@@ -126,11 +126,11 @@ def test_ctrl_c_keeps_what_was_generated(run_task: RunTask, monkeypatch: pytest.
 def test_ctrl_c_in_the_prompt_does_not_time_it(
     run_task: RunTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(self: Handle, at: int) -> object:
+    def interrupted(self: RequestHandle, at: int) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Handle, "event", interrupted)
-    monkeypatch.setattr(ContinuousPasses, "admit", lambda *_: 0)
+    monkeypatch.setattr(RequestHandle, "event", interrupted)
+    monkeypatch.setattr(ContinuousBatching, "admit", lambda *_: 0)
     assert run_task(LLAMA, f"prompt_ids={IDS}").status == 130
     assert "prompt tokens not finished; 0 new tokens" in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphcore.engine.load_model.open_model", interrupt)
+    monkeypatch.setattr("graphcore.engine.loading.load_model.open_model", interrupt)
     run = run_task(LLAMA, f"prompt_ids={IDS}")
     assert (run.status, run.record["status"]) == (130, "interrupted")
     assert "text" not in run.record
@@ -187,7 +187,9 @@ def test_a_checkpoint_that_cannot_encode_the_prompts_is_refused_before_its_weigh
 ) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"prompt_ids": [1]}\n{"prompt": "text"}\n', encoding="utf-8")
-    monkeypatch.setattr("graphcore.engine.load_model.build_running", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "graphcore.engine.loading.load_model.build_running", lambda *_: pytest.fail("weights were read")
+    )
     named = [override.replace("=lines.jsonl", f"={lines}") for override in overrides]
     assert re.search(said, str(run_task(LLAMA, *named).error))
 

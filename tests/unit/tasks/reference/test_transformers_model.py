@@ -8,8 +8,8 @@ import torch
 from chat_folder import TINY
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.open_model import Model, open_model
-from graphcore.engine.prepare_model import match_model
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.tasks.reference.transformers_model import FROM_FOLDER, FROM_OUR_WEIGHTS, Reference, load_reference
 from graphcore.weights.loader import Loader
 

@@ -10,7 +10,7 @@ import pytest
 from chat_folder import TINY
 from task_runs import RunTask, TaskRun
 
-from graphcore.engine.handle import Handle
+from graphcore.engine.request_handle import RequestHandle
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 PROMPTS = [
@@ -70,14 +70,14 @@ def test_each_answer_is_that_of_its_request_alone(generate: Generate, answers: P
 def test_an_answer_is_in_the_file_before_its_batch_has_ended(
     generate: Generate, answers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Handle.result
+    whole = RequestHandle.result
     there: list[int] = []  # answers in the file when the next one is taken
 
-    def watched(self: Handle, timeout: float | None = None):
+    def watched(self: RequestHandle, timeout: float | None = None):
         there.append(len(read(answers)) if answers.exists() else 0)
         return whole(self, timeout)
 
-    monkeypatch.setattr(Handle, "result", watched)
+    monkeypatch.setattr(RequestHandle, "result", watched)
     generate("batch_size=2", "context_length=20", lines=[{"prompt_ids": [2]}, {"prompt_ids": [1] * 19}])
     assert [entry["finish_reason"] for entry in read(answers)] == ["context", "length"]  # the shorter one first
     assert there == [0, 1]
@@ -122,20 +122,20 @@ def test_ctrl_c_keeps_what_is_whole_and_the_next_run_makes_the_rest(
     generate()
     whole = answers.read_bytes()
     answers.unlink()
-    untouched, taken = Handle.result, []
+    untouched, taken = RequestHandle.result, []
 
-    def interrupted(self: Handle, timeout: float | None = None):
+    def interrupted(self: RequestHandle, timeout: float | None = None):
         taken.append(self)
         if len(taken) == 3:
             raise KeyboardInterrupt
         return untouched(self, timeout)
 
-    monkeypatch.setattr(Handle, "result", interrupted)
+    monkeypatch.setattr(RequestHandle, "result", interrupted)
     run = generate()
     assert (run.status, run.record["status"]) == (130, "interrupted")
     kept = [entry["finish_reason"] for entry in read(answers)]
     assert kept in (["length"] * 3, ["length"] * 4)  # the one that was interrupted is not there
-    monkeypatch.setattr(Handle, "result", untouched)
+    monkeypatch.setattr(RequestHandle, "result", untouched)
     assert generate().status == 0
     assert answers.read_bytes() == whole
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graphcore.graph.gpu.sampling import MOST_ENDS, ChoosingRows, RowSettings, SamplingBuffers, choose_step
+from graphcore.graph.gpu.sampling import MOST_ENDS, RowSettings, SamplingBuffers, SamplingRows, choose_step
 from graphcore.graph.state import StepState
 from graphcore.kernels.ops.draw import Draw, choose_tokens
 
@@ -57,7 +57,7 @@ def test_a_row_that_joins_chooses_its_first_token_and_leaves_the_others_alone(ph
     state = StepState.empty(3, 1, CPU)
     state.put_rows([[11], [], [13]], [4, 0, 6])
     state.logits = torch.full((3, VOCAB), float("nan"))  # of an earlier step, and another row's
-    rows = ChoosingRows(state, VOCAB)
+    rows = SamplingRows(state, VOCAB)
     for tensor in everything(rows):
         tensor[1] = 1  # an earlier sequence's
     before = [tensor.clone() for tensor in everything(rows)]
@@ -78,7 +78,7 @@ def test_a_row_that_joins_chooses_its_first_token_and_leaves_the_others_alone(ph
 def test_a_row_begins_with_a_token_and_stops() -> None:
     state = StepState.empty(2, 1, CPU)
     state.logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(3))
-    rows = ChoosingRows(state, VOCAB)
+    rows = SamplingRows(state, VOCAB)
     rows.begin(1, 42, 17, RowSettings(left=2))
     assert (state.token_ids[1].item(), state.span.starts.tolist(), state.span.counts.tolist()) == (42, [0, 17], [0, 1])
     step = choose_step(state, rows.choosing, "sample")
@@ -91,7 +91,7 @@ def test_a_row_begins_with_a_token_and_stops() -> None:
     assert state.span.starts.tolist() == [0, 18]
 
 
-def everything(rows: ChoosingRows) -> list[torch.Tensor]:
+def everything(rows: SamplingRows) -> list[torch.Tensor]:
     """Return all that the rows have, but the logits."""
     state, choosing = rows.state, rows.choosing
     own = [choosing.left, choosing.ends, choosing.report, choosing.numbers, choosing.seeds, choosing.seen]

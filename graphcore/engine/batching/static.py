@@ -1,4 +1,4 @@
-"""Waves: sequences that begin together, of a runner whose sequences cannot join a batch that runs.
+"""Static batching: sequences that begin together, of a runner whose sequences cannot join a running batch.
 
 A transformers model keeps one cache for the rows that its prompts began with. Requests that come meanwhile wait for the
 next wave.
@@ -8,27 +8,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 
-from graphcore.engine.chooser import Chooser
-from graphcore.engine.model_runner import WaveRunner
-from graphcore.engine.passes import Passes, done_of
-from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.batching.interface import Batching, done_of
+from graphcore.engine.model_runner import StaticRunner
+from graphcore.engine.request import TokenSequence
+from graphcore.engine.sampler import SequenceSampler
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 from graphcore.streaming.policy import watched
 from graphcore.streaming.scheduler import run_together
 
 
-class WavePasses(Passes):
-    """Passes of one wave after another.
+class StaticBatching(Batching):
+    """Batching of one wave of sequences after another.
 
     Args:
         runner: the model; sequence i of a wave has row i of its caches.
     """
 
-    def __init__(self, runner: WaveRunner) -> None:
+    def __init__(self, runner: StaticRunner) -> None:
         self._begun: list[TokenSequence] = []
         self._runner = runner
-        self._chooser = Chooser(runner)
+        self._chooser = SequenceSampler(runner)
         self._wave: tuple[TokenSequence, ...] = ()
         self._is_new = False  # whether the wave's prompts still have to run
         self._program: Program | None = None

@@ -1,4 +1,4 @@
-"""The choices that the settings leave to the machine: device, dtype, graph kinds, context, kernels."""
+"""The runtime configuration: what settings leave to the machine. Device, dtype, graph kinds, context, kernels."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import lacks_home
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
-from graphcore.engine.cache_choice import choose_kv_types, note_on_kv_types
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.kv_dtype import choose_kv_types, note_on_kv_types
+from graphcore.engine.loading.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.compile import code_folder
 from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
@@ -33,7 +33,7 @@ DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take
 
 
 @dataclass(frozen=True)
-class Choices:
+class RuntimeConfig:
     """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
 
     Attributes:
@@ -68,14 +68,14 @@ class Choices:
         kept = context, self.kv_dtype, self.prefill_chunk
         return CacheSizes(self.batch_size, *kept, tokens=shared, snapshots=self.snapshots)
 
-    def within(self, plan: Plan, tier: Tier) -> "Choices":
+    def within(self, plan: Plan, tier: Tier) -> "RuntimeConfig":
         """Return the choices with the plan's context, which may be smaller, and with the plan's notes."""
         context = self.context if plan.context is None else plan.context
         notes = (*self.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
         return replace(self, context=context, prefill_chunk=min(self.prefill_chunk, context), notes=notes)
 
 
-def choices_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> Choices:
+def runtime_config_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> RuntimeConfig:
     """Return the choices for a model on this machine, building the C++ kernels where that is still to be done.
 
     Args:
@@ -88,7 +88,7 @@ def choices_here(settings: Settings, model: Model, on_progress: Progress = ignor
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
     library, library_note = find_kernels(settings.cache_folder, device, on_progress)
     on_gpu = device.type == "cuda" and register()
-    choices = choices_on(settings, model, device, dtype, library, on_gpu)
+    choices = runtime_config_on(settings, model, device, dtype, library, on_gpu)
     packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))
     is_dependent, dependence_note = choose_dependence(settings.dependent_launches, choices.graph, device)
     code_note = code_folder(settings.cache_folder, device)[1] if choices.prefill == "compiled" else ""
@@ -98,9 +98,9 @@ def choices_here(settings: Settings, model: Model, on_progress: Progress = ignor
     return replace(choices, packing=packing, is_dependent=is_dependent, notes=notes)
 
 
-def choices_on(
+def runtime_config_on(
     settings: Settings, model: Model, device: torch.device, dtype: torch.dtype, library: Path | None, on_gpu: bool
-) -> Choices:
+) -> RuntimeConfig:
     """Return the choices for a model on a device, which need not be in this machine.
 
     Args:
@@ -115,7 +115,7 @@ def choices_on(
     graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels)
     context = choose_context(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_types = choose_kv_types(settings.kv_dtype, model, dtype, device)
-    return Choices(
+    return RuntimeConfig(
         device=device,
         dtype=dtype,
         kv_dtype=kv_types,
@@ -283,7 +283,7 @@ def choose_dependence(setting: str, graph: str, device: torch.device) -> tuple[b
     )
 
 
-def describe_choices(choices: Choices, settings: Settings) -> Sequence[str]:
+def describe_runtime(choices: RuntimeConfig, settings: Settings) -> Sequence[str]:
     """Return the choices in short words, for one line of output."""
     dtype = {value: name for name, value in DTYPES.items()}[choices.dtype]
     graphs = (f"graph={choices.graph}", *([f"prefill={choices.prefill}"] if choices.prefill != choices.graph else []))

@@ -12,8 +12,8 @@ from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.config.settings import Settings
 from graphcore.device import find_cpp_compiler
-from graphcore.engine.choices import Choices, choices_here
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.runtime_config import RuntimeConfig, runtime_config_here
 from graphcore.errors import ConfigError
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.gpu.kernel_obstacles import device_obstacle
@@ -34,13 +34,13 @@ from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_sto
 class PreparedModel:
     """A model's choices, its decoder on the meta device, and the loader of its weights."""
 
-    choices: Choices
+    choices: RuntimeConfig
     decoder: Decoder
     loader: Loader
 
 
 def prepare_model(
-    settings: Settings, model: Model, choices: Choices | None = None, on_progress: Progress = ignore_progress
+    settings: Settings, model: Model, choices: RuntimeConfig | None = None, on_progress: Progress = ignore_progress
 ) -> PreparedModel:
     """Return the model's choices, decoder and loader; no weight is allocated or read.
 
@@ -52,7 +52,7 @@ def prepare_model(
         ConfigError: the machine or the model cannot do what was asked.
         CheckpointError: names or shapes are wrong.
     """
-    choices = choices or choices_here(settings, model, on_progress)
+    choices = choices or runtime_config_here(settings, model, on_progress)
     decoder, loader = match_model(model, choices.dtype, choices.packing)
     used = {source.name for source in loader.sources.values()}
     unused = notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)

@@ -1,67 +1,31 @@
-"""The tokens of a pass: which programs run the next step of the sequences that decode, and who chooses.
+"""The host decode loop: the programs of the next step of decoding sequences, and sampling from their logits.
 
     start       programs of a step, for all sequences that are due a token
     ...         the pass runs them, beside the chunks of prompts
     finish      tokens are chosen, and given to their sequences
 
-`HostDecoding` chooses here, from the logits of each step. decode_steps.py has steps in which a GPU chooses.
+The host samples here, from the logits of each step; in device_decode_loop.py a GPU does.
 
 Legend: V vocab.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from graphcore.engine.chooser import Chooser
+from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.programs import DecodeStep
-from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.request import TokenSequence
+from graphcore.engine.sampler import SequenceSampler
 from graphcore.graph.program import Program
 
 
-class Decoding(ABC):
-    """A way to run decode steps of sequences that join and leave between any two of them."""
-
-    @abstractmethod
-    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
-        """Return the programs of the next step, and the sequences that get a token into the caches by them.
-
-        Args:
-            sequences: all running sequences of whose prompts at most one token is left.
-        """
-
-    @abstractmethod
-    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
-        """Choose tokens after the programs of `start` have run; return whether any sequence was given one.
-
-        Args:
-            ended: sequences whose prompts have ended with a chunk, with the logits after it, [1, V] float32.
-        """
-
-    @abstractmethod
-    def settle(self, sequence: TokenSequence) -> None:
-        """Leave a sequence out of steps until `start` is given it again, and make known what the caches hold of it."""
-
-    @abstractmethod
-    def may_leave(self, sequence: TokenSequence) -> bool:
-        """Return whether it is known what the caches hold of a sequence that has ended, if that matters."""
-
-    @abstractmethod
-    def leave(self, sequence: TokenSequence) -> list[int]:
-        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Forget the steps that have not been finished, after a pass that failed or was given up."""
-
-
-class HostDecoding(Decoding):
+class HostDecodeLoop(DecodeLoop):
     """Decode steps whose tokens the host chooses before the next step."""
 
     def __init__(self, runner: ProgramRunner) -> None:
-        self._programs, self._chooser = runner.programs, Chooser(runner)
+        self._programs, self._chooser = runner.programs, SequenceSampler(runner)
         self._steps: list[DecodeStep] = []
         self._due: dict[int, TokenSequence] = {}  # by their rows of the caches
 

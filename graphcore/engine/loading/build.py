@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphcore.config.settings import Settings
-from graphcore.engine.choices import Choices
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepare_model import PreparedModel
+from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
-from graphcore.engine.open_model import Model
-from graphcore.engine.prepare_model import PreparedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
@@ -85,7 +85,7 @@ def _builder(
     )
 
 
-def _caches(spec: ModelSpec, choices: Choices, is_streaming: bool) -> tuple[LayerCache, ...]:
+def _caches(spec: ModelSpec, choices: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
     """Return the caches of all layers; memory that a plan has promised is taken now."""
     caches = allocate_cache(spec, choices.cache_sizes(choices.context), choices.device)
     if is_streaming:
@@ -94,7 +94,7 @@ def _caches(spec: ModelSpec, choices: Choices, is_streaming: bool) -> tuple[Laye
     return caches
 
 
-def _decode_kernels(choices: Choices, caches: Sequence[LayerCache]) -> DecodeKernels | None:
+def _decode_kernels(choices: RuntimeConfig, caches: Sequence[LayerCache]) -> DecodeKernels | None:
     """Return the decode kernels of a GPU; None where decode steps are not captured or Triton is missing."""
     if choices.device.type != "cuda" or choices.graph != "captured" or not register():
         return None

@@ -11,12 +11,12 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import Settings
 from graphcore.device import resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
-from graphcore.engine.building import build_running
-from graphcore.engine.choices import Choices
+from graphcore.engine.loading.build import build_running
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
-from graphcore.engine.open_model import Model, open_model
-from graphcore.engine.planning import plan_run
-from graphcore.engine.prepare_model import prepare_model
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
@@ -49,7 +49,7 @@ class LoadedModel:
     settings: Settings
     config: ModelConfig
     prompts: PromptEncoder
-    choices: Choices
+    choices: RuntimeConfig
     loader: Loader
     plan: Plan
     weight_stream: WeightStream

@@ -1,4 +1,4 @@
-"""Passes of graphcore's own programs: sequences join and leave between any two of them.
+"""Continuous batching: sequences join and leave between any two passes of graphcore's own programs.
 
     pass 1   A: chunk
     pass 2   A: chunk   B: chunk
@@ -6,62 +6,24 @@
     pass 4   A: token              C: chunk
 
 A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; decode steps run the tokens
-of all other sequences (decoding.py), each in the row of its caches. So nothing that a sequence computes depends on
+of all other sequences (host_decode_loop.py, device_decode_loop.py), each in the row of its caches. So nothing that a sequence computes depends on
 others.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from graphcore.engine.decoding import Decoding
+from graphcore.engine.batching.admission import CacheAdmission
+from graphcore.engine.batching.interface import Batching, DecodeLoop, done_of
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.sequence import TokenSequence
-from graphcore.engine.sequence_places import SequencePlaces
+from graphcore.engine.request import TokenSequence
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
 from graphcore.streaming.scheduler import never, run_together
 
 
-class Passes(ABC):
-    """A way to run sequences together, pass by pass."""
-
-    @property
-    @abstractmethod
-    def running(self) -> Sequence[TokenSequence]:
-        """Sequences that were admitted and have not left, in that order; some may be put aside."""
-
-    @abstractmethod
-    def admit(self, waiting: Sequence[TokenSequence]) -> int:
-        """Give places to the first sequences that wait, and return how many got one."""
-
-    @abstractmethod
-    def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run one pass, and give each sequence that is due one its next token.
-
-        Args:
-            is_stopped: function that is asked between layer groups whether the pass is to be given up.
-        """
-
-    @abstractmethod
-    def leave(self) -> None:
-        """Take back the places of sequences that have ended."""
-
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """End all running sequences with an error; the caches hold nothing that can be used."""
-
-    @abstractmethod
-    def give_up(self) -> None:
-        """End all running sequences after a pass was given up; the caches hold a part of its tokens."""
-
-    @abstractmethod
-    def put_aside(self) -> Callable[[], None]:
-        """Copy what the running sequences need out of the caches; the function that is returned puts it back."""
-
-
-class ContinuousPasses(Passes):
-    """Passes in which sequences join and leave at every step.
+class ContinuousBatching(Batching):
+    """Batching in which sequences join and leave at every pass.
 
     Args:
         runner: the model; each running sequence has one row of its caches.
@@ -72,7 +34,7 @@ class ContinuousPasses(Passes):
         copies: copies of beginnings of prompts that the caches hold.
     """
 
-    def __init__(self, runner: ProgramRunner, decoding: Decoding, places: SequencePlaces) -> None:
+    def __init__(self, runner: ProgramRunner, decoding: DecodeLoop, places: CacheAdmission) -> None:
         self._runner, self._decoding, self._places = runner, decoding, places
         self.copies = places.copies
 
@@ -192,9 +154,3 @@ class ContinuousPasses(Passes):
             return watched(self._runner.policy, on_progress, "generate", done, total)
         sequence, _ = chunks[0]
         return watched(self._runner.policy, on_progress, "prefill", sequence.fed, len(sequence.request.prompt_ids))
-
-
-def done_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:
-    """Return the new tokens of the sequence that has most to do, and how many it may have."""
-    longest = max(sequences, key=lambda sequence: sequence.request.max_new_tokens)
-    return len(longest.request.token_ids), longest.request.max_new_tokens

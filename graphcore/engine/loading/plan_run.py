@@ -8,8 +8,8 @@ from functools import cache
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
-from graphcore.engine.open_model import Model
-from graphcore.engine.prepare_model import PreparedModel
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepare_model import PreparedModel
 from graphcore.errors import PlanError
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.cpu.program import widths_of

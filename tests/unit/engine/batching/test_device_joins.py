@@ -18,9 +18,9 @@ from paced import Paced
 from staggered import submit_staggered
 
 from graphcore import Engine
-from graphcore.engine.decode_steps import LAG
-from graphcore.engine.handle import Handle
-from graphcore.engine.running_request import Generation
+from graphcore.engine.batching.device_decode_loop import LAG
+from graphcore.engine.output import Generation
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import GraphError
 from graphcore.graph.gpu.sampling import MOST_ENDS
 
@@ -45,7 +45,7 @@ class Request:
     def __init__(self, prompt: Sequence[int], max_new_tokens: int, **settings: Any) -> None:
         self.prompt, self.settings = list(prompt), {"max_new_tokens": max_new_tokens, "ignore_eos": True, **settings}
 
-    def submit(self, engine: Engine, **more: Any) -> Handle:
+    def submit(self, engine: Engine, **more: Any) -> RequestHandle:
         return engine.submit(self.prompt, **{**self.settings, **more})
 
     def alone(self, engine: Engine) -> tuple[int, ...]:
@@ -198,7 +198,7 @@ def test_a_row_without_a_sequence_and_its_caches_stay_as_they_are() -> None:
         tensors = [tensor for cache in caches for tensor in cache.tensors]
         assert all(bool((tensor[page] == 0.25).all()) for tensor in tensors for page in (0, -1))
         assert all(bool((tensor != 0.25).any()) for tensor in tensors)
-        assert engine.runner.programs.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+        assert engine.runner.programs.sampling_rows.state.span.counts.tolist() == [0, 0, 0]
 
 
 def odd(ids: Sequence[int]) -> torch.Tensor:
@@ -219,7 +219,7 @@ def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
         def note(*_: object) -> None:
             (sequence,) = handles[1]._sequences
             if len(sequence.request.token_ids) > 1:
-                gaps.add(engine.runner.programs.choosing_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
+                gaps.add(engine.runner.programs.sampling_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
 
         other = Request([1, 2, 3], 20, **PLAIN)
         alone, before = other.alone(engine), replays(cuda)
@@ -317,7 +317,7 @@ def test_a_chat_goes_on_from_all_that_the_device_has_run_while_others_run(end: s
             before = len(history)  # another row's
 
 
-def engine_tokens(handle: Handle) -> list[int]:
+def engine_tokens(handle: RequestHandle) -> list[int]:
     """Return the tokens that a request has been given so far."""
     (sequence,) = handle._sequences
     return list(sequence.request.token_ids)
@@ -354,7 +354,7 @@ def test_a_pass_that_fails_leaves_no_row_running(fault: str, monkeypatch: pytest
         for handle in handles:
             handle.cancel()
         assert [each.submit(engine).result(SECONDS).token_ids for each in [request] * 3] == [expected] * 3
-        assert engine.runner.programs.choosing_rows.state.span.counts.tolist() == [0, 0, 0]
+        assert engine.runner.programs.sampling_rows.state.span.counts.tolist() == [0, 0, 0]
 
 
 def break_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The places of sequences in the caches: a row of the tables, and pages. Who gets them, and who has to wait.
+"""Admission to the KV cache: which sequences get a row and pages, which wait, and what happens when pages run out.
 
     waiting  --admit-->  has a place  --leave-->  ended
                            |      ^
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from graphcore.engine.decoding import Decoding
+from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.sequence import TokenSequence
+from graphcore.engine.request import TokenSequence
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
@@ -31,8 +31,8 @@ from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.kvcache.swap_file import SwapFile
 
 
-class SequencePlaces:
-    """The rows and pages of running sequences.
+class CacheAdmission:
+    """Admission of sequences to rows and pages of the KV cache.
 
     Args:
         pages: pages of the caches.
@@ -54,7 +54,7 @@ class SequencePlaces:
         self._aside: dict[TokenSequence, SwapFile | SwappedSequence | None] = {}  # None: its tokens run again
 
     @classmethod
-    def of(cls, runner: ProgramRunner, folder: Path) -> "SequencePlaces":
+    def of(cls, runner: ProgramRunner, folder: Path) -> "CacheAdmission":
         """Return the places of a runner's sequences.
 
         The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by row in one way. Elsewhere a chunk's
@@ -149,7 +149,7 @@ class SequencePlaces:
             return list(prompt[begin : self._chunks.end(begin, len(prompt))])
         return sequence.request.token_ids[begin - len(prompt) :][:1]
 
-    def reserve(self, sequence: TokenSequence, count: int, decoding: Decoding | None) -> bool:
+    def reserve(self, sequence: TokenSequence, count: int, decoding: DecodeLoop | None) -> bool:
         """Give a sequence pages for its next tokens; False if it has to wait.
 
         Args:
@@ -168,7 +168,7 @@ class SequencePlaces:
             self._put_aside(last, decoding)
         return sequence.cache_row is not None
 
-    def _put_aside(self, sequence: TokenSequence, decoding: Decoding) -> None:
+    def _put_aside(self, sequence: TokenSequence, decoding: DecodeLoop) -> None:
         """Take a sequence's place, and keep what it holds; it may end, as its last steps are read before."""
         decoding.settle(sequence)
         if sequence.has_ended:

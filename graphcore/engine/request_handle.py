@@ -1,4 +1,4 @@
-"""What a caller holds of a submitted request: iterate its tokens, wait for its answers, or cancel it."""
+"""The handle of a submitted request: iterate its tokens, wait for its answers, or cancel it."""
 
 import asyncio
 import threading
@@ -8,12 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from graphcore.engine.running_request import Generation, TokenEvent
-from graphcore.engine.sequence import TokenSequence
-from graphcore.engine.token_feed import Readers
+from graphcore.engine.output import Generation, Readers, TokenEvent
+from graphcore.engine.request import TokenSequence
 
 
-class Handle:
+class RequestHandle:
     """A submitted request, which runs on its own from the moment of `submit`.
 
     Iterate it, with `for` or `async for`, for the tokens as they are made; several readers may do so, each from the
@@ -105,7 +104,7 @@ class Handle:
 
 
 def _drop(readers: Readers) -> None:
-    """Note that nobody can read the answers. It holds no mask, which may hold the handle; it takes no lock."""
+    """Mark the output as abandoned. Must not reference the mask (a cycle with the handle) or take a lock."""
     readers.are_gone = True
 
 
@@ -117,7 +116,7 @@ def _set(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
 class TokenStream(Generator[TokenEvent, None, None]):
     """A generator of a request's events; closing or collecting it cancels the request."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: RequestHandle) -> None:
         self._handle = handle
         self._at, self._taking = 0, threading.Lock()
         self._is_closed = False

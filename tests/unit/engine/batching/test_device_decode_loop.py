@@ -4,7 +4,7 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from graphcore.engine.decode_steps import Readback
+from graphcore.engine.batching.device_decode_loop import Readback
 
 
 @pytest.fixture

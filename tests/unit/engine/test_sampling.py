@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from graphcore.engine.sampler import RowSampling, Sampler, SamplingParams
+from graphcore.engine.sampler import RowSampling, Sampler
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import GraphError
 from graphcore.kernels.ops.draw import kept_weights, penalise
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine import planning
-from graphcore.engine.open_model import open_model
-from graphcore.engine.planning import plan_run
-from graphcore.engine.prepare_model import prepare_model
+from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.errors import PlanError
 from graphcore.planning import machine
 from graphcore.planning.costs import LIBRARIES
@@ -19,7 +19,7 @@ from graphcore.planning.tier import host_nbytes, ram_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import Plan, Tier
 
-QWEN3 = Path(__file__).parents[2] / "golden" / "tiny" / "qwen3"
+QWEN3 = Path(__file__).parents[3] / "golden" / "tiny" / "qwen3"
 GPT_OSS = QWEN3.parent / "gptoss"
 GPU = torch.device("cuda", 0)
 FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
@@ -38,7 +38,9 @@ def plan_on(
     settings = compose_settings([*overrides])
     settings.model.checkpoint = str(model_folder)
     model = open_model(settings.model, 0, tmp_path, lambda stage, done, total: None)
-    monkeypatch.setattr("graphcore.engine.choices.PackingPolicy", partial(packing_policy, device.type == "cuda"))
+    monkeypatch.setattr(
+        "graphcore.engine.loading.runtime_config.PackingPolicy", partial(packing_policy, device.type == "cuda")
+    )
     parts = prepare_model(settings, model)
     monkeypatch.setattr(machine, "free_device_nbytes", lambda device: FREE[device.type])
     monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])

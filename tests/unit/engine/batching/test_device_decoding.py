@@ -7,8 +7,8 @@ from fake_cuda import CountedOps, FakeCuda
 from paced import Paced
 
 from graphcore import Engine
-from graphcore.engine.decode_steps import LAG
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.batching.device_decode_loop import LAG
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import GraphError
 from graphcore.tasks.measuring.random_batch import RandomBatch
 
@@ -73,7 +73,7 @@ def test_where_weights_stream_each_group_is_a_graph_and_the_last_one_chooses(
     expected = tokens_of(engine_of(), [PROMPT], 12, **sampling)
     with captured_engine("qwen3", "streaming=on") as engine:
         assert tokens_of(engine, [PROMPT], 12, **sampling) == expected
-        program = engine.runner.programs.choosing_program([SamplingParams(**sampling)])
+        program = engine.runner.programs.sampling_program([SamplingParams(**sampling)])
         assert [graph.num_replays for graph in cuda.graphs] == [11] * len(cuda.graphs)
         assert program.choice in program.steps[-1].steps
         assert len(cuda.graphs) > len(engine.runner.builder.layer_groups)
@@ -96,7 +96,7 @@ def test_rows_end_at_their_own_end_tokens_and_their_caches_stay(cuda: FakeCuda) 
     expected = [next(at + 1 for at, token in enumerate([*row[:-1], -1]) if token in ends or at == 19) for row in full]
     assert [len(each.token_ids) for each in answers] == expected
     assert answers[1].token_ids == full[1][: expected[1]]
-    state = engine.runner.programs.choosing_rows.state
+    state = engine.runner.programs.sampling_rows.state
     lengths = [len(prompt) + count - 1 for prompt, count in zip(PROMPTS, expected, strict=True)]
     assert state.span.starts.tolist() == lengths
     assert state.span.counts.tolist() == [0, 0, 0]
@@ -227,7 +227,7 @@ def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda)
     tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
     work = RandomBatch(engine.runner, 3, 4, 3, 6, seed=1)
     work.fill()
-    starts = engine.runner.programs.choosing_rows.state.span.starts
+    starts = engine.runner.programs.sampling_rows.state.span.starts
     for _ in range(2):
         before = cuda.graphs[0].num_replays
         work.decode()

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from graphcore.engine.running_request import Generation, RunningRequest, Timings, TokenEvent
-from graphcore.engine.sampler import SamplingParams
-from graphcore.engine.token_feed import TokenFeed
+from graphcore.engine.output import Generation, OutputStream, Timings, TokenEvent
+from graphcore.engine.sampling_params import SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
+from graphcore.tokenizer.tokenizer import Tokenizer
 
 Mask = Callable[[Sequence[int]], Tensor | None]
 """Function from a request's new tokens so far to the tokens that may come next, [V] bool; None allows all."""
@@ -32,6 +34,73 @@ class RequestStatus:
     fed_tokens: int
     new_tokens: int
     max_new_tokens: int
+
+
+@dataclass
+class RunningRequest:
+    """A request with its new tokens so far; it decides when it has ended."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    end_ids: frozenset[int]
+    decoder: IncrementalDecoder | None
+    stops: StopStrings
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.pieces)
+
+    def push(self, token_id: int, is_context_full: bool) -> str:
+        """Append a new token, set `finish_reason` if it ends the request, and return the text that is now certain."""
+        self.token_ids.append(token_id)
+        if token_id in self.end_ids:
+            return self.finish("end")
+        piece, is_stopped = self.stops.push(self.decoder.push(token_id)) if self.decoder else ("", False)
+        self.pieces.append(piece)
+        if is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.max_new_tokens:
+            return piece + self.finish("length")
+        elif is_context_full:
+            return piece + self.finish("context")
+        return piece
+
+    def finish(self, reason: str) -> str:
+        """End the request for a reason and return the text that was held back."""
+        self.finish_reason = reason
+        held, is_stopped = self.stops.push(self.decoder.flush()) if self.decoder else ("", False)
+        if is_stopped:
+            self.finish_reason = "stop"
+        else:
+            held += self.stops.flush()
+        self.pieces.append(held)
+        return held
+
+
+def request_of(
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    end_ids: frozenset[int],
+    tokenizer: Tokenizer | None,
+    stops: Sequence[str],
+) -> RunningRequest:
+    """Return a request without new tokens.
+
+    Args:
+        stops: texts that end the request.
+
+    Raises:
+        ConfigError: there are stop texts and no tokenizer to find them with.
+    """
+    if stops and tokenizer is None:
+        raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
+    decoder = IncrementalDecoder(tokenizer) if tokenizer else None
+    return RunningRequest(prompt_ids, max_new_tokens, end_ids, decoder, StopStrings(stops))
 
 
 @dataclass(eq=False)
@@ -58,7 +127,7 @@ class TokenSequence:
 
     request: RunningRequest
     params: SamplingParams
-    feed: TokenFeed
+    feed: OutputStream
     row: int = 0
     wants_logprobs: bool = False
     mask: Mask | None = None

@@ -1,24 +1,99 @@
-"""The events of one submitted request: written by the thread that computes, read by any thread or asyncio task."""
+"""The output of a request: its events, written by the engine's thread and read by any thread or asyncio task."""
 
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from graphcore.engine.running_request import TokenEvent
 from graphcore.errors import ConfigError, GraphError
 
 LOG = logging.getLogger("graphcore")
 
 
+@dataclass(frozen=True)
+class Timings:
+    """How long a request took, in seconds.
+
+    Attributes:
+        first_token_seconds: float, seconds from the request's first pass to its first new token, without the time that
+            it waited for a place.
+        prefill_seconds: float, the same: all passes over its prompt, and what ran beside them.
+        decode_seconds: float, seconds from the first new token to the last.
+        prompt_tokens: int, tokens of this request's prompt.
+        new_tokens: int, tokens that this request was given.
+        batch: int, most requests that ran at once while this one ran.
+        cached_tokens: int, tokens of the prompt that the KV cache held already, and that did not run.
+    """
+
+    first_token_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    prompt_tokens: int
+    new_tokens: int
+    batch: int
+    cached_tokens: int = 0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens of this request that ran, divided by the seconds of prefill."""
+        ran = self.prompt_tokens - self.cached_tokens
+        return ran / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """New tokens of this request after the first, divided by the seconds of decode."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The result of one request.
+
+    Attributes:
+        text: str, the new text, without stop strings and special tokens; empty when there is no tokenizer.
+        token_ids: tuple of int, the new tokens, including the end token if one ended the generation.
+        finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens),
+            "context" (the cache is full), "deadline" or "interrupted".
+        logprobs: tuple of float, the natural logarithm of each new token's probability before sampling parameters
+            applied; None if not asked for.
+        timings: Timings, seconds and token counts.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[float, ...] | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A new token of one request.
+
+    Attributes:
+        row: int, index of the request in the call.
+        token_id: int, the token.
+        text: str, the text that can be printed now; it may lag behind the tokens, as some spell a part of a character.
+        logprob: float, as in `Generation.logprobs`; None if not asked for.
+        finish_reason: str, as in `Generation.finish_reason`, on the request's last event; None before it.
+    """
+
+    row: int
+    token_id: int
+    text: str
+    logprob: float | None
+    finish_reason: str | None
+
+
 class Readers:
-    """Whether anybody can read a feed; a garbage collector notes it, at any point of any thread, so without a lock."""
+    """Set by a finalizer when the last reader is collected; finalizers must not take locks."""
 
     are_gone = False
 
 
-class TokenFeed:
-    """A list of events that grows until all answers of a request have ended.
+class OutputStream:
+    """The stream of a request's events, which grows until all its answers have ended.
 
     Args:
         answers: number of answers that write to it.

@@ -1,9 +1,8 @@
 """A sequence may be told to end at any point, even while it takes a token."""
 
-from graphcore.engine.running_request import RunningRequest
-from graphcore.engine.sampler import SamplingParams
-from graphcore.engine.sequence import TokenSequence
-from graphcore.engine.token_feed import TokenFeed
+from graphcore.engine.output import OutputStream
+from graphcore.engine.request import RunningRequest, TokenSequence
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import StopStrings
 
 
@@ -25,7 +24,7 @@ class EndingDecoder:
 def test_a_request_that_is_cancelled_inside_a_token_ends_after_it() -> None:
     decoder = EndingDecoder()
     request = RunningRequest((1, 2), 3, frozenset(), decoder, StopStrings([]))  # type: ignore[arg-type]
-    sequence = TokenSequence(request, SamplingParams(), TokenFeed())
+    sequence = TokenSequence(request, SamplingParams(), OutputStream())
     decoder.sequences.append(sequence)
     sequence.take(7, None, context=9)
     assert sequence.is_unwanted

@@ -2,7 +2,7 @@
 
 import torch
 
-from graphcore.engine.prepare_model import notes_on_decode
+from graphcore.engine.loading.prepare_model import notes_on_decode
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 

@@ -14,8 +14,8 @@ from fake_cuda import FakeCuda
 from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Request, odd, what
 
 from graphcore import Engine
-from graphcore.engine.sequence import TokenSequence
-from graphcore.engine.sequence_places import SequencePlaces
+from graphcore.engine.batching.admission import CacheAdmission
+from graphcore.engine.request import TokenSequence
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -81,7 +81,7 @@ def test_sequences_that_were_put_aside_get_the_tokens_that_they_get_alone(
 @torch.inference_mode()
 def assert_all_pages_return(engine: Engine) -> None:
     places = engine._scheduler._passes._places  # type: ignore[attr-defined]  # passes of programs
-    assert isinstance(places, SequencePlaces)
+    assert isinstance(places, CacheAdmission)
     assert engine.status() == []
     places.forget()
     assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]

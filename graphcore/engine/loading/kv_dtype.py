@@ -6,7 +6,7 @@ import torch
 
 from graphcore.config.validate import kv_names
 from graphcore.device import DTYPES
-from graphcore.engine.open_model import Model
+from graphcore.engine.loading.open_model import Model
 from graphcore.errors import ConfigError
 from graphcore.kernels.ops.kv_formats import BLOCK, CODED, FLOAT8, KVType, KVTypes
 from graphcore.nn.spec import AttentionSpec

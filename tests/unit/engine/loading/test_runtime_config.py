@@ -13,17 +13,17 @@ from graphcore.arch.registry import architecture_of
 from graphcore.build_folder import temporary_folder
 from graphcore.compiler import Compiler
 from graphcore.config.compose import compose_settings
-from graphcore.engine.choices import (
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.runtime_config import (
     DEFAULT_CONTEXT,
-    choices_here,
     choose_dependence,
     choose_graph,
     choose_rounding,
     find_kernels,
     refuse_graph,
+    runtime_config_here,
 )
-from graphcore.engine.open_model import Model, open_model
-from graphcore.engine.prepare_model import prepare_model
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, GraphError
 from graphcore.kernels.cpu import library
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
@@ -56,8 +56,8 @@ def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:
     """Have graphcore find this compiler, or none."""
-    monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", lambda: compiler)
-    monkeypatch.setattr("graphcore.engine.prepare_model.find_cpp_compiler", lambda: compiler)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_cpp_compiler", lambda: compiler)
+    monkeypatch.setattr("graphcore.engine.loading.prepare_model.find_cpp_compiler", lambda: compiler)
     own = None if compiler is None else Compiler((compiler,), (compiler,))
     monkeypatch.setattr(library, "find_own_compiler", lambda: own)
     monkeypatch.setattr(library, "prebuilt_library", lambda: None)
@@ -124,11 +124,11 @@ def test_launches_are_dependent_where_the_gpu_can_unless_the_user_says_no(
 
 
 def test_a_run_without_support_says_that_dependent_launches_are_off() -> None:
-    asked = choices_here(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
+    asked = runtime_config_here(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
     assert not asked.is_dependent
     assert [note for note in asked.notes if "dependent_launches=on has no effect" in note]
     for setting in ("auto", "off"):
-        choices = choices_here(
+        choices = runtime_config_here(
             compose_settings(["device=cpu", "graph=eager", f"dependent_launches={setting}"]), model()
         )
         assert not [note for note in choices.notes if "dependent" in note]
@@ -145,7 +145,7 @@ def test_no_compiler_is_asked_for_where_nothing_is_compiled(monkeypatch: pytest.
     def asked() -> str:
         raise AssertionError("a compiler was looked for")
 
-    monkeypatch.setattr("graphcore.engine.choices.find_cpp_compiler", asked)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_cpp_compiler", asked)
     for kind in ("auto", "eager"):
         choose_graph(kind, CPU, has_kernels=True)
 
@@ -156,7 +156,9 @@ def test_a_kind_that_kernels_are_missing_for_is_refused_before_anything_is_fetch
 ) -> None:
     on_machine(monkeypatch, "g++")
     for has_kernels in (False, True):
-        monkeypatch.setattr("graphcore.engine.choices.can_have_kernels", lambda has_kernels=has_kernels: has_kernels)
+        monkeypatch.setattr(
+            "graphcore.engine.loading.runtime_config.can_have_kernels", lambda has_kernels=has_kernels: has_kernels
+        )
         settings = compose_settings(["device=cpu", f"graph={kind}"])
         if is_refused and not has_kernels:
             with pytest.raises(ConfigError, match=f"graph={kind} needs"):
@@ -171,7 +173,7 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
     assert (kind, prefill) == ("eager", "eager")
     assert "no C++ compiler" in note
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
-    choices = choices_here(settings, model())
+    choices = runtime_config_here(settings, model())
     assert (choices.graph, choices.prefill, choices.packing.library) == ("eager", "eager", None)
     assert choices.notes[0] == note
     assert "kernels are missing: none were built when it was installed" in choices.notes[1]
@@ -204,7 +206,7 @@ def test_kernels_that_cannot_be_kept_are_built_in_a_temporary_folder(
             raise GraphError("cannot be kept") from OSError(30, "Read-only file system")
         return folder / "kernels.so"
 
-    monkeypatch.setattr("graphcore.engine.choices.find_library", find)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_library", find)
     (tmp_path / "kernels").touch()  # a file where the folder should be
     library, note = find_kernels(tmp_path, CPU)
     assert library is not None
@@ -217,12 +219,12 @@ def test_kernels_that_may_not_run_where_they_are_kept_run_from_a_temporary_folde
 ) -> None:
     kept = tmp_path / "kernels.so"
     kept.touch()
-    monkeypatch.setattr("graphcore.engine.choices.find_library", lambda *_: kept)
-    monkeypatch.setattr("graphcore.engine.choices.loads", lambda path: path != kept)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_library", lambda *_: kept)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.loads", lambda path: path != kept)
     temporary = temporary_folder()
     assert temporary is not None
     assert find_kernels(tmp_path, CPU) == (temporary / "kernels.so", "")
-    monkeypatch.setattr("graphcore.engine.choices.loads", lambda _: False)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.loads", lambda _: False)
     assert "kernels.so cannot be loaded" in find_kernels(tmp_path, CPU)[1]
 
 
@@ -235,7 +237,7 @@ def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
     monkeypatch.setattr(Path, "home", unknown)
     assert compose_settings([]).cache_folder == temporary_folder()
     assert compose_settings([f"cache_dir={tmp_path}"]).cache_folder == tmp_path
-    choices = choices_here(compose_settings(["graph=eager"]), model())
+    choices = runtime_config_here(compose_settings(["graph=eager"]), model())
     assert any(note.startswith("no home folder is known") for note in choices.notes)
 
 
@@ -254,13 +256,13 @@ def test_a_gpu_without_triton_runs_no_graph(kind: str) -> None:
 
 
 def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.engine.choices.resolve_device", lambda _: CUDA)
-    monkeypatch.setattr("graphcore.engine.choices.resolve_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.resolve_device", lambda _: CUDA)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.resolve_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
-        choices = choices_here(compose_settings([]), model())
+        choices = runtime_config_here(compose_settings([]), model())
         assert choices.packing.on_gpu == (found is not None)
         assert choices.graph == ("captured" if found else "eager")
 
@@ -293,7 +295,7 @@ def test_activations_are_rounded_as_asked_and_never_in_float32(
 def test_rounding_that_was_asked_for_in_vain_is_told(
     overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (Path("kernels.so"), ""))
     monkeypatch.setattr(KernelPacking, "nbytes", 64)
     settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
     notes = prepare_model(settings, model()).choices.notes
@@ -301,7 +303,7 @@ def test_rounding_that_was_asked_for_in_vain_is_told(
 
 
 def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (Path("kernels.so"), ""))
     ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
     ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
@@ -322,8 +324,10 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
     spec = model().spec
     packed = replace(model(), checkpoint=RandomCheckpoint(spec, 0, "q8_0"))
     numel = sum(tensor.numel() for tensor in Decoder(spec, torch.bfloat16).buffers() if tensor.ndim > 1)
-    monkeypatch.setattr("graphcore.engine.choices.find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr("graphcore.engine.choices.free_device_nbytes", lambda _: int(free_share * 2 * numel))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr(
+        "graphcore.engine.loading.runtime_config.free_device_nbytes", lambda _: int(free_share * 2 * numel)
+    )
     settings = compose_settings(["device=cpu", "graph=eager", "dtype=bf16", f"streaming={streaming}"])
     prepared = prepare_model(settings, packed)
     linears = [one for one in prepared.decoder.modules() if isinstance(one, Linear)]
@@ -334,17 +338,17 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
 
 def test_the_context_is_the_models_own_up_to_a_default() -> None:
     eager = ["device=cpu", "graph=eager"]
-    assert choices_here(compose_settings(eager), model()).context == 512
+    assert runtime_config_here(compose_settings(eager), model()).context == 512
     long = model(max_position_embeddings=131072)
-    assert choices_here(compose_settings(eager), long).context == DEFAULT_CONTEXT
-    assert choices_here(compose_settings([*eager, "context_length=100000"]), long).context == 100000
+    assert runtime_config_here(compose_settings(eager), long).context == DEFAULT_CONTEXT
+    assert runtime_config_here(compose_settings([*eager, "context_length=100000"]), long).context == 100000
     with pytest.raises(ConfigError, match="512"):
-        choices_here(compose_settings([*eager, "context_length=513"]), model())
+        runtime_config_here(compose_settings([*eager, "context_length=513"]), model())
 
 
 def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
     settings = compose_settings(["device=cpu", "graph=eager", "context_length=64"])
-    assert choices_here(settings, model()).prefill_chunk == 64
+    assert runtime_config_here(settings, model()).prefill_chunk == 64
 
 
 @pytest.mark.parametrize(
@@ -360,9 +364,9 @@ def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
 )
 def test_dtypes_of_compute_and_cache(dtype: str, stored: str | None, expected: torch.dtype) -> None:
     eager = ["device=cpu", "graph=eager", f"dtype={dtype}"]
-    choices = choices_here(compose_settings(eager), model(stored))
+    choices = runtime_config_here(compose_settings(eager), model(stored))
     assert (choices.dtype, choices.kv_dtype) == (expected, kv_types(expected))
-    wide = choices_here(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
+    wide = runtime_config_here(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
     assert (wide.dtype, wide.kv_dtype) == (expected, kv_types(torch.float32))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.config.dtype_names import with_real_dtype
 from graphcore.config.settings import SamplingSettings
 from graphcore.config.validate import UNLIMITED, check_cuts, check_sampling
-from graphcore.engine.sampler import SamplingParams
+from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.chat_template import Message
 

@@ -1,4 +1,4 @@
-"""Requests come and go; one thread computes.
+"""Request queue, and the worker thread that runs it.
 
     submit  -->  waiting  -->  running: passes, one after another  -->  ended
                                   |
@@ -16,24 +16,81 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from graphcore.engine.engine_thread import EngineThread, compute_for, is_interpreter_ending
-from graphcore.engine.passes import Passes
-from graphcore.engine.sequence import RequestStatus, TokenSequence
-from graphcore.engine.token_feed import closed_error, forked_error
+from graphcore.engine.batching.interface import Batching
+from graphcore.engine.output import closed_error, forked_error
+from graphcore.engine.request import RequestStatus, TokenSequence
 from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.streaming.scheduler import StoppedError
 
+LINGER = 2.0  # seconds that the thread waits for more work before it ends
+GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, while the thread waits
+
+
+class Served(Protocol):
+    """What the thread works for; all but `end_overdue` is called while the lock of `changes` is held."""
+
+    def end_overdue(self) -> None:
+        """End what nobody wants any more."""
+
+    def next_work(self) -> Callable[[], None] | None:
+        """Return what is to be done next; None if there is nothing."""
+
+    def end_thread(self, is_late: bool) -> bool:
+        """Return whether the thread, which has nothing to do, is to end; `is_late` if that has been so for a while."""
+
+
+class EngineThread(threading.Thread):
+    """A thread that computes for an engine."""
+
+
+def is_interpreter_ending() -> bool:
+    """Return whether the main thread has ended, and no other thread is left that the interpreter waits for."""
+    if threading.main_thread().is_alive():
+        return False
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    return all(isinstance(thread, EngineThread) or thread.daemon for thread in others)
+
+
+def compute_for(owner: "weakref.ref[Served]", changes: threading.Condition) -> None:
+    """Do what there is to do, until there was nothing for a while.
+
+    While the thread waits it holds no scheduler, so that an engine nobody uses any more is freed at once.
+    """
+    idle_since = time.monotonic()
+    while True:
+        scheduler = owner()
+        if scheduler is None:
+            return
+        scheduler.end_overdue()
+        del scheduler
+        with changes:
+            scheduler = owner()
+            if scheduler is None:
+                return
+            work = scheduler.next_work()
+            if work is None:
+                if scheduler.end_thread(time.monotonic() - idle_since > LINGER):
+                    return
+                del scheduler
+                changes.wait(GLANCE)
+                continue
+            del scheduler
+        work()
+        del work
+        idle_since = time.monotonic()
+
+
 Answer = TypeVar("Answer")
 
 
-class Scheduler:
-    """The queue of an engine's requests, and the thread that runs them.
+class RequestQueue:
+    """The queue of an engine's requests, and the worker thread that runs them.
 
     Args:
         passes: the way in which sequences run together.
@@ -47,7 +104,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, passes: Passes, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
+        self, passes: Batching, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
     ) -> None:
         self._passes, self._most_waiting = passes, most_waiting
         self._enter_thread, self._on_progress = enter_thread, on_progress

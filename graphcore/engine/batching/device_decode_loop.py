@@ -1,4 +1,4 @@
-"""Decode steps in which a GPU chooses tokens, a few steps ahead of the host; rows join and leave between two steps.
+"""The device decode loop: a GPU samples, a few steps ahead of the host; rows join and leave between two steps.
 
     device   step 0 | copy | step 1 | B joins | copy | step 2 | copy | ...
     host     ask 0, 1, B, 2          read 0, ask 3    read 1, ask 4   ...
@@ -32,12 +32,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from graphcore.engine.chooser import Chooser
-from graphcore.engine.decoding import Decoding
+from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.sampler import choosing_phase
-from graphcore.engine.sequence import TokenSequence
-from graphcore.graph.gpu.sampling import ChoosingRows, RowSettings
+from graphcore.engine.request import TokenSequence
+from graphcore.engine.sampler import SequenceSampler
+from graphcore.engine.sampling_params import sampling_phase
+from graphcore.graph.gpu.sampling import RowSettings, SamplingRows
 from graphcore.graph.program import Program
 from graphcore.kernels.ops.draw import not_finite
 from graphcore.streaming.policy import Resident
@@ -101,11 +101,11 @@ class _Step(NamedTuple):
     logits: Mapping[TokenSequence, Tensor]
 
 
-class DeviceDecoding(Decoding):
+class DeviceDecodeLoop(DecodeLoop):
     """Captured decode steps in which the device chooses tokens and ends rows."""
 
     def __init__(self, runner: ProgramRunner) -> None:
-        self._runner, self._chooser = runner, Chooser(runner)
+        self._runner, self._chooser = runner, SequenceSampler(runner)
         self._lag = LAG if isinstance(runner.policy, Resident) else 0
         self._on: dict[int, TokenSequence] = {}  # rows that may have a token in the next step
         self._due: Sequence[TokenSequence] = ()  # those that take part in the step that was started
@@ -113,8 +113,8 @@ class DeviceDecoding(Decoding):
         self._late: dict[TokenSequence, list[int]] = {}  # tokens chosen after a sequence's end
 
     @cached_property
-    def _rows(self) -> ChoosingRows:
-        return self._runner.programs.choosing_rows
+    def _rows(self) -> SamplingRows:
+        return self._runner.programs.sampling_rows
 
     @cached_property
     def _readback(self) -> Readback:
@@ -137,7 +137,7 @@ class DeviceDecoding(Decoding):
                 if not is_replayed:
                     self._on[sequence.own_row] = sequence
         params = [sequence.params for sequence in due if sequence.mask is None]
-        return ([self._runner.programs.choosing_program(params)] if due else []), due
+        return ([self._runner.programs.sampling_program(params)] if due else []), due
 
     def _is_due(self, sequence: TokenSequence) -> bool:
         """Return whether a sequence may still need a token beyond those of the steps already launched."""
@@ -168,7 +168,7 @@ class DeviceDecoding(Decoding):
                 masked[sequence] = after[0]
                 continue
             self._on[sequence.own_row] = sequence
-            position, phase = len(sequence.request.prompt_ids), choosing_phase([sequence.params])
+            position, phase = len(sequence.request.prompt_ids), sampling_phase([sequence.params])
             self._rows.begin_after(sequence.own_row, after, position, self._settings(sequence), phase)
         given = (*(one for one in self._due if one.to_feed < 1), *(sequence for sequence, _ in ended))
         rows = [(one.own_row, one) for one in given]

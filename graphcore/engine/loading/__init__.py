@@ -1,0 +1,1 @@
+"""From settings to a loaded model: opened, prepared, planned and built."""
