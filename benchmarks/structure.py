@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import graphcore
-from graphcore.tasks.main import main as run_command
+from graphcore.cli.main import main as run_command
 
 ROOT = Path(graphcore.__file__).parent
 SMALL = 60  # lines below which a file with one importer is a paragraph of that importer

@@ -32,11 +32,11 @@ BROKEN_OUTPUT = 120  # exit status of an interpreter that cannot flush its strea
 
 def import_graphcore() -> None:
     """Import what a run of most tasks imports."""
+    import graphcore.cli.main
+    import graphcore.cli.single_run
     import graphcore.engine.engine
     import graphcore.tasks.commands.generate
-    import graphcore.tasks.main
-    import graphcore.tasks.single_run
-    import graphcore.tasks.terminal.console  # noqa: F401
+    import graphcore.tasks.report.console  # noqa: F401
 
 
 def serve(asking: socket.socket, base_path: list[str]) -> None:
@@ -104,7 +104,7 @@ def run(request: dict[str, Any]) -> None:
     elif request["code"] is not None:
         exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - as `python -c` does
     else:
-        from graphcore.tasks.main import main
+        from graphcore.cli.main import main
 
         main()
 

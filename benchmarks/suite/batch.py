@@ -10,7 +10,7 @@ import torch
 
 from graphcore.streaming.report import StreamingReport
 from graphcore.tasks.measuring.timed_runs import time_repeats
-from graphcore.tasks.results.stream_watch import Interval, StreamWatch
+from graphcore.tasks.report.stream_watch import Interval, StreamWatch
 from suite.bench import Bench, Loaded
 from suite.log import Measurement
 from suite.streaming import add_profile, streamed_row, time_streamed

@@ -10,7 +10,7 @@ from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from graphcore.tasks.terminal.console import Console
+    from graphcore.tasks.report.console import Console
 
 Record = dict[str, Any]
 CACHE_KEYS = ("cache.save", "cache.load")

@@ -9,7 +9,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
-from graphcore.tasks.results.startup import cache_state
+from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Context
 from graphcore.weights.plan import Plan
 

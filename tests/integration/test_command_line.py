@@ -56,7 +56,7 @@ def test_standard_input_is_a_prompt_and_the_run_folder_can_be_chosen(tmp_path: P
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--cfg", "job", "model=gemma3", "prompt=a, b!"]])
 def test_help_and_config_do_not_import_torch(tmp_path: Path, arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom graphcore.tasks.main import main\n"
+        "import sys\nfrom graphcore.cli.main import main\n"
         f"try:\n    main({arguments!r})\n"
         "except SystemExit as ended:\n    print('status', ended.code)\n"
         "print('heavy', sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys()))\n"
@@ -135,7 +135,7 @@ def test_names_of_dtypes_are_recorded_as_conf_has_them(tmp_path: Path) -> None:
 
 def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     begin = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
-    code = f"{begin}from graphcore.tasks.main import main\nmain()\n"
+    code = f"{begin}from graphcore.cli.main import main\nmain()\n"
     said = "graphcore: ConfigError: the working directory does not exist; change to another\n"
     for arguments in (["prompt_ids=[1]"], ["-m", "prompt_ids=[1]", "seed=1,2"], ["--cfg", "job"]):
         done = run_program([*LLAMA, *arguments], tmp_path, code=code)
@@ -211,7 +211,7 @@ def test_completion_for_a_shell_is_printed(tmp_path: Path, shell: str) -> None:
 
 def test_completion_knows_options_and_a_tasks_keys(tmp_path: Path) -> None:
     def completed(line: str) -> list[str]:
-        command = [sys.executable, "-m", "graphcore.tasks.main", "-sc", "query=bash"]
+        command = [sys.executable, "-m", "graphcore.cli.main", "-sc", "query=bash"]
         asked = {**environment(), "COMP_LINE": line, "COMP_POINT": str(len(line))}
         done = subprocess.run(command, cwd=tmp_path, env=asked, capture_output=True, text=True, check=True)
         return done.stdout.split()
@@ -280,7 +280,7 @@ def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     """In an interpreter of its own, which flushes its streams at its end."""
-    command = [sys.executable, "-m", "graphcore.tasks.main", *LLAMA, "prompt_ids=[1]", "max_new_tokens=4000"]
+    command = [sys.executable, "-m", "graphcore.cli.main", *LLAMA, "prompt_ids=[1]", "max_new_tokens=4000"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -312,7 +312,7 @@ def test_run_py_and_the_module_are_the_same_command(tmp_path: Path) -> None:
 def test_a_run_folder_without_room_is_named(tmp_path: Path) -> None:
     """A file that may not grow stands for a full disk: the write fails, not the opening, so no error names the file."""
     program = (
-        "import resource, sys; from graphcore.tasks.main import main; "
+        "import resource, sys; from graphcore.cli.main import main; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, "prompt_ids=[1]", f"cache_dir={tmp_path}", *LLAMA]
@@ -358,7 +358,7 @@ def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, arguments: lis
 def test_a_stream_that_is_closed_is_no_traceback(
     tmp_path: Path, arguments: list[str], closed: str, status: int, said: str
 ) -> None:
-    command = shlex.join([sys.executable, "-m", "graphcore.tasks.main", *arguments])
+    command = shlex.join([sys.executable, "-m", "graphcore.cli.main", *arguments])
     done = subprocess.run(
         ["sh", "-c", f"{command} {closed}"],
         cwd=tmp_path,

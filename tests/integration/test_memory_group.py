@@ -87,7 +87,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def run_in_group(controller: Controller, case: Case, folder: Path, *overrides: str, stdin: str = "") -> Ended:
-    command = [sys.executable, "-m", "graphcore.tasks.main", f"model.checkpoint={case.folder}", "progress=false"]
+    command = [sys.executable, "-m", "graphcore.cli.main", f"model.checkpoint={case.folder}", "progress=false"]
     command += [f"hydra.run.dir={folder}", *case.settings, *overrides]
     group = MemoryGroup.create(controller, f"graphcore-test-{os.getpid()}-{time.monotonic_ns()}", case.limit)
     try:

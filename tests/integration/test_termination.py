@@ -113,7 +113,7 @@ def test_what_is_ignored_or_handled_stays_so(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from graphcore.tasks import single_run\n"
-        "from graphcore.tasks.main import main\n"
+        "from graphcore.cli.main import main\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGTERM, lambda number, frame: print('own handler'))\n"
         "write = single_run.write_json\n"
@@ -135,7 +135,7 @@ def test_a_result_is_written_whole_before_a_signal_ends_the_process(number: int,
     code = (
         "import os\n"
         "from graphcore.tasks import single_run\n"
-        "from graphcore.tasks.main import main\n"
+        "from graphcore.cli.main import main\n"
         "write = single_run.write_json\n"
         "def signalled(path, record):\n"
         f"    os.kill(os.getpid(), {int(number)})\n"
@@ -179,9 +179,9 @@ def test_a_chat_in_a_pipe_keeps_its_turns(chat_folder: Path, tmp_path: Path) -> 
         "import os, sys\n"
         "os.dup2(os.open('typed', os.O_RDONLY), 0)\n"
         "from graphcore.tasks.chat.session import Session\n"
-        "from graphcore.tasks.main import main\n"
+        "from graphcore.cli.main import main\n"
         "printed = []\n"
-        "import graphcore.tasks.terminal.console as console\n"
+        "import graphcore.tasks.report.console as console\n"
         "text = console.Console.text\n"
         "def counted(self, piece):\n"
         "    text(self, piece)\n"
@@ -205,7 +205,7 @@ def test_a_chat_in_a_pipe_keeps_its_turns(chat_folder: Path, tmp_path: Path) -> 
 def test_a_signal_before_anything_has_begun_is_one_line(tmp_path: Path) -> None:
     code = (
         "import os\n"
-        "import graphcore.tasks.main as command\n"
+        "import graphcore.cli.main as command\n"
         "command._check_arguments = lambda arguments: os.kill(os.getpid(), 15)\n"
         "command.main()\n"
     )
@@ -226,5 +226,5 @@ def test_a_signal_while_the_command_line_is_imported_is_one_line(number: int, tm
 
 def test_the_installed_command_begins_as_run_py_does() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
-    assert scripts == {"graphcore": "graphcore.tasks.start:start"}
-    assert "from graphcore.tasks.start import start" in (ROOT / "run.py").read_text("utf-8")
+    assert scripts == {"graphcore": "graphcore.cli.start:start"}
+    assert "from graphcore.cli.start import start" in (ROOT / "run.py").read_text("utf-8")

@@ -14,7 +14,7 @@ COMPILER = ("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "triton",
 RARE = ("transformers", "matplotlib", "gguf", "huggingface_hub", "pandas", "scipy", "graphcore.export")
 PROGRAM = """
 import json, sys
-from graphcore.tasks.main import main
+from graphcore.cli.main import main
 names = json.loads(sys.argv.pop(1))
 try:
     main()

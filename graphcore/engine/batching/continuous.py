@@ -5,9 +5,9 @@
     pass 3   A: token   B: token   C: chunk      a pass gives each running sequence a token, or a chunk of its prompt
     pass 4   A: token              C: chunk
 
-A chunk runs by itself, whoever runs beside it, and its borders depend on the prompt alone; decode steps run the tokens
-of all other sequences (host_decode_loop.py, device_decode_loop.py), each in the row of its caches. So nothing that a sequence computes depends on
-others.
+A chunk runs by itself, whatever runs beside it, and its borders depend on the prompt alone; decode steps run the tokens
+of all other sequences (host_decode_loop.py, device_decode_loop.py), each in the row of its caches. So nothing that a
+sequence computes depends on others.
 """
 
 from collections.abc import Callable, Sequence

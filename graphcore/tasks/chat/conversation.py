@@ -13,8 +13,8 @@ from pathlib import Path
 
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.tasks.report.output_files import OutputError, write_text
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_file
-from graphcore.tasks.results.output_files import OutputError, write_text
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")

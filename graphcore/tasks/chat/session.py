@@ -10,8 +10,8 @@ from graphcore.engine.request_handle import RequestHandle
 from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.tasks.chat.conversation import Conversation
+from graphcore.tasks.report.console import Console
 from graphcore.tasks.task import Record
-from graphcore.tasks.terminal.console import Console
 from graphcore.tasks.termination import Terminated
 
 ROOM = 4  # a new turn keeps 1 / ROOM of the context free for its answer

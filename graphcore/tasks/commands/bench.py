@@ -17,9 +17,9 @@ from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_repeats
-from graphcore.tasks.results.run_record import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.results.startup import seconds_since_start
-from graphcore.tasks.results.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
+from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
+from graphcore.tasks.report.startup import seconds_since_start
+from graphcore.tasks.report.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 

@@ -19,9 +19,9 @@ from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.chat.slash_commands import run_command
 from graphcore.tasks.chat.typed_lines import ChatLines, Entry
+from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
-from graphcore.tasks.results.run_record import compile_record, ran_record
 from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import (
     describe,

@@ -16,6 +16,10 @@ from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.tasks.report.answer_file import AnswerFile
+from graphcore.tasks.report.run_record import compile_record, ran_record
+from graphcore.tasks.report.startup import seconds_since_start
+from graphcore.tasks.report.stream_watch import write_streaming_trace
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.generation_requests import (
     GenerationRequest,
@@ -25,10 +29,6 @@ from graphcore.tasks.requests.generation_requests import (
 )
 from graphcore.tasks.requests.prompts import Prompt, notes_on, read_prompts
 from graphcore.tasks.requests.request_lines import RequestLine, read_request_lines
-from graphcore.tasks.results.answer_file import AnswerFile
-from graphcore.tasks.results.run_record import compile_record, ran_record
-from graphcore.tasks.results.startup import seconds_since_start
-from graphcore.tasks.results.stream_watch import write_streaming_trace
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 

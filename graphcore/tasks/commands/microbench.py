@@ -20,7 +20,7 @@ from graphcore.tasks.measuring.decode_operations import Clock, Operation, Operat
 from graphcore.tasks.measuring.native_operations import native_operations
 from graphcore.tasks.measuring.torch_operations import TorchOperations
 from graphcore.tasks.measuring.weight_reads import step_nbytes
-from graphcore.tasks.results.run_record import bandwidth_of, compile_record, ran_record, share_of
+from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import describe, load_engine, own_runner
 

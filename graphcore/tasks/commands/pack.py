@@ -14,7 +14,7 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.progress import Progress
-from graphcore.tasks.results.output_files import OutputError
+from graphcore.tasks.report.output_files import OutputError
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import group_note
 

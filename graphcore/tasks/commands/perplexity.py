@@ -18,8 +18,8 @@ from graphcore.errors import ConfigError, TokenizerError
 from graphcore.kernels.ops.draw import check_finite
 from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
+from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
-from graphcore.tasks.results.run_record import compile_record, ran_record
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name
 

@@ -31,7 +31,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
-from graphcore.tasks.results.plan_report import (
+from graphcore.tasks.report.plan_report import (
     group_rows,
     memory_record,
     movement_line,

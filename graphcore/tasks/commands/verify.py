@@ -34,9 +34,9 @@ from graphcore.tasks.reference.comparison import (
 from graphcore.tasks.reference.llama_cpp_model import has_llama_cpp, run_llama_cpp
 from graphcore.tasks.reference.reference_memory import open_reference
 from graphcore.tasks.reference.transformers_model import Reference
+from graphcore.tasks.report.run_record import ran_record
 from graphcore.tasks.requests.generation_requests import check_prompts
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
-from graphcore.tasks.results.run_record import ran_record
 from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_without_effect
 from graphcore.tasks.task_engine import describe, load_engine
 

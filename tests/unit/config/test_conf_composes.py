@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
+from graphcore.cli.single_run import task_of
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.tasks.registry import NAMES
-from graphcore.tasks.single_run import task_of
 
 OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
 YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))

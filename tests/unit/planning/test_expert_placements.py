@@ -9,7 +9,7 @@ from graphcore.planning.planner import plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import ExpertSizes
 from graphcore.planning.tier import host_nbytes
-from graphcore.tasks.results.plan_report import planned_groups, tier_rows
+from graphcore.tasks.report.plan_report import planned_groups, tier_rows
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
 EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)

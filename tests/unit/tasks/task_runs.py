@@ -11,10 +11,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from graphcore.cli.single_run import run_job
 from graphcore.config.compose import VERSION_BASE, register_schemas
 from graphcore.config.conf_folder import conf_dir
 from graphcore.errors import GraphcoreError
-from graphcore.tasks.single_run import run_job
 
 NEW = 10  # most tokens of an answer in a chat
 

@@ -159,7 +159,7 @@ def test_models_of_the_library_s_own_cache_are_listed_and_removed(
 def run_in_process(cache: Path, out: Path, columns: int | None) -> str:
     """Run the task as a user does, on a terminal that wide or through a pipe; return what it printed."""
     code = (
-        "import sys; from graphcore.tasks.main import main\n"
+        "import sys; from graphcore.cli.main import main\n"
         "try: main()\n"
         "finally: assert 'torch' not in sys.modules, 'torch was imported'\n"
     )

@@ -1,0 +1,132 @@
+"""One run with composed settings: check them, do the task, and write result.json, also after an error.
+
+Torch is imported with the task, after the settings and the checkpoint's path were checked, so that a misspelling is
+reported at once.
+"""
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from graphcore.checkpoint.sources.fetch import check_source
+from graphcore.config.compose import merge_schema, to_settings
+from graphcore.config.settings import Settings
+from graphcore.errors import ConfigError
+from graphcore.tasks.registry import task_named
+from graphcore.tasks.report.output_files import write_json
+from graphcore.tasks.report.result_json import FILE_NAME, Neighbourhood, failed, minimal_record, neighbours_line
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.termination import undisturbed
+
+EXIT_STATUS = {"ok": 0, "failed": 1, "interrupted": 130}
+
+
+def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = True) -> int:
+    """Do the task and write its result; return the exit status.
+
+    Args:
+        folder: folder of the run; None writes nothing.
+        has_chosen_model: True if a model group was chosen and is not the default.
+
+    Raises:
+        GraphcoreError: the task failed; result.json has the error, too.
+    """
+    neighbourhood = Neighbourhood.look()
+    record = first_record(composed)
+    try:
+        settings = to_settings(composed)
+        check_source(settings.model.checkpoint)
+        from graphcore.tasks.report.console import Console  # imports rich, which a mistake need not wait for
+
+        with Console(settings.progress) as console:
+            console.announce("starting")
+            with uncollected_imports():
+                task, own = task_of(settings)
+                if task.needs_torch:
+                    record["machine"].update(processor_names())  # imports torch, which takes a second or more
+            done = task.run(Context(settings, console, folder, has_chosen_model), own)
+        record.update(settings=asdict(settings), **done)
+    except KeyboardInterrupt:
+        record.update(status="interrupted")
+    except BrokenPipeError:  # the reader of the output has left
+        record.update(status="interrupted")
+        raise
+    except BaseException as error:
+        record = failed(record, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        with undisturbed():
+            record["seconds"] = time.perf_counter() - neighbourhood.began
+            record["neighbours"] = neighbourhood.record(record.get("threads"))
+            if folder is not None:
+                write_json(folder / FILE_NAME, record)
+    say_ending(record, folder)
+    return EXIT_STATUS[record["status"]]
+
+
+def say_ending(record: Record, folder: Path | None) -> None:
+    """Print what the run lost to other processes, how it ended, and where its result is."""
+    line = neighbours_line(record["neighbours"])
+    if line is not None:
+        print(line, file=sys.stderr, flush=True)
+    ending = {"ok": "", "failed": f"graphcore: {record['error']}", "interrupted": "graphcore: interrupted"}
+    if ending[record["status"]]:
+        print(ending[record["status"]], file=sys.stderr, flush=True)
+    if record["status"] != "failed" and folder is not None:
+        print(f"result: {folder / FILE_NAME}", file=sys.stderr, flush=True)
+
+
+def first_record(composed: DictConfig) -> Record:
+    """Return the result's first fields, from settings that are not checked yet and may be wrong."""
+    plain = OmegaConf.to_container(composed)
+    assert isinstance(plain, dict), "the root config is a mapping"
+    settings = {str(key): value for key, value in plain.items()}
+    task = settings.get("task")
+    return minimal_record(task.get("name") if isinstance(task, dict) else None, settings)
+
+
+@contextmanager
+def uncollected_imports() -> Iterator[None]:
+    """Keep what the block imports out of all garbage collections, if it is the first to import torch.
+
+    Modules stay until the process ends. Collections would look through their objects several times while they are made,
+    and again at the end, which takes a fifth of a short run's processor time.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def processor_names() -> dict[str, str | None]:
+    """Return the names of the machine's processor and GPU; the GPU's comes from torch."""
+    import torch
+
+    from graphcore.device import cpu_name
+
+    return {"cpu": cpu_name(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
+def task_of(settings: Settings) -> tuple[Task, Any]:
+    """Return the task that the settings name, and its own checked settings.
+
+    Raises:
+        ConfigError: there is no such task, or one of its keys is wrong.
+    """
+    name = settings.task.get("name") if isinstance(settings.task, dict) else None
+    if not isinstance(name, str):
+        raise ConfigError("task has no name; choose one with task=generate")
+    task = task_named(name)
+    return task, merge_schema(task.settings, settings.task, f"task={name}")

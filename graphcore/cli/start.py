@@ -1,0 +1,28 @@
+"""Where `graphcore` and run.py begin: signals end the command in one line even while its modules are imported."""
+
+import os
+import signal
+from types import FrameType
+
+UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
+
+
+def start() -> None:
+    """Import the command line and run it.
+
+    Nothing has to be ended before that, so that Ctrl-C, SIGTERM and SIGHUP end the process at once. Signals that are
+    ignored, as SIGHUP under nohup, stay so.
+    """
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in ending if signal.getsignal(number) in UNTOUCHED]
+    handlers = {number: signal.signal(number, _end_process) for number in taken}
+    from graphcore.cli.main import main
+
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    main()
+
+
+def _end_process(number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"graphcore: interrupted\n")
+    os._exit(128 + number)

@@ -1,0 +1,113 @@
+"""The jobs of a sweep: each runs in a new process, so that the others go on after one has failed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.conf import HydraConf
+from omegaconf import OmegaConf
+
+import graphcore
+from graphcore.cli.quoting import quote
+from graphcore.cli.sweep.summary import SweepRow, write_summary
+from graphcore.tasks.report.output_files import write_json
+from graphcore.tasks.report.result_json import FILE_NAME, failed, minimal_record
+from graphcore.tasks.termination import ENDING, OF_SIGNALS, Terminated
+
+# The package's own folder comes last on the path, for checkouts that are not installed.
+CHILD = "import sys; sys.path.append({root!r}); from graphcore.cli.main import main; main(is_quoted=True)"
+SECONDS_TO_END = (3.0, 15.0)  # seconds after Ctrl-C until the job is sent a signal, and until it is killed
+INTERRUPTING = (signal.SIGINT, *ENDING)
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep that has ended.
+
+    Attributes:
+        status: exit status; a negative one is the signal that killed the job.
+    """
+
+    output_dir: Path
+    overrides: tuple[str, ...]
+    status: int
+    seconds: float
+
+
+@dataclass
+class Sweep:
+    """A sweep with its jobs so far."""
+
+    folder: Path | None = None
+    jobs: list[SweepJob] = field(default_factory=list)
+
+    def run_child(self, hydra_config: HydraConf) -> None:
+        """Run a job in a process of its own, so that graphs, caches and errors of other jobs do not affect it."""
+        self.folder = Path(hydra_config.sweep.dir).absolute()
+        output_dir = Path(hydra_config.runtime.output_dir)
+        # as a whole, because reading single items would remove the escape of a text's "\${"
+        written = OmegaConf.to_container(OmegaConf.create(hydra_config.overrides.task))
+        assert isinstance(written, list), "Hydra lists the overrides"
+        overrides = tuple(map(str, written))
+        code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
+        command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
+        print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
+        began = time.perf_counter()
+        child = subprocess.Popen(command)
+        try:
+            child.wait()
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Terminated):  # the sender may know this process alone
+                child.send_signal(interrupt.number)
+            end_child(child)
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            self.jobs.append(SweepJob(output_dir, overrides, child.returncode, seconds))
+
+    def finish(self) -> int:
+        """Write the results of jobs that died, and the summary; return the sweep's exit status.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        assert self.folder is not None, "no job has run"
+        rows = [SweepRow.of(job.overrides, job.seconds, completed_record(job)) for job in self.jobs]
+        write_summary(self.folder, rows)
+        num_failed = sum(row.status != "ok" for row in rows)
+        ended = f"{len(rows)} jobs" + (f", {num_failed} not ok" if num_failed else "")
+        print(f"sweep: {ended}; {self.folder}/summary.md", file=sys.stderr, flush=True)
+        return int(any(job.status for job in self.jobs))  # a job whose reader has left ends with 0, like a single run
+
+
+def end_child(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a job after Ctrl-C or SIGTERM; send it a signal if it goes on, and kill it if that does not end it."""
+    try:
+        child.wait(SECONDS_TO_END[0])
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(SECONDS_TO_END[1])
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def completed_record(job: SweepJob) -> dict[str, object]:
+    """Return the record of the job's result.json, which is written now if the job died without one."""
+    path = job.output_dir / FILE_NAME
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(record, dict), f"{path} holds no object"
+        return record
+    ended = f"signal {-job.status}" if job.status < 0 else f"exit status {job.status}"
+    error = f"the job's process ended with {ended} and left no result"
+    record = {**failed(minimal_record(None, None), error), "seconds": job.seconds}
+    if job.status in {status for number in INTERRUPTING for status in (-number, OF_SIGNALS + number)}:
+        record.update(status="interrupted", error=None)
+    write_json(path, record)
+    return record

@@ -1,1 +1,0 @@
-"""The results of a task: result.json, answers, reports and pictures."""

@@ -1,1 +1,0 @@
-"""The output of a running task: text, tables and progress."""

@@ -1,0 +1,76 @@
+"""What has no key is a task, the prompt, or refused with what it could stand for."""
+
+import pytest
+
+from graphcore.cli.bare_words import with_keys
+from graphcore.cli.quoting import prepared_arguments
+from graphcore.config.conf_folder import group_options
+from graphcore.errors import ConfigError
+
+PROMPTS = [
+    "Is 2+2=4?",
+    "What is x = 3?",
+    "Why?\n",
+    "-5 degrees, is that cold?",
+    "+ or -",
+    "Où est la gare, s'il vous plaît ?",
+    "日本の首都は?",
+    "北京=首都?",
+    "ما هي عاصمة فرنسا؟",
+    "भारत",
+    "ไทย",
+]
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_a_text_with_white_space_or_of_a_script_without_it_is_the_prompt(text: str) -> None:
+    assert with_keys(["seed=1", text]) == ["seed=1", f"prompt={text}"]
+    assert len(prepared_arguments([text, "-m"])) == 2  # flags beside it do not take it as theirs
+
+
+@pytest.mark.parametrize("task", group_options()["task"])
+def test_a_tasks_name_is_the_task(task: str) -> None:
+    assert with_keys([task]) == [f"task={task}"]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["prompt=a b", "+task.foo=1", "++x.y=2", "~stop", "hydra.run.dir=a b", "sampling.top_k=3", "x@y=z", "foo=bar"],
+)
+def test_a_setting_stays_as_it_is(argument: str) -> None:
+    assert with_keys([argument]) == [argument]
+
+
+REFUSED = [
+    (["caht"], "did you mean task=chat?"),
+    (["Chat"], "did you mean task=chat?"),
+    (["gemma3"], "did you mean model=gemma3?"),
+    (["hf:Qwen/Qwen3-1.7B"], "did you mean model.checkpoint=hf:Qwen/Qwen3-1.7B?"),
+    (["some/model.gguf"], "did you mean model.checkpoint=some/model.gguf?"),
+    (["help"], "did you mean --help?"),
+    (["hello"], "'hello' is no setting and no task; write key=value, such as prompt='hello'"),
+    (["Größe"], "prompt='Größe'"),  # one word of a script with white space
+    (["2+2=4?"], "prompt='2+2=4?'"),
+    ([""], "an argument is empty"),
+    (["E=mc2 is what?"], "unknown key 'E'; a prompt with a = in it is written prompt='E=mc2 is what?'"),
+    (["promt=a b"], "unknown key 'promt' (did you mean 'prompt'?)"),
+    (["prompt = a b"], "has a space before its =; write prompt=..., without spaces there"),
+    (["a b", "c d"], "'a b' and 'c d' are both given as the prompt; put the whole prompt into one pair"),
+    (["a b", "prompt=c"], "'a b' and 'c' are both given as the prompt"),
+    (["chat", "bench"], "'chat' and 'bench' are both given as the task; choose one"),
+    (["task=plan", "bench"], "'plan' and 'bench' are both given as the task"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[str(given) for given, _ in REFUSED])
+def test_what_is_none_of_these_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_keys(arguments)
+    assert said in str(caught.value)
+    assert caught.value.is_unknown
+
+
+def test_no_task_is_suggested_for_a_word_that_is_near_none() -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_keys(["hello"])
+    assert "did you mean" not in str(caught.value)
