@@ -1,7 +1,7 @@
 """Shows that a change of the code changed no answer, no message and no exit status.
 
 python -m benchmarks.same_answers before.json              on the old code: write what every case answers
-python -m benchmarks.same_answers before.json --compare    on the new code: print what differs; exit status 1 if something
+python -m benchmarks.same_answers before.json --compare    on the new code: print what differs, exit status 1
 ... --parts models,commands    some parts                  ... --cases gemma3/eager    names that hold a text
 
 The small models of tests/ are asked on the CPU, in two processes. Times, sizes of memory and temporary names are left
@@ -24,13 +24,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 from answers.cases import Case, Record, run_cases  # noqa: E402 - its folder is not on the path before
 from answers.differences import differences  # noqa: E402
 
-PARTS = ("models", "packed", "compiled")
+PARTS = ("models", "packed", "commands", "compiled")
 
 
 def all_cases() -> Iterator[Case]:
     """Yield every case; what asks them imports torch."""
-    from answers import models
+    from answers import commands, models
 
+    yield from commands.cases()
     yield from models.cases()
 
 
@@ -41,7 +42,7 @@ def chosen(parts: Sequence[str], texts: Sequence[str]) -> list[Case]:
     ]
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, parts: Sequence[str]) -> None:
     """Import what most cases need, once for all processes that are forked; give them a cache with built kernels."""
     os.environ["OMP_NUM_THREADS"] = "1"  # no thread is there when this process forks
     os.environ["HF_HUB_OFFLINE"] = os.environ["PIP_NO_INDEX"] = "1"
@@ -51,6 +52,10 @@ def prepare(folder: Path) -> None:
     import graphcore.engine.engine  # noqa: F401
 
     torch.set_num_threads(1)
+    if "commands" in parts:
+        from answers.checkpoints import helper
+
+        helper("command_process").command_server("graphcore")  # all processes ask the same one
     gc.freeze()  # what is imported is in no child's collections
     cache = folder / "cache"
     cache.mkdir()
@@ -64,7 +69,7 @@ def answers_now(cases: Sequence[Case]) -> dict[str, Record]:
     """Run cases and print the seconds that each part took."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="answers-") as folder:
-        prepare(Path(folder))
+        prepare(Path(folder), [case.part for case in cases])
         answers, seconds = run_cases(cases, Path(folder))
     parts = ", ".join(f"{part} {took:.0f}" for part, took in seconds.items())
     print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s; seconds of processes: {parts}")

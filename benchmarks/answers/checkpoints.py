@@ -84,4 +84,4 @@ def _llama_file(path: Path, name: str, architecture: str) -> None:
 def _gpt_file(path: Path, kind: str) -> None:
     files = helper("gpt_files")
     matrices = [name for name in files.CONSUMERS if name not in files.OUTSIDE]
-    files.small_file({name: files.Type[kind] for name in matrices}).write(path)
+    files.small_file(dict.fromkeys(matrices, files.Type[kind])).write(path)

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from answers.cases import Case, Record
 from answers.checkpoints import FILES, VOCAB, architectures, checkpoint, families
@@ -22,7 +23,14 @@ COVERING = (
     ("on", "bf16", "auto"),
     ("auto", "fp32", "auto"),
 )
-SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 3}
+SAMPLED: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "seed": 3,
+}
 SIZES = ("threads=1", "batch_size=2", "context_length=96", "prefill_chunk=16")
 BUDGETS = ("450kB", "700kB", "1MB", "1.5MB", "2.2MB", "3MB")  # the first one that suffices lets little stay
 SHORT = "context_length=32"  # what a GPT-2 of tests/gpt_files.py was made for
