@@ -24,14 +24,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 from answers.cases import Case, Record, run_cases  # noqa: E402 - its folder is not on the path before
 from answers.differences import differences  # noqa: E402
 
-PARTS = ("models", "packed", "commands", "compiled")
+PARTS = ("models", "packed", "sequences", "fallback", "commands", "compiled")
 
 
 def all_cases() -> Iterator[Case]:
     """Yield every case; what asks them imports torch."""
-    from answers import commands, models
+    from answers import commands, models, sequences
 
     yield from commands.cases()
+    yield from sequences.cases()
     yield from models.cases()
 
 

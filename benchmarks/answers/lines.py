@@ -346,7 +346,4 @@ def _keys(name: str) -> Iterator[str]:
     for key, value in stated.items():
         if key in ("defaults", "hydra", "name", "published", "random_config", "cache_dir"):
             continue
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in value)
-        else:
-            yield key
+        yield from (f"{key!s}.{inner!s}" for inner in value) if isinstance(value, dict) else (str(key),)
