@@ -93,6 +93,7 @@ def main() -> None:
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     before: dict[str, Record] = json.loads(given.file.read_text("utf-8")) if given.compare else {}
     cases = chosen(parts, given.cases)
+    assert len({case.name for case in cases}) == len(cases), "names are unique"
     after = answers_now(cases)
     if not given.compare:
         write(given.file, after)

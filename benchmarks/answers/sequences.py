@@ -47,9 +47,7 @@ Ask = Callable[[Callable[..., Engine], Path], Record]
 def answer(name: str, settings: tuple[str, ...], ask: Ask, folder: Path) -> Record:
     """Return what `ask` makes of a function that loads the model, with more settings."""
     path = checkpoint(name, folder)
-    sizes = ("threads=1", f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"cache_dir={folder / 'cache'}")
-    if "model.fallback=transformers" in settings:
-        sizes = sizes[:2] + sizes[3:]
+    sizes = ["threads=1", f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"cache_dir={folder / 'cache'}"]
     dtype = next(word.partition("=")[2] for word in settings if word.startswith("dtype="))
     more = [word for word in settings if not word.startswith("dtype=")]
 
@@ -119,11 +117,13 @@ def passes(load: Callable[..., Engine], _folder: Path) -> Record:
     """Return logits and hidden states, by chunks and by token."""
     with load("batch_size=2") as engine:
         ids = [requests()[at][0][:21] for at in (2, 3, 1)]
-        logits, states = engine.logits(ids, output_hidden_states=True)
-        by_token = engine.logits([ids[0][:7]], by_token=True)
-        assert isinstance(states, tuple)
-        assert isinstance(by_token, torch.Tensor)
-        return {"logits": digest(logits), "states": [digest(each) for each in states], "by_token": digest(by_token)}
+        both: Any = engine.logits(ids, output_hidden_states=True)
+        by_token: Any = engine.logits([ids[0][:7]], by_token=True)
+        return {
+            "logits": digest(both[0]),
+            "states": [digest(each) for each in both[1]],
+            "by_token": digest(by_token),
+        }
 
 
 def states(load: Callable[..., Engine], _folder: Path) -> Record:
@@ -132,7 +132,7 @@ def states(load: Callable[..., Engine], _folder: Path) -> Record:
         rows = 1 if "lfm2" in repr(engine) else 2
         hidden = torch.randn(rows, 35, engine.config.hidden_size, generator=torch.Generator().manual_seed(3))
         state, parts = ForwardState(), []
-        for part in hidden.split((5, 1, 20, 9), dim=1):
+        for part in torch.split(hidden, [5, 1, 20, 9], dim=1):
             parts.append(digest(engine.forward(part, state)))
             engine.generate([[7, 8, 9]], max_new_tokens=3)
         return {"whole": digest(engine.forward(hidden)), "parts": parts}
