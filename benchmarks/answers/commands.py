@@ -6,6 +6,8 @@ tests/command_process.py runs them: a process that has imported graphcore forks 
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
@@ -31,6 +33,7 @@ WRITTEN = {
     "bad.jsonl": '{"prompt": "Hello"}\n{"prompt": \n',
     "bad_key.jsonl": '{"promt": "Hello"}\n',
 }
+FRESH = ("--help", "--version", "prompt=Hello", "-m prompt=Hello seed=1,2", "promt=hi", "task=models")
 # What differs between two runs of the same code: seconds, rates, dates, process numbers and free memory.
 VOLATILE = (
     (re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?"), "<date>"),
@@ -51,12 +54,19 @@ UNSTEADY = re.compile(
 def cases() -> Iterator[Case]:
     """Yield all lines as cases, some of a group in a row."""
     for at, line in enumerate(lines()):
-        yield Case(f"commands/{line.name}", f"commands/{at // 25:02d}", partial(answer, line))
+        yield Case(f"commands/{line.name}", f"commands/{at // 25:02d}", partial(answer, line, False))
+    for at in FRESH:
+        line = Line(tuple(at.split(" ")), is_based=not at.startswith("-"))
+        yield Case(f"commands/run.py {line.name}", "commands/run.py", partial(answer, line, True))
 
 
-def answer(line: Line, folder: Path) -> Record:
-    """Return what a line prints, its exit status, the files that it leaves, and its results."""
-    key = sha256(line.name.encode()).hexdigest()[:12]
+def answer(line: Line, is_fresh: bool, folder: Path) -> Record:
+    """Return what a line prints, its exit status, the files that it leaves, and its results.
+
+    Args:
+        is_fresh: True starts an interpreter of its own, with run.py.
+    """
+    key = sha256(f"{is_fresh} {line.name}".encode()).hexdigest()[:12]
     here, home = folder / "runs" / key, folder / "homes" / key
     here.mkdir(parents=True)
     cache = home / ".cache" / "graphcore"
@@ -66,7 +76,11 @@ def answer(line: Line, folder: Path) -> Record:
     arguments = [re.sub("@(.+?)@", lambda found: str(_path(found[1], folder)), one) for one in line.whole]
     process = helper("command_process")
     variables = {**process.environment(), "HOME": str(home), "COLUMNS": "100", "TERM": "dumb", "TZ": "UTC"}
-    done = process.run_program(arguments, here, line.stdin, variables=variables)
+    if is_fresh:
+        command = [sys.executable, str(ROOT / "run.py"), *arguments]
+        done = subprocess.run(command, cwd=here, env=variables, input=line.stdin, capture_output=True, text=True)
+    else:
+        done = process.run_program(arguments, here, line.stdin, variables=variables)
     plain = partial(_plain, folder=folder, places={str(here): "<here>", str(home): "<home>"})
     left = sorted(here.rglob("*"))
     results = [json.loads(path.read_text("utf-8")) for path in left if path.name == "result.json"]
