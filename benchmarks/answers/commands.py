@@ -55,8 +55,8 @@ def cases() -> Iterator[Case]:
     """Yield all lines as cases, some of a group in a row."""
     for at, line in enumerate(lines()):
         yield Case(f"commands/{line.name}", f"commands/{at // 25:02d}", partial(answer, line, False))
-    for at in FRESH:
-        line = Line(tuple(at.split(" ")), is_based=not at.startswith("-"))
+    for text in FRESH:
+        line = Line(tuple(text.split(" ")), is_based=text not in ("--help", "--version"))
         yield Case(f"commands/run.py {line.name}", "commands/run.py", partial(answer, line, True))
 
 
