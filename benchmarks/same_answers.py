@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -24,6 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 from answers.cases import Case, Record, run_cases  # noqa: E402 - its folder is not on the path before
 from answers.differences import differences  # noqa: E402
 
+SHOWN = 3  # differences of a case
 PARTS = ("models", "packed", "sequences", "fallback", "commands", "compiled")
 
 
@@ -106,8 +108,11 @@ def main() -> None:
         if name.partition("/")[0] in parts and (not given.cases or any(text in name for text in given.cases))
     }
     found = differences(asked, after)
-    for each in found:
-        print(each)
+    for case, of_case in groupby(found, key=lambda each: each.case):
+        first, *others = of_case
+        print(first, *others[: SHOWN - 1], sep="\n")
+        if len(others) >= SHOWN:
+            print(f"{case}: {len(others) + 1 - SHOWN} more fields")
     print(f"{len(found)} differences in {len({each.case for each in found})} of {len(cases)} cases")
     sys.exit(bool(found))
 
