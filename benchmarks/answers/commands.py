@@ -36,6 +36,7 @@ WRITTEN = {
 FRESH = ("--help", "--version", "prompt=Hello", "-m prompt=Hello seed=1,2", "promt=hi", "task=models")
 # What differs between two runs of the same code: seconds, rates, dates, process numbers and free memory.
 VOLATILE = (
+    (re.compile(r"^\[the threads waited for a processor .*\n", re.MULTILINE), ""),  # said where neighbours are busy
     (re.compile(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(-\d+)?"), "<date>"),
     (
         re.compile(r"(?<![\w.])\d[\d,]*(\.\d+)?\s?(ms|us|µs|min|h|s|seconds|tokens/s|tok/s|[kMGT]?i?B/s)(?![\w])"),
