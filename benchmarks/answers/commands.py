@@ -43,11 +43,18 @@ VOLATILE = (
         "<time>",
     ),
     (re.compile(r"(?<![\w.])\d[\d,]*(\.\d+)? [GT]iB (free|available)"), "<free>"),
+    (re.compile(r"\d+(\.\d+)? new tokens/s"), "<rate>"),
+    (re.compile(r"\d+% of"), "<share> of"),
+    (re.compile(r"(resident|peak) \d+(\.\d+)? \w+(?=,| above)"), r"\1 <size>"),  # the process's, by the kernel's pages
+    (re.compile(r"\d+(\.\d+)? \w+ allowed"), "<free> allowed"),
+    (re.compile(r"\d+(\.\d+)? \w+ per step"), "<size> per step"),  # what moves in a step depends on the reader's start
+    (re.compile(r"longest for group \d+"), "longest for a group"),
+    (re.compile(r"( *│ *(-?\d+\.\d+)?)+ *│$", re.MULTILINE), " │ <figures> │"),  # of bench and microbench
     (re.compile(r"[ \t]+"), " "),  # columns are as wide as their figures
     (re.compile(r"[─━═\-]{3,}"), "---"),
 )
 UNSTEADY = re.compile(
-    r"second|rate$|bandwidth|share|queued|peak|resident_bytes|rss|free|speed|time|_ms|_us|versions|machine|process_|"
+    r"before_load|device_budget|overlap|bytes_per_token|second|rate$|bandwidth|share|queued|peak|resident_bytes|rss|free|speed|time|_ms|_us|versions|machine|process_|"
     r"percentile|latenc|started|date|run_dir|folder|pid"
 )
 
@@ -138,11 +145,11 @@ def _plain(text: str, folder: Path, places: dict[str, str]) -> str:
 
 
 def _steady(value: Any, key: str, plain: Any) -> Any:
-    """Return a value of result.json; values that are measured become the name of their type."""
+    """Return a value of result.json; what is measured keeps its key alone."""
     if isinstance(value, dict):
         return {name: _steady(inner, name if not UNSTEADY.search(key) else key, plain) for name, inner in value.items()}
     if isinstance(value, list):
         return [_steady(inner, key, plain) for inner in value]
-    if UNSTEADY.search(key) and value is not None:
-        return f"<{type(value).__name__}>"
+    if UNSTEADY.search(key):
+        return "<measured>"
     return plain(value) if isinstance(value, str) else value
