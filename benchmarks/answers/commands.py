@@ -50,6 +50,7 @@ VOLATILE = (
     (re.compile(r"\d+(\.\d+)? \w+ per step"), "<size> per step"),  # what moves in a step depends on the reader's start
     (re.compile(r"longest for group \d+"), "longest for a group"),
     (re.compile(r"difference [+-]"), "difference "),
+    (re.compile(r"device peak \d+(\.\d+)? \w+"), "device peak <size>"),
     (re.compile(r"( *│ *(-?\d+\.\d+)?)+ *│$", re.MULTILINE), " │ <figures> │"),  # of bench and microbench
     (re.compile(r"[ \t]+"), " "),  # columns are as wide as their figures
     (re.compile(r"[─━═\-]{3,}"), "---"),
