@@ -5,7 +5,7 @@ streamed and resident. A captured step computes in its own order, so a number no
 rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,8 +63,18 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_next": tiny_models.BUILDERS["qwen3_next"],
     "bitnet": lambda: tiny_models.BUILDERS["bitnet"](**HEADS),
 }
-QUICK = ("mistral", "gemma4", "qwen3_5")
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in BUILDERS]
+QUICK = ("mistral", "gemma4", "qwen3_5")  # run in every way by default; the others in one, and slow tests the rest
+
+
+def every(ways: Iterable[str], one: str) -> list[object]:
+    """Return parameters: each model with each way, of which a model that is not quick runs one by `-m thorough`."""
+
+    def marks(name: str, way: str) -> Sequence[pytest.MarkDecorator]:
+        return () if name in QUICK else (pytest.mark.thorough if way == one else pytest.mark.slow,)
+
+    return [pytest.param(name, way, marks=marks(name, way)) for name in BUILDERS for way in ways]
+
+
 Wide = Callable[[str], TinyModel]
 
 
@@ -105,8 +115,7 @@ def steps_of(engine: Engine) -> list[Tensor]:
     return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS)]
 
 
-@pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "kv"), every(FORMATS, "q8_0,q4_0"))
 def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: str, wide_model: Wide) -> None:
     model, row = wide_model(name), rows_of(seed=1)[1]
     with torch.inference_mode():
@@ -122,16 +131,14 @@ def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: 
         assert relative(one, other) < SAME[kv]
 
 
-@pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "how"), every(SETTINGS, "native, bf16, streamed"))
 def test_pages_of_codes_have_the_bits_of_one_page(
     name: str, how: str, wide_model: Wide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_bits_agree(wide_model(name), monkeypatch, PAGE, *SETTINGS[how], "kv_dtype=q8_0,q5_0")
 
 
-@pytest.mark.parametrize("graph", ["eager", "auto"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "graph"), every(("eager", "auto"), "auto"))
 def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, wide_model: Wide) -> None:
     found = []
     for overrides in ((), ("streaming=on",)):

@@ -17,11 +17,13 @@ PROMPTS = (17, 5, 2)
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 EAGER = [(name, "eager") for name in BUILDERS]
-IN_BATCHES = [  # compiled
-    pytest.param(name, "compiled", marks=() if name in ("llama3", "gemma3") else pytest.mark.thorough)
-    for name in ARCHITECTURES
-]
-ALONE = [pytest.param(name, "compiled", marks=pytest.mark.thorough) for name in AT_BOTH_WIDTHS]
+COMPILED = {  # those that other tests of these files compile by default; test_model_parity.py has every kind of block
+    **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
+    **dict.fromkeys(("gpt_oss", "gemma4"), pytest.mark.thorough),
+    **dict.fromkeys(("llama3", "gemma3", "qwen3_5"), ()),
+}
+IN_BATCHES = [pytest.param(name, "compiled", marks=COMPILED[name]) for name in ARCHITECTURES]
+ALONE = [pytest.param(name, "compiled", marks=COMPILED[name]) for name in AT_BOTH_WIDTHS]
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:

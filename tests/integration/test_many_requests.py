@@ -77,13 +77,19 @@ def requests_of(seed: int, count: int) -> list[Request]:
 
 
 NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4")
-COMPILED_IN_CI = ("llama3", "qwen3_5", "gpt_oss")  # a cache of keys, one with states too, and rings
+IN_CI = {  # models of each kind of run; the others are slow
+    "captured": NAMES,
+    "eager": ("llama3", "gemma3", "qwen3_5"),  # a cache of every key, rings, and states too
+    "compiled": ("qwen3_5",),
+    "streamed": ("llama3", "gpt_oss"),
+    "streamed eager": ("qwen3_moe", "gemma4"),
+}
 
 
 def marks_of(name: str, kind: str) -> tuple[pytest.MarkDecorator, ...]:
-    if kind != "compiled":
-        return ()
-    return (pytest.mark.thorough if name in COMPILED_IN_CI else pytest.mark.slow,)
+    if name not in IN_CI[kind]:
+        return (pytest.mark.slow,)
+    return (pytest.mark.thorough,) if kind == "compiled" else ()
 
 
 @pytest.mark.parametrize(

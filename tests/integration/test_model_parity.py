@@ -16,7 +16,15 @@ from graphcore import Engine
 
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
-EVERYWHERE = [(name, "eager") for name in BUILDERS] + [(name, "compiled") for name in ARCHITECTURES]
+COMPILED = {  # one model of each kind of block runs compiled in CI, and the others, whose blocks differ by a norm, slow
+    **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
+    **dict.fromkeys(("gpt_oss", "qwen3_moe", "bitnet"), pytest.mark.thorough),
+    **dict.fromkeys(("llama3", "gemma3", "gpt2", "qwen3_5", "gemma4"), ()),
+}
+EVERYWHERE = [
+    *((name, "eager") for name in BUILDERS),
+    *(pytest.param(name, "compiled", marks=COMPILED[name]) for name in ARCHITECTURES),
+]
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -30,10 +30,14 @@ SETTINGS = {  # graph=auto: native decode steps, and prompts eager
     "native, bf16, streamed": ("auto", "bf16", "streaming=on"),
 }
 QUICK = ("mistral", "gemma4", "qwen3_5")  # run in every way by default; the others native
+OTHERS = {  # marks of the others' cases: a layer of each is one of the quick models' in the ways that are slow
+    "eager": pytest.mark.slow,
+    "eager, bf16": pytest.mark.slow,
+    "native": (),
+    "native, bf16, streamed": pytest.mark.thorough,
+}
 CASES = [
-    pytest.param(name, how, marks=() if name in QUICK or how == "native" else pytest.mark.thorough)
-    for name in ARCHITECTURES
-    for how in SETTINGS
+    pytest.param(name, how, marks=() if name in QUICK else OTHERS[how]) for name in ARCHITECTURES for how in SETTINGS
 ]
 Tiny = Callable[[str], TinyModel]
 
@@ -99,8 +103,14 @@ def test_pages_may_have_any_size(
     assert_bits_agree(tiny_model(name), monkeypatch, page, graph, "fp32")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["gemma3", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gemma3", marks=pytest.mark.thorough),
+        pytest.param("gemma4", marks=pytest.mark.slow),
+        pytest.param("qwen3_5", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_blocks_have_the_bits_too(name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits_agree(tiny_model(name), monkeypatch, PAGE, "compiled", "fp32", "streaming=on")
 

@@ -1,7 +1,7 @@
 """The two real checkpoints: llama.cpp's choices, sensible text, and Gemma 3's activations in half precision."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def load(path: Path, dtype: str) -> Engine:
     return Engine.load(path, dtype=dtype, device="cpu", graph="eager", overrides=["context_length=256"])
 
 
-def positions(logits_of: Callable[[Sequence[int]], Tensor], name: str, cases: int = 16) -> list[Position]:
+def positions(logits_of: Callable[[Sequence[int]], Tensor], name: str, cases: int) -> list[Position]:
     """Return the positions of the first cases; `logits_of` gives [T, V] for T tokens."""
     found: list[Position] = []
     for case in json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))[:cases]:
@@ -71,16 +71,23 @@ def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
     assert share([at.ours == at.float32 for at in found]) >= 0.995
 
 
-@both_models
-def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("name", "fixture", "cases"),
+    [
+        ("smollm2", "smollm2_gguf", 16),
+        pytest.param("gemma3", "gemma3_gguf", 6, marks=pytest.mark.thorough),
+        pytest.param("gemma3", "gemma3_gguf", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, cases: int, request: pytest.FixtureRequest) -> None:
     with load(request.getfixturevalue(fixture), "fp32") as engine:
-        found = positions(lambda token_ids: engine.logits([token_ids])[0], name)
+        found = positions(lambda token_ids: engine.logits([token_ids])[0], name, cases)
     with_float32 = share([at.ours == at.float32 for at in found])
     with_stored = share([at.ours == at.stored for at in found])
     its_own = share([at.float32 == at.stored for at in found])
     print(f"\n{name}: top-1 agreement over {len(found)} positions with llama.cpp in float32: {with_float32:.4f}")
     print(f"with llama.cpp on packed weights: {with_stored:.4f}; of its two runs with each other: {its_own:.4f}")
-    assert len(found) == 16 * 64
+    assert len(found) == cases * 64
     assert with_float32 >= 0.995  # promised: 0.98; measured: 1.0 and 0.999
     assert with_stored >= its_own - 0.005
     # Where it rounds activations to 8 bits and we do not, only a near tie may turn out otherwise.
@@ -95,17 +102,21 @@ def test_smollm2_answers_a_question(smollm2_gguf: Path) -> None:
     assert answer.finish_reason == "end"
 
 
-@pytest.mark.thorough
-def test_gemma3_goes_on_from_a_text(gemma3_gguf: Path) -> None:
+@pytest.fixture(scope="module")
+def gemma3(gemma3_gguf: Path) -> Iterator[Engine]:
     with load(gemma3_gguf, "bf16") as engine:
-        found = engine.generate(["The quick brown fox jumps over the lazy dog. The quick brown fox"], max_new_tokens=6)
+        yield engine
+
+
+@pytest.mark.thorough
+def test_gemma3_goes_on_from_a_text(gemma3: Engine) -> None:
+    found = gemma3.generate(["The quick brown fox jumps over the lazy dog. The quick brown fox"], max_new_tokens=6)
     assert found[0].text == " jumps over the lazy dog."
 
 
 @pytest.mark.thorough
-def test_a_base_models_default_text_goes_on_without_repeating_itself(gemma3_gguf: Path) -> None:
-    with load(gemma3_gguf, "bf16") as engine:
-        lines = engine.generate([DEFAULT_OPENING], max_new_tokens=DEFAULT_NEW_TOKENS)[0].text.splitlines()
+def test_a_base_models_default_text_goes_on_without_repeating_itself(gemma3: Engine) -> None:
+    lines = gemma3.generate([DEFAULT_OPENING], max_new_tokens=DEFAULT_NEW_TOKENS)[0].text.splitlines()
     assert [line[:9] for line in lines[1:21]] == [f"{letter} is for " for letter in "DEFGHIJKLMNOPQRSTUVW"]
     assert "\n".join(lines).startswith(" cat.\nD is for dog.\n")
 
@@ -121,7 +132,7 @@ def top_and_peak(path: Path, dtype: str, ids: list[list[int]]) -> tuple[Tensor, 
 @pytest.mark.thorough
 def test_gemma3_is_right_in_float16_though_its_residual_stream_does_not_fit(gemma3_gguf: Path) -> None:
     cases = json.loads((GOLDEN / "gemma3.json").read_text("utf-8"))
-    ids = [token for case in cases[:3] for token in case["prompt_ids"] + case["token_ids"]]
+    ids = [token for case in cases[:2] for token in case["prompt_ids"] + case["token_ids"]]
     tops, peaks = zip(*(top_and_peak(gemma3_gguf, dtype, [ids]) for dtype in ("fp32", "fp16", "bf16")), strict=True)
     agreement = [(top == tops[0]).double().mean().item() for top in tops]
     print(f"\nlargest activation (fp32, fp16, bf16): {peaks}; top-1 agreement with fp32: {agreement}")

@@ -28,6 +28,15 @@ KINDS = {
     "streamed": ["graph=auto", "streaming=on"],
     "compiled": ["graph=compiled"],
 }
+QUICK = {("llama3", "captured"), ("qwen3_5", "eager"), ("gemma3", "eager")}  # run by default
+THOROUGH = {  # with the quick ones every architecture and every way once
+    ("llama3", "compiled"),
+    ("mistral", "captured"),
+    ("gpt2", "eager"),
+    ("gpt_oss", "streamed"),
+    ("qwen3_moe", "captured"),
+    ("gemma4", "streamed"),
+}
 
 
 def load(tiny: TinyModel, kind: str = "eager", tokens: int = CONTEXT, *overrides: str) -> Engine:
@@ -116,9 +125,9 @@ def files_before() -> Iterator[set[str]]:
         pytest.param(
             name,
             kind,
-            marks=()
-            if (name, kind) in {("llama3", "captured"), ("qwen3_5", "eager"), ("gemma3", "eager")}
-            else pytest.mark.thorough,
+            marks=[]
+            if (name, kind) in QUICK
+            else [pytest.mark.thorough if (name, kind) in THOROUGH else pytest.mark.slow],
         )
         for name in ARCHITECTURES
         for kind in KINDS
@@ -247,7 +256,7 @@ def test_ctrl_c_ends_those_who_are_aside_and_their_files_and_the_engine_goes_on(
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", pytest.param("gemma3", marks=pytest.mark.thorough), pytest.param("qwen3_5", marks=pytest.mark.thorough)],
+    ["llama3", pytest.param("gemma3", marks=pytest.mark.slow), pytest.param("qwen3_5", marks=pytest.mark.thorough)],
 )
 def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
     name: str, tiny_model: Tiny, num_aside: list[int]

@@ -135,7 +135,7 @@ def three_slots(monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
         return 3 * engine.plan.experts.num_layers * engine.plan.experts.slot_nbytes
 
 
-@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 8, 16])
+@pytest.mark.parametrize("rows", [2, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (3, 8)), 16])
 def test_a_step_of_several_rows_in_slots_gives_resident_bits(
     monkeypatch: pytest.MonkeyPatch, folder: Path, rows: int
 ) -> None:

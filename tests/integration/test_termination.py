@@ -89,7 +89,7 @@ def test_loading_is_given_up(arguments: tuple[str, ...], tmp_path: Path) -> None
     assert "Traceback" not in said
 
 
-@SIGNALS
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_sweep_ends_its_job_and_writes_its_summary(number: int, tmp_path: Path) -> None:
     sweep = ("-m", "prompt_ids=[1,2]", "max_new_tokens=1,100000,5", "context_length=131072", "hydra.sweep.dir=sweep")
     process = Piped(*LLAMA, *sweep, cwd=tmp_path)

@@ -28,7 +28,7 @@ def test_losses_are_those_of_transformers(
     tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], family: str, path: str
 ) -> None:
     engine, expected = load_tiny(family, "eager"), expected_losses(tiny_model(family), IDS)
-    for first in (1, 2, 17, 33, 49):  # chunks of 16 predict tokens 1 to 16, 17 to 32, ...
+    for first in (1, 2, 17, 33, 49) if path == "prefill" else (1, 33):  # chunks of 16 predict tokens 1 to 16, 17 to 32
         found = token_losses(engine.runner, IDS, first, path)
         assert found.dtype is torch.float64
         assert found.shape == (50 - first,)

@@ -101,15 +101,28 @@ class Chunk:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("start", [0, 1, 15, 16, 17, 97, 300])
-@pytest.mark.parametrize("tokens", [2, 5, 16, 37])
+@pytest.mark.parametrize(
+    ("start", "tokens"),
+    [
+        pytest.param(start, tokens, marks=() if start == 97 or tokens == 5 else pytest.mark.slow)
+        for start in (0, 1, 15, 16, 17, 97, 300)
+        for tokens in (2, 5, 16, 37)
+    ],
+)
 def test_every_past_is_split_and_added_up(start: int, tokens: int) -> None:
     Chunk(Shape(4, 2, 16, 400, has_sinks=tokens == 5), [start], [tokens]).check()
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("window", [1, 7, 16, 40, 100])
-@pytest.mark.parametrize("is_ring", [True, False])
+@pytest.mark.parametrize(
+    ("window", "is_ring"),
+    [
+        *((window, True) for window in (1, 16, 40)),
+        (16, False),
+        *(pytest.param(window, True, marks=pytest.mark.slow) for window in (7, 100)),
+        *(pytest.param(window, False, marks=pytest.mark.slow) for window in (1, 7, 40, 100)),
+    ],
+)
 def test_windows_and_rings_are_split(window: int, is_ring: bool) -> None:
     for page in (0, 4, 10):
         shape = Shape(4, 2, 16, 400, window, is_ring=is_ring, has_sinks=page == 4, page=page)
@@ -128,8 +141,14 @@ def test_sequences_grow_chunk_by_chunk(window: int, page: int) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
-@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        pytest.param(head_dim, dtype, marks=() if head_dim == 80 or dtype is torch.bfloat16 else pytest.mark.slow)
+        for head_dim in (64, 80, 96, 128, 256, 512)
+        for dtype in CLOSE
+    ],
+)
 def test_every_width_and_dtype_is_split(head_dim: int, dtype: torch.dtype) -> None:
     Chunk(Shape(6, 2, head_dim, 256, dtype=dtype, cache_dtype=dtype, scale=0.1, page=16), [130, 7], [5, 2]).check()
 
