@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,22 @@ from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_
 from graphcore.cli.single_run import task_of
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
+from graphcore.config.settings import Settings
 from graphcore.tasks.registry import NAMES
 
 OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
 YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 
 
+@cache
+def composed(override: str) -> Settings:
+    """Return settings that several tests look at and none changes."""
+    return compose_settings([override])
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    settings = compose_settings([f"{group}={option}"])
+    settings = composed(f"{group}={option}")
     chosen = vars(settings).get(group)
     if isinstance(chosen, dict):
         assert chosen["name"] == option
@@ -38,7 +46,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize("name", group_options()["model"])
 def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name: str) -> None:
-    model = compose_settings([f"model={name}"]).model
+    model = composed(f"model={name}").model
     parse_source(model.checkpoint)
     assert model.checkpoint == model.published.checkpoint
     assert not model.checkpoint.startswith("random:")
@@ -49,7 +57,7 @@ def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name:
 @pytest.mark.parametrize("name", group_options()["model"])
 def test_every_published_source_has_its_pin(name: str) -> None:
     """Files have a hash; a folder of the Hub has a commit, whose large files the Hub names by their hashes."""
-    published = compose_settings([f"model={name}"]).model.published
+    published = composed(f"model={name}").model.published
     source = parse_source(published.checkpoint)
     is_file = isinstance(source, PackageSource) or published.checkpoint.endswith(".gguf")
     assert is_file == (published.sha256 is not None)
@@ -63,7 +71,7 @@ def test_every_published_source_has_its_pin(name: str) -> None:
 def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
     assert list(NAMES) == group_options()["task"]
     for name in NAMES:
-        task, own = task_of(compose_settings([f"task={name}"]))
+        task, own = task_of(composed(f"task={name}"))
         assert (task.name, own.name) == (name, name)
 
 
