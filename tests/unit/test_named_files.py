@@ -60,7 +60,7 @@ def test_the_drawing_of_the_floors_is_the_folder_tree() -> None:
 def test_a_class_on_the_two_first_pages_is_in_its_file() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     lives = text.partition("## A request's life")[2].partition("## Floors")[0]
-    boxes = re.findall(r"^ +(?:or )?(?P<name>\w+)\S* +\S.*? (?P<path>[a-z_/]+\.py)$", lives, re.MULTILINE)
+    boxes = re.findall(r"^[ |-]{3,9}(?:or )?(?P<name>\w+)\S*  +\S.* (?P<path>[a-z_/]+\.py)$", lives, re.MULTILINE)
     missing = [
         (name, path)
         for name, path in boxes
@@ -68,7 +68,7 @@ def test_a_class_on_the_two_first_pages_is_in_its_file() -> None:
             rf"^(class|def) {name}\b", (ROOT / "graphcore" / path).read_text(encoding="utf-8"), re.MULTILINE
         )
     ]
-    assert len(boxes) > 18
+    assert len(boxes) > 20
     assert not missing
 
 
