@@ -1,7 +1,7 @@
 """How long a command takes to its first token, from the start of its process, as a user waits for it.
 
-Commands take turns. Beside them stands `import torch` alone, which no answer can do without. A first start has an empty
-cache folder and the model's file elsewhere: no download is counted, and no compiler if pip has built the kernels.
+Commands take turns. Beside them stands `import torch` alone, which no answer can do without. A first start has an
+empty cache folder and the model's file elsewhere: no download is counted, and no compiler if pip has built the kernels.
 """
 
 import argparse

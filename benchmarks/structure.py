@@ -1,16 +1,20 @@
-"""How the code is laid out, counted: `python -m benchmarks.structure`, and with words of a command line also hops.
+"""How the code is laid out, counted: `python -m benchmarks.structure`, and with words of a command line also a run.
 
-Files and lines come from the sources; imports between packages from their import statements; hops from running a
-command, `python -m benchmarks.structure model=smollm2 max_new_tokens=1`: the Python calls of graphcore that are under
-way when the first product of matrices begins, and those between a read from a file and the C++ that packs its bytes.
+Files and lines come from the sources, with the files that a review may ask about: long ones, and small ones with one
+importer. Imports between packages come from the import statements. From running a command,
+`python -m benchmarks.structure model=smollm2 max_new_tokens=1`, come the Python calls of graphcore that are under way
+when the first product of matrices begins, and those between a read from a file and the C++ that packs its bytes; the
+files that load a model; and the classes of the engine that a request meets.
 """
 
 import ast
+import re
 import statistics
 import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +22,9 @@ import graphcore
 from graphcore.cli.main import main as run_command
 
 ROOT = Path(graphcore.__file__).parent
-SMALL = 60  # lines below which a file with one importer is a paragraph of that importer
+SMALL, LONG = 60, 300  # lines below which a file with one importer, and from which any file, is worth a question
+SAMPLING_SETTING = "min_p"  # a setting that stands for the next one
+LOADING = ("engine/", "planning/")  # folders whose files are counted on the way to a loaded model
 
 
 def sources() -> dict[str, str]:
@@ -56,7 +62,13 @@ def show_layout() -> None:
         if package_of(user) != package_of(name)
     )
     print(f"files: {len(modules)}, lines: {sum(lines.values())}, median {statistics.median(lines.values()):.0f}")
-    print(f"files under {SMALL} lines with one importer: {len(small)}")
+    long = [name for name in modules if lines[name] >= LONG]
+    print(f"files under {SMALL} lines with one importer: {len(small)}", *small, sep="\n    ")
+    print(f"files of {LONG} lines and more: {len(long)}", *(f"{name} {lines[name]}" for name in long), sep="\n    ")
+    naming = [name for name, text in modules.items() if re.search(rf"\b{SAMPLING_SETTING}\b", text)]
+    rewrites = sum(len(re.findall(r"\breplace\((?:self\.)?(?:choices|runtime)\b", text)) for text in modules.values())
+    print(f"files that name {SAMPLING_SETTING}: {len(naming)}", *naming, sep="\n    ")
+    print(f"rewrites of the runtime configuration: {rewrites}")
     print(f"imports between packages: {sum(pairs.values())} of files, {len(pairs)} pairs of packages")
 
 
@@ -80,6 +92,8 @@ class Hops:
         self.product: list[tuple[str, str]] = []
         self.packing: list[tuple[str, str]] = []
         self.read: list[tuple[str, str]] = []
+        self.loading: set[str] = set()
+        self.classes: set[str] = set()
 
     def watch(self, frame: FrameType, event: str, called: object) -> None:
         """Look at one call; for `sys.setprofile`."""
@@ -88,6 +102,10 @@ class Hops:
         if event != "call":
             return
         place = (frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_name)
+        if self.asked:
+            self._note_class(frame)
+        elif place[0].startswith(LOADING) and frame.f_code.co_flags & CO_OPTIMIZED:  # no body of a module or a class
+            self.loading.add(place[0])
         if not self.packing and place[0].startswith("kernels/") and place[1] == "pack_rows":
             self.packing = list(frames_of(frame))[::-1]
         if place == ("engine/queue.py", "submit"):
@@ -95,8 +113,20 @@ class Hops:
         if not self.product and place == ("nn/linear.py", "forward"):
             self.product = [*self.asked, *list(frames_of(frame))[::-1]]
 
+    def _note_class(self, frame: FrameType) -> None:
+        """Note the class of the object whose method runs, if it is one of the engine's."""
+        own = type(frame.f_locals.get("self"))
+        if own.__module__.startswith("graphcore.engine."):
+            self.classes.add(f"{own.__module__}.{own.__qualname__}")
+
     def show(self) -> None:
         """Print what was seen."""
+        print(
+            f"files of {' and '.join(LOADING)} that load a model: {len(self.loading)}",
+            *sorted(self.loading),
+            sep="\n    ",
+        )
+        print(f"classes of engine/ that a request meets: {len(self.classes)}", *sorted(self.classes), sep="\n    ")
         _show("from the command to the first product", self.product)
         shared = sum(1 for read, pack in zip(self.read, self.packing, strict=False) if read == pack)
         way = [*self.read[: shared - 2 : -1], *self.packing[shared:]]

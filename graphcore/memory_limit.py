@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from graphcore.control_groups import ROOT, group_folders, lines_of
+from graphcore.cgroups import ROOT, group_folders, lines_of
 
 
 @dataclass(frozen=True)

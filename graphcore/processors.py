@@ -7,7 +7,7 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from graphcore.control_groups import ROOT, group_folders, lines_of
+from graphcore.cgroups import ROOT, group_folders, lines_of
 from graphcore.errors import GraphError
 
 # libgomp, torch's thread pool, spins while it waits for the next operation: by default for milliseconds, which costs a

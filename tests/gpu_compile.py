@@ -93,7 +93,7 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from graphcore.kernels.gpu import dependence
+    from graphcore.kernels.gpu import pdl
 
     driver.set_active(AbsentGpu(capability))
     torch.cuda.get_device_capability = lambda _device=None: divmod(capability, 10)  # type: ignore[assignment]
@@ -116,7 +116,7 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
             if parts and not any(part in name for part in parts):
                 continue
             found.clear()
-            with dependence.dependent_launches(dependence.can_depend(torch.device("cuda"))):
+            with pdl.dependent_launches(pdl.supports_pdl(torch.device("cuda"))):
                 call()
             for kernel_name, kernel, trip in found:
                 cubin = kernel.asm["cubin"]

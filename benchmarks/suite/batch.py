@@ -1,7 +1,7 @@
 """Whether copying ever stands still where a pass has work to do meanwhile: 32 sequences, and prefill of 2048 tokens.
 
-Copying all of an 8B takes far longer than either computes, so most copying has nothing to hide behind. What a pass can
-do is to leave no pause on the link: the share of its time in which something is copied.
+Copying all of an 8B takes far longer than either computes, so most copying has nothing to hide behind. What a pass
+can do is to leave no pause on the link: the share of its time in which something is copied.
 """
 
 import time

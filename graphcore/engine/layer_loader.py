@@ -22,7 +22,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.nn.block import Block
 from graphcore.progress import Progress, ignore_progress
-from graphcore.streaming.filler import Filling
+from graphcore.streaming.filler import SlotFill
 from graphcore.streaming.policy import RingPolicy
 
 
@@ -48,8 +48,8 @@ class LayerLoader:
         self._groups = loaded.weight_stream.moving.layer_groups
         self.num_groups, self.layers_per_group = len(self._groups), layers_per_group
         self.num_slots = self._ring.num_slots
-        self._held: dict[int, Filling] = {}  # by group, from its first prefetch until it is evicted
-        self._last: dict[int, Filling] = {}  # by slot
+        self._held: dict[int, SlotFill] = {}  # by group, from its first prefetch until it is evicted
+        self._last: dict[int, SlotFill] = {}  # by slot
         self._is_closed = False
 
     @classmethod

@@ -23,9 +23,9 @@ from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, ActivationModule, scaled
 from graphcore.nn.moe import (
-    Beside,
     ExpertLinear,
     MoE,
+    ParallelMLP,
     choose_experts,
     scaled_by_gate,
     weighted_sum,
@@ -81,7 +81,7 @@ class Block(nn.Module):
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         beside = spec.mlp.beside if isinstance(spec.mlp, MoESpec) else None
-        self.beside = None if beside is None else Beside(beside, spec.norm, spec.dim, dtype)
+        self.beside = None if beside is None else ParallelMLP(beside, spec.norm, spec.dim, dtype)
         if spec.sandwich:
             self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if beside is None else None
             self.post_feedforward_layernorm = build_norm(spec.norm, spec.dim)

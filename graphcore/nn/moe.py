@@ -134,7 +134,7 @@ def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
     return gate.sigmoid() * x
 
 
-class Beside(nn.Module):
+class ParallelMLP(nn.Module):
     """An MLP that runs beside a block's experts, and the norms of both: each reads the stream, and answers normalised.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 Work_contra = TypeVar("Work_contra", contravariant=True)
 
 
-class Filling(Protocol):
+class SlotFill(Protocol):
     """One filling of one slot."""
 
     @property
@@ -26,13 +26,13 @@ class Filling(Protocol):
         """Whether all later compute work finds the bytes in the slot."""
 
 
-FillingT = TypeVar("FillingT", bound=Filling)
+SlotFillT = TypeVar("SlotFillT", bound=SlotFill)
 
 
-class Filler(Protocol[Work_contra, FillingT]):
+class Filler(Protocol[Work_contra, SlotFillT]):
     """An object that fills slots; one thread calls it."""
 
-    def begin(self, group: int, work: Work_contra, after: FillingT | None, /) -> FillingT:
+    def begin(self, group: int, work: Work_contra, after: SlotFillT | None, /) -> SlotFillT:
         """Start filling a slot as soon as it is free, and return at once.
 
         Args:
@@ -42,7 +42,7 @@ class Filler(Protocol[Work_contra, FillingT]):
                 of the slot are already enqueued.
         """
 
-    def wait(self, filling: FillingT, /) -> None:
+    def wait(self, filling: SlotFillT, /) -> None:
         """Ensure that all compute work after this call finds the bytes in the slot.
 
         Raises:
@@ -50,10 +50,10 @@ class Filler(Protocol[Work_contra, FillingT]):
             StreamingError: no thread can read any more, or a device has failed.
         """
 
-    def release(self, filling: FillingT, /) -> None:
+    def release(self, filling: SlotFillT, /) -> None:
         """Allow the slot to be refilled after the compute work so far, which is the last to read it."""
 
-    def cancel(self, fillings: Sequence[FillingT], /) -> None:
+    def cancel(self, fillings: Sequence[SlotFillT], /) -> None:
         """Cancel fillings. Afterwards their slots may be filled again, even without an `after`."""
 
     def close(self) -> None:

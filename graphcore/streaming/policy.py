@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from graphcore.progress import Progress
-from graphcore.streaming.filler import Filler, FillingT
+from graphcore.streaming.filler import Filler, SlotFillT
 from graphcore.streaming.timeline import Watch
 from graphcore.weights.plan import Keeps
 
@@ -20,7 +20,7 @@ Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
-class Ring(Generic[Work, FillingT]):
+class Ring(Generic[Work, SlotFillT]):
     """The groups that move, and what a policy needs to move them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Ring(Generic[Work, FillingT]):
     work: Mapping[int, Work]
     num_slots: int
     reads_ahead: bool
-    filler: Filler[Work, FillingT]
+    filler: Filler[Work, SlotFillT]
     watch: Watch
 
 
@@ -57,14 +57,14 @@ class Policy(ABC):
         """Discard groups that were read ahead; no bytes move any more when this returns."""
 
 
-class RingPolicy(Policy, Generic[Work, FillingT]):
+class RingPolicy(Policy, Generic[Work, SlotFillT]):
     """A policy under which groups move.
 
     Attributes:
         ring: groups that move, with their slots and filler.
     """
 
-    def __init__(self, ring: Ring[Work, FillingT]) -> None:
+    def __init__(self, ring: Ring[Work, SlotFillT]) -> None:
         self.ring = ring
 
 

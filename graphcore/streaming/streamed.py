@@ -13,20 +13,20 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from graphcore.errors import StreamingError
-from graphcore.streaming.filler import FillingT
+from graphcore.streaming.filler import SlotFillT
 from graphcore.streaming.policy import Ring, RingPolicy, Work
 from graphcore.streaming.timeline import Stopwatch
 
 
-class Streamed(RingPolicy[Work, FillingT]):
+class Streamed(RingPolicy[Work, SlotFillT]):
     """A policy that fills each group's slot before the group is used, and reads the next groups ahead."""
 
-    def __init__(self, ring: Ring[Work, FillingT]) -> None:
+    def __init__(self, ring: Ring[Work, SlotFillT]) -> None:
         super().__init__(ring)
-        self._ahead: deque[FillingT] = deque()
-        self._last_of_slot: dict[int, FillingT] = {}
-        self._begun: list[FillingT] = []  # fillings that may still be running
-        self._current: FillingT | None = None
+        self._ahead: deque[SlotFillT] = deque()
+        self._last_of_slot: dict[int, SlotFillT] = {}
+        self._begun: list[SlotFillT] = []  # fillings that may still be running
+        self._current: SlotFillT | None = None
         self._computing: Stopwatch | None = None
         self._skipped: frozenset[int] = frozenset()
         self._order = list(ring.work)
@@ -89,14 +89,14 @@ class Streamed(RingPolicy[Work, FillingT]):
             self.ring.filler.release(self._current)
             self._current = None
 
-    def _next(self, group: int) -> FillingT:
+    def _next(self, group: int) -> SlotFillT:
         """Return the filling of a group; begin it now if the group was not read ahead."""
         if self._ahead and self._ahead[0].group == group:
             return self._ahead.popleft()
         self.reset()
         return self._begin(self._position[group])
 
-    def _begin(self, position: int) -> FillingT:
+    def _begin(self, position: int) -> SlotFillT:
         group, slot = self._order[position], position % self.ring.num_slots
         filling = self.ring.filler.begin(group, self.ring.work[group], self._last_of_slot.get(slot))
         self._last_of_slot[slot] = filling

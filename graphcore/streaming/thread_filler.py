@@ -4,7 +4,7 @@
           2  read       | write                        a slot is still in use: as many buffers ahead as there
           3    read        | (slot in use) | write     are threads
 
-Jobs are taken in the order in which their tickets (ticket.py) were begun, so a thread that waits for a slot never
+Jobs are taken in the order in which their tickets (read_ticket.py) were begun, so a thread that waits for a slot never
 blocks an earlier ticket.
 """
 
@@ -22,7 +22,7 @@ from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, read_job, read_straight
 from graphcore.streaming.pinned_memory import shared_pages
-from graphcore.streaming.ticket import Ticket
+from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Event, Lane, Timeline
 
 THREADS = 4  # number of threads, and so of reads in flight; the disks measured reach full speed with two to four
@@ -45,11 +45,11 @@ class ThreadFiller:
     large_nbytes: int
     timeline: Timeline
     lane: Lane = "copy"
-    _queue: deque[tuple[Ticket, FillJob]] = field(default_factory=deque)
+    _queue: deque[tuple[ReadTicket, FillJob]] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _large_lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
-    _at: dict[int, Ticket] = field(default_factory=dict)  # the ticket that each thread works on, by its number
+    _at: dict[int, ReadTicket] = field(default_factory=dict)  # the ticket that each thread works on, by its number
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class ThreadFiller:
         self._started.wait()
         torch.set_num_threads(threads)  # `_work` sets it, which changes the default for new threads
 
-    def begin(self, group: int, jobs: Sequence[FillJob], after: Ticket | None) -> Ticket:
+    def begin(self, group: int, jobs: Sequence[FillJob], after: ReadTicket | None) -> ReadTicket:
         """Start filling a group's slot; return at once.
 
         Args:
@@ -75,13 +75,13 @@ class ThreadFiller:
         self._check_alive()
         while after is not None and after.is_cancelled:
             after = after.after  # the cancelled ticket may not have waited for it
-        ticket = Ticket(group, after, len(jobs), len(jobs))
+        ticket = ReadTicket(group, after, len(jobs), len(jobs))
         with self._changed:
             self._queue.extend((ticket, job) for job in jobs)
             self._changed.notify_all()
         return ticket
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, ticket: ReadTicket) -> None:
         """Block until the slot holds the group's bytes.
 
         Raises:
@@ -99,7 +99,7 @@ class ThreadFiller:
             what = f"{type(ticket.fault).__name__}: {ticket.fault}"
             raise StreamingError(f"weights of group {ticket.group} could not be read: {what}") from ticket.fault
 
-    def release(self, ticket: Ticket, drained: Callable[[], None] | None = None) -> None:
+    def release(self, ticket: ReadTicket, drained: Callable[[], None] | None = None) -> None:
         """Allow the ticket's slot to be refilled, at once or after a copy that still reads it.
 
         Args:
@@ -111,7 +111,7 @@ class ThreadFiller:
             ticket.is_released = True
             self._changed.notify_all()
 
-    def cancel(self, tickets: Collection[Ticket]) -> None:
+    def cancel(self, tickets: Collection[ReadTicket]) -> None:
         """Cancel tickets and block until no thread works on them. The contents of their slots are undefined."""
         with self._changed:
             for ticket in tickets:
@@ -153,7 +153,7 @@ class ThreadFiller:
         if dead:
             raise StreamingError(f"thread {dead[0]}, which reads weights, has died; load the model again")
 
-    def _take(self, number: int) -> tuple[Ticket, FillJob] | None:
+    def _take(self, number: int) -> tuple[ReadTicket, FillJob] | None:
         """Return the next job, when there is one; None if the filler is closed."""
         with self._changed:
             while not self._queue and not self._is_closed:
@@ -164,7 +164,7 @@ class ThreadFiller:
             self._at[number] = ticket
             return ticket, job
 
-    def _do(self, ticket: Ticket, job: FillJob, buffer: Tensor, number: int) -> None:
+    def _do(self, ticket: ReadTicket, job: FillJob, buffer: Tensor, number: int) -> None:
         if job.room <= buffer.nbytes:
             self._fill(ticket, job, buffer, number)
             return
@@ -174,7 +174,7 @@ class ThreadFiller:
             with self._large_lock:
                 self._fill(ticket, job, self._large, number)
 
-    def _fill(self, ticket: Ticket, job: FillJob, buffer: Tensor, number: int) -> None:
+    def _fill(self, ticket: ReadTicket, job: FillJob, buffer: Tensor, number: int) -> None:
         began = time.perf_counter()
         read_job(job, self.files, buffer)
         read_at = time.perf_counter()
@@ -193,7 +193,7 @@ class ThreadFiller:
             for file in self.files.values():
                 file.check_unchanged()
 
-    def _await_slot(self, ticket: Ticket) -> bool:
+    def _await_slot(self, ticket: ReadTicket) -> bool:
         """Wait for the slot. Return True when it may be written, False if the ticket or the filler was cancelled."""
         with self._changed:
             while not ticket.may_write and not ticket.is_cancelled and not self._is_closed:
@@ -207,13 +207,13 @@ class ThreadFiller:
             ticket.after = None  # else each ticket would keep all earlier ones alive
             return not ticket.is_cancelled and not self._is_closed
 
-    def _is_last(self, ticket: Ticket) -> bool:
+    def _is_last(self, ticket: ReadTicket) -> bool:
         """Count a job's conversions as written; return whether they were the last."""
         with self._changed:
             ticket.unwritten -= 1
             return ticket.unwritten == 0
 
-    def _end(self, number: int, ticket: Ticket, fault: BaseException | None) -> None:
+    def _end(self, number: int, ticket: ReadTicket, fault: BaseException | None) -> None:
         with self._changed:
             del self._at[number]
             ticket.left -= 1

@@ -21,7 +21,7 @@ from tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, ConfigError, GraphcoreError, StreamingError
-from graphcore.streaming.ticket import Ticket
+from graphcore.streaming.read_ticket import ReadTicket
 
 SECONDS = 2.0
 PROMPT = list(range(1, 21))
@@ -222,13 +222,13 @@ def test_an_error_while_ctrl_c_is_being_handled_leaves_an_engine_that_works(fold
         cancel, wait = filler.cancel, filler.wait
         presses: list[str] = []
 
-        def wait_pressed(ticket: Ticket) -> None:
+        def wait_pressed(ticket: ReadTicket) -> None:
             if not presses:
                 presses.append("while a group is waited for")
                 os.kill(os.getpid(), signal.SIGINT)
             wait(ticket)
 
-        def cancel_pressed(tickets: Collection[Ticket]) -> None:
+        def cancel_pressed(tickets: Collection[ReadTicket]) -> None:
             if len(presses) == 1:
                 presses.append("while reads are given up")
                 raise ZeroDivisionError

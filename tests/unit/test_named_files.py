@@ -32,7 +32,8 @@ def test_a_module_that_a_text_names_is_there() -> None:
 
 def drawn_files() -> dict[str, list[str]]:
     """Return the files of each folder as docs/architecture.md draws them, the folder's path as the key."""
-    picture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1].strip("\n")
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture = text.partition("## Floors")[2].split("```")[1].strip("\n")
     found: dict[str, list[str]] = {}
     path: list[str] = []
     for line in picture.splitlines():
@@ -54,6 +55,21 @@ def test_the_drawing_of_the_floors_is_the_folder_tree() -> None:
         name = path.stem if path.suffix == ".py" else path.name
         there.setdefault(path.parent.relative_to(package).as_posix().removeprefix("."), []).append(name)
     assert {folder: sorted(names) for folder, names in drawn.items()} == there
+
+
+def test_a_class_on_the_two_first_pages_is_in_its_file() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lives = text.partition("## A request's life")[2].partition("## Floors")[0]
+    boxes = re.findall(r"^[ |-]{3,9}(?:or )?(?P<name>\w+)\S*  +\S.* (?P<path>[a-z_/]+\.py)$", lives, re.MULTILINE)
+    missing = [
+        (name, path)
+        for name, path in boxes
+        if not re.search(
+            rf"^(class|def) {name}\b", (ROOT / "graphcore" / path).read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert len(boxes) > 20
+    assert not missing
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs a clone and git")

@@ -17,7 +17,7 @@ from graphcore.engine.loading.open_model import Model
 from graphcore.errors import ConfigError, GraphError
 from graphcore.graph.compile import code_folder
 from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
-from graphcore.kernels.gpu.dependence import FIRST_CAPABILITY, can_depend
+from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes
@@ -44,7 +44,7 @@ class RuntimeConfig:
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context.
         snapshots: copies of recurrent states beside those of the sequences.
         packing: policy of how packed weights are held and multiplied.
-        is_dependent: whether a captured step's kernels are launched dependently (kernels/gpu/dependence.py).
+        is_dependent: whether a captured step's kernels are launched dependently (kernels/gpu/pdl.py).
         notes: lines about choices that graphcore made or that may surprise.
     """
 
@@ -273,7 +273,7 @@ def choose_dependence(setting: str, graph: str, device: torch.device) -> tuple[b
         setting: "auto", "on" or "off".
         graph: how decode steps run.
     """
-    can = graph == "captured" and can_depend(device)
+    can = graph == "captured" and supports_pdl(device)
     if can or setting != "on":
         return can and setting != "off", ""
     capability = ".".join(map(str, FIRST_CAPABILITY))

@@ -22,7 +22,7 @@ from graphcore.graph.gpu.partition import BoundaryBuffers, cut, with_boundary_co
 from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
-from graphcore.kernels.gpu.dependence import dependent_launches
+from graphcore.kernels.gpu.pdl import dependent_launches
 
 WARMUP_RUNS = 2
 
@@ -32,7 +32,7 @@ class Captures:
     """All CUDA graphs of an engine. They share one pool, since they run one after another in one stream.
 
     Attributes:
-        is_dependent: True to launch kernels dependently (kernels/gpu/dependence.py), which the device can do.
+        is_dependent: True to launch kernels dependently (kernels/gpu/pdl.py), which the device can do.
         seconds: duration of warm-ups and captures.
         nbytes: device memory that they took: pool, executables, loaded kernels.
     """

@@ -9,7 +9,7 @@ Small kernels let the next one begin at once, products only behind their loops: 
 are not spread evenly over the multiprocessors, and a product is as slow as the one with most of them. Asking for
 weights before the wait was tried: docs/numbers.md.
 
-Captured graphs run so (`dependence.py`).
+Captured graphs run so (`pdl.py`).
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
 """
 

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
 from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, FusedNorm, fixed_squares
+from graphcore.kernels.gpu.pdl import pdl_options
 
 torch.library.define(
     "graphcore::residual_norm",
@@ -220,7 +220,7 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
     assert x.is_contiguous(), "kernels take x row by row"
     block = triton.next_power_of_2(columns)
     warps = min(max(block // 512, 1), 16)
-    return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False, **dependence()}
+    return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False, **pdl_options()}
 
 
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.

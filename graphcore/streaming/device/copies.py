@@ -20,8 +20,8 @@ from torch import Tensor
 from graphcore.streaming.device.queues import Mark, Queues, device_faults
 from graphcore.streaming.device.timing import LateEvent
 from graphcore.streaming.fill_jobs import FillJob
+from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.thread_filler import ThreadFiller
-from graphcore.streaming.ticket import Ticket
 from graphcore.streaming.timeline import Timeline
 
 
@@ -41,7 +41,7 @@ class Transfer:
 
 
 @dataclass(eq=False)
-class Copying:
+class DeviceCopy:
     """One filling of a slot on the device.
 
     Attributes:
@@ -57,8 +57,8 @@ class Copying:
     group: int
     targets: Sequence[Tensor]
     sources: Sequence[Tensor]
-    ticket: Ticket | None
-    after: "Copying | None"
+    ticket: ReadTicket | None
+    after: "DeviceCopy | None"
     readers: Mark | None
     there: Mark | None = None
     free: Mark | None = None
@@ -91,9 +91,9 @@ class HostSlots:
     filler: ThreadFiller
     slots: Sequence[Sequence[Tensor]]
     _begun: int = 0
-    _last: dict[int, Ticket] = field(default_factory=dict)
+    _last: dict[int, ReadTicket] = field(default_factory=dict)
 
-    def begin(self, group: int, work: Transfer) -> tuple[Ticket, Sequence[Tensor]]:
+    def begin(self, group: int, work: Transfer) -> tuple[ReadTicket, Sequence[Tensor]]:
         """Start reading into the next slot. Return the read's ticket and the tensors that will hold the bytes."""
         assert work.jobs is not None, "what does not lie in RAM is read"
         number = self._begun % len(self.slots)
@@ -123,9 +123,9 @@ class DeviceFiller:
     queues: Queues
     timeline: Timeline
     host: HostSlots | None = None
-    _waiting: deque[Copying] = field(default_factory=deque)
+    _waiting: deque[DeviceCopy] = field(default_factory=deque)
 
-    def begin(self, group: int, work: Transfer, after: Copying | None, /) -> Copying:
+    def begin(self, group: int, work: Transfer, after: DeviceCopy | None, /) -> DeviceCopy:
         """Start filling a slot; the copies may be enqueued later."""
         readers: Mark | None = None
         if after is None:
@@ -135,12 +135,12 @@ class DeviceFiller:
         if sources is None:
             assert self.host is not None, "threads read what does not lie in RAM"
             ticket, sources = self.host.begin(group, work)
-        copying = Copying(group, work.targets, sources, ticket, after, readers)
+        copying = DeviceCopy(group, work.targets, sources, ticket, after, readers)
         self._waiting.append(copying)
         self._start_ready()
         return copying
 
-    def wait(self, copying: Copying, /) -> None:
+    def wait(self, copying: DeviceCopy, /) -> None:
         """Make the compute queue wait for the copies. The host waits only until they can be enqueued."""
         while copying.there is None:
             first = self._waiting[0]
@@ -151,13 +151,13 @@ class DeviceFiller:
         copying.is_full = True
         self._start_ready()
 
-    def release(self, copying: Copying, /) -> None:
+    def release(self, copying: DeviceCopy, /) -> None:
         """Allow the slot to be refilled after all compute work that is enqueued so far."""
         with device_faults(copying.group):
             copying.free = self.queues.mark("compute", is_timed=False)
         self._start_ready()
 
-    def cancel(self, copyings: Sequence[Copying], /) -> None:
+    def cancel(self, copyings: Sequence[DeviceCopy], /) -> None:
         """Cancel fillings. Copies that are already enqueued still run; later copies into their slots run after them."""
         if not copyings:
             return
@@ -181,7 +181,7 @@ class DeviceFiller:
         while self._waiting and self._waiting[0].is_ready:
             self._start(self._waiting[0])
 
-    def _start(self, copying: Copying) -> None:
+    def _start(self, copying: DeviceCopy) -> None:
         """Wait for the bytes of the first filling in line and enqueue its copies. After a failure it stays first."""
         if copying.ticket is not None:
             assert self.host is not None, "whoever gave the ticket"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from graphcore.streaming.experts.slots import ExpertPool
-from graphcore.streaming.filler import Filler, FillingT
+from graphcore.streaming.filler import Filler, SlotFillT
 from graphcore.streaming.timeline import Event, Timeline
 
 HALF_LIFE = 64  # requests of a layer
@@ -29,7 +29,7 @@ WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True)
-class Fetch(Generic[FillingT]):
+class Fetch(Generic[SlotFillT]):
     """Pinned experts of one layer; some may still be on their way.
 
     Attributes:
@@ -38,7 +38,7 @@ class Fetch(Generic[FillingT]):
 
     layer: int
     experts: tuple[int, ...]
-    fillings: dict[int, FillingT]
+    fillings: dict[int, SlotFillT]
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Slots:
 
 
 @dataclass
-class ExpertCache(Generic[WorkT, FillingT]):
+class ExpertCache(Generic[WorkT, SlotFillT]):
     """A cache that fetches experts into slots on request.
 
     Attributes:
@@ -98,7 +98,7 @@ class ExpertCache(Generic[WorkT, FillingT]):
     pools: Sequence[ExpertPool]
     work: Callable[[int, int, int], WorkT]
     groups: Mapping[int, int]
-    filler: Filler[WorkT, FillingT]
+    filler: Filler[WorkT, SlotFillT]
     timeline: Timeline
     hits: int = 0
     misses: int = 0
@@ -130,7 +130,7 @@ class ExpertCache(Generic[WorkT, FillingT]):
         waves = self._cut(slots, layer, experts)
         slots.heat.add(layer, list(experts))
         reads_ahead = len(waves) > 1 and 2 * len(waves[0]) <= slots.pool.num_slots
-        ahead: list[Fetch[FillingT]] = []
+        ahead: list[Fetch[SlotFillT]] = []
         try:
             for number, wave in enumerate(waves):
                 fetch = ahead.pop() if ahead else self._begin(slots, layer, wave)
@@ -154,19 +154,19 @@ class ExpertCache(Generic[WorkT, FillingT]):
         order = sorted(experts, key=lambda expert: (layer, expert) not in slots.held)
         return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
-    def _begin(self, slots: Slots, layer: int, experts: Sequence[int]) -> Fetch[FillingT]:
+    def _begin(self, slots: Slots, layer: int, experts: Sequence[int]) -> Fetch[SlotFillT]:
         """Pin experts and begin to read all missing ones together."""
         missing = [expert for expert in experts if (layer, expert) not in slots.held]
         self.hits, self.misses = self.hits + len(experts) - len(missing), self.misses + len(missing)
         for expert in experts:
             slots.pin((layer, expert))
-        fetch: Fetch[FillingT] = Fetch(layer, tuple(experts), {})
+        fetch: Fetch[SlotFillT] = Fetch(layer, tuple(experts), {})
         for expert in missing:
             work = self.work(layer, expert, slots.take((layer, expert)))
             fetch.fillings[expert] = self.filler.begin(self.groups[layer], work, None)
         return fetch
 
-    def _wait(self, fetch: Fetch[FillingT]) -> None:
+    def _wait(self, fetch: Fetch[SlotFillT]) -> None:
         """Wait until all experts of a fetch are in their slots."""
         began = time.perf_counter()
         for filling in fetch.fillings.values():
@@ -174,7 +174,7 @@ class ExpertCache(Generic[WorkT, FillingT]):
         if fetch.fillings:
             self.timeline.add(Event("stall", self.groups[fetch.layer], began, time.perf_counter()))
 
-    def _release(self, slots: Slots, fetch: Fetch[FillingT]) -> None:
+    def _release(self, slots: Slots, fetch: Fetch[SlotFillT]) -> None:
         """Unpin the experts of a fetch. Experts that did not arrive are cancelled and lose their slots."""
         failed = [expert for expert, filling in fetch.fillings.items() if not filling.is_full]
         self.filler.cancel([fetch.fillings[expert] for expert in failed])
@@ -183,7 +183,7 @@ class ExpertCache(Generic[WorkT, FillingT]):
         for expert in failed:
             slots.drop((fetch.layer, expert))
 
-    def _places(self, slots: Slots, fetch: Fetch[FillingT]) -> list[int]:
+    def _places(self, slots: Slots, fetch: Fetch[SlotFillT]) -> list[int]:
         places = [-1] * slots.pool.num_experts
         for expert in fetch.experts:
             places[expert] = slots.held[fetch.layer, expert]

@@ -49,8 +49,8 @@ from graphcore.kernels.gpu.attention.splits import (
     split_count,
     visible_keys,
 )
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.gpu.pdl import pdl_options
 
 MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a whole tile
 REGISTERS = 53248  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
@@ -241,6 +241,6 @@ def launch_attend_token(
         PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
-        ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **dependence(),
+        ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **pdl_options(),
     )  # fmt: skip
     return out

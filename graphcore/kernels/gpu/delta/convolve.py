@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.ops.gated_delta import DeltaParts
 
 TOKENS = 16  # of a program; at least the width of a convolution
@@ -115,6 +115,6 @@ def launch_convolve(parts: DeltaParts) -> tuple[Tensor, Tensor, Tensor]:
         tokens, channels, parts.key_heads, heads, key_dim**-0.5,
         WIDTH=width, KEY_DIM=key_dim, VALUE_DIM=value_dim, TOKENS=of_program, BLOCK=block,
         TAPS=triton.next_power_of_2(width), num_warps=1 if tokens == 1 else 4, enable_fp_fusion=True,
-        **dependence(),
+        **pdl_options(),
     )  # fmt: skip
     return joined, decays, betas

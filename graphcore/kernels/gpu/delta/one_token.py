@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.ops.gated_delta import DeltaParts
 
 STATE_VALUES = 64  # numbers of a state that a thread holds, at most
@@ -61,6 +61,6 @@ def launch_one_token(parts: DeltaParts, joined: Tensor, decays: Tensor, betas: T
         joined, decays, betas, parts.z, parts.norm_weight, parts.recurrent, parts.starts, parts.counts, out,
         joined.shape[-1], parts.key_heads, heads, parts.eps, TILED=parts.tiled, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         KEYS=keys, VALUES=values, num_warps=min(max(keys * values // (32 * STATE_VALUES), 1), 16),
-        enable_fp_fusion=True, **dependence(),
+        enable_fp_fusion=True, **pdl_options(),
     )  # fmt: skip
     return out

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
+from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.ops.expert_slots import TAKE, ExpertSlots
 
 torch.library.define("graphcore::gpu_take_experts", TAKE)
@@ -128,13 +128,13 @@ def launch_take(
     }
     _resolve[(1,)](
         chosen, places, holders, last_use, tallies, missing, num_chosen, num_experts, num_slots, most, **widths,
-        num_warps=RESOLVE_WARPS, **dependence(),
+        num_warps=RESOLVE_WARPS, **pdl_options(),
     )  # fmt: skip
     sources, targets = [_words(one) for one in waiting], [_words(one) for one in slots]
     words = [source.numel() // num_experts for source in sources]
     blocks = min(triton.cdiv(max(words), WORDS), MOST_BLOCKS)
     _fill[(most, blocks)](
-        missing, places, *sources, *targets, *words, BLOCK=WORDS, num_warps=FILL_WARPS, **dependence(),
+        missing, places, *sources, *targets, *words, BLOCK=WORDS, num_warps=FILL_WARPS, **pdl_options(),
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention.splits import processors_of
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.experts.operands import (
     MixtureOperands,
@@ -33,6 +32,7 @@ from graphcore.kernels.gpu.experts.operands import (
 from graphcore.kernels.gpu.layout import DeviceLayout
 from graphcore.kernels.gpu.matrix import MOST_TOKENS
 from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_next
+from graphcore.kernels.gpu.pdl import pdl_options
 
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
@@ -201,7 +201,7 @@ def _how(form: DeviceLayout | None, columns: int, rows: int, has_slots: bool) ->
     if form is not None and form.super_nbytes:
         registers = MOST_REGISTERS if has_slots else MORE_REGISTERS
     shape = {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
-    return {**shape, **dependence()}
+    return {**shape, **pdl_options()}
 
 
 def program_blocks(rows: int, step: int, pairs: int, warps: int, device: torch.device) -> tuple[int, int]:

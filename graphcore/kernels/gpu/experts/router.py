@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
 
 torch.library.define(
@@ -147,7 +147,7 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
     chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
         scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all), num_warps=1,
-        enable_fp_fusion=True, **dependence(),
+        enable_fp_fusion=True, **pdl_options(),
     )  # fmt: skip
     return chosen, shares
 

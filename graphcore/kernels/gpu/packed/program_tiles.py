@@ -19,8 +19,8 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceLayout
+from graphcore.kernels.gpu.pdl import pdl_options
 
 TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in registers
 FEWEST_WARPS = 1024  # about eight for each of 132 multiprocessors
@@ -91,5 +91,5 @@ def constants_of(name: str, tile: Tile, columns: int) -> dict[str, object]:
         "IS_EVEN": columns * layout.low // 128 % units == 0,
         "num_warps": tile.warps,
         "enable_fp_fusion": True,
-        **dependence(),
+        **pdl_options(),
     }

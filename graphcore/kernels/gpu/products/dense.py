@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.dependence import dependence
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import FusedNorm
+from graphcore.kernels.gpu.pdl import pdl_options
 
 LOAD_NBYTES = 16
 WARPS = 4
@@ -273,7 +273,7 @@ def in_pairs(x: Tensor, matrices: Sequence[DeviceMatrix]) -> tuple[Tensor, Seque
 def dense_tile(x: Tensor, rows: int) -> dict[str, int]:
     """Return the tile of a program for this many rows in all, as the kernels' constants."""
     tokens, columns = x.shape
-    common = {"enable_fp_fusion": True, **dependence()}
+    common = {"enable_fp_fusion": True, **pdl_options()}
     if tokens > MOST_MULTIPLIED and x.dtype is not torch.float32:
         per_program = DOTTED_ROWS if rows >= FEWEST_DOTTED * DOTTED_ROWS else DOTTED_ROWS // 2
         shape = {"DOTS": True, "N": MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}

@@ -13,7 +13,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import CapturedStep, Captures
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.graph.state import StepState
-from graphcore.kernels.gpu.dependence import dependence
+from graphcore.kernels.gpu.pdl import pdl_options
 
 SPEC = model_of(SLIDING, FULL)
 
@@ -62,10 +62,10 @@ def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(c
 @pytest.mark.parametrize("is_dependent", [False, True])
 def test_kernels_are_launched_dependently_in_captures_that_say_so_and_nowhere_else(is_dependent: bool) -> None:
     seen: list[dict[str, bool]] = []
-    steps = [Doing(lambda: seen.append(dependence()))]
+    steps = [Doing(lambda: seen.append(pdl_options()))]
     CapturedStep(1, StepState.empty(1, 1, CPU), steps, Captures(CPU, is_dependent)).prepare()
     assert seen == [{"DEPENDENT": True, "launch_pdl": True} if is_dependent else {"DEPENDENT": False}] * 3
-    assert dependence() == {"DEPENDENT": False}
+    assert pdl_options() == {"DEPENDENT": False}
 
 
 def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.errors import StreamingError
 from graphcore.graph.gpu.partition import cut
 from graphcore.graph.program import Program
-from graphcore.streaming.device.copies import Copying, DeviceFiller, HostSlots, Transfer
+from graphcore.streaming.device.copies import DeviceCopy, DeviceFiller, HostSlots, Transfer
 from graphcore.streaming.device.timing import DeviceWatch
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob
 from graphcore.streaming.policy import Ring
@@ -37,7 +37,7 @@ class Device:
     """A policy over a simulated device, and what its compute queue found in the slots."""
 
     queues: SimulatedQueues
-    policy: Streamed[Transfer, Copying]
+    policy: Streamed[Transfer, DeviceCopy]
     timeline: Timeline
     slots: dict[int, Tensor]
     wrong: list[str]

@@ -9,7 +9,7 @@ import pytest
 from graphcore.errors import CheckpointError
 from graphcore.streaming.experts.cache import ExpertCache
 from graphcore.streaming.experts.slots import ExpertPool
-from graphcore.streaming.ticket import Ticket
+from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Timeline
 
 LAYERS, EXPERTS = 3, 8
@@ -30,15 +30,15 @@ class LateFiller:
     failing: set[str] = field(default_factory=set)
     jobs: dict[int, tuple[str, int]] = field(default_factory=dict)
 
-    def begin(self, group: int, jobs: Sequence[tuple[str, int]], after: Ticket | None) -> Ticket:
+    def begin(self, group: int, jobs: Sequence[tuple[str, int]], after: ReadTicket | None) -> ReadTicket:
         (job,) = jobs
-        ticket = Ticket(group, after, 1, 1)
+        ticket = ReadTicket(group, after, 1, 1)
         self.jobs[id(ticket)] = job
         self.log.append(("begin", job[0]))
         self.memory[job[1]] = "nothing"
         return ticket
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, ticket: ReadTicket) -> None:
         name, slot = self.jobs[id(ticket)]
         self.log.append(("wait", name))
         if name in self.failing:
@@ -47,7 +47,7 @@ class LateFiller:
         ticket.left = ticket.unwritten = 0
         self.memory[slot] = name
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
+    def cancel(self, tickets: Sequence[ReadTicket]) -> None:
         self.log.extend(("cancel", self.jobs[id(ticket)][0]) for ticket in tickets)
 
 

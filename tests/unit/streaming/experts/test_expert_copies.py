@@ -10,7 +10,7 @@ from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore.errors import CheckpointError
-from graphcore.streaming.device.copies import Copying, DeviceFiller, HostSlots, Transfer
+from graphcore.streaming.device.copies import DeviceCopy, DeviceFiller, HostSlots, Transfer
 from graphcore.streaming.experts.cache import ExpertCache
 from graphcore.streaming.experts.slots import ExpertPool
 from graphcore.streaming.fill_jobs import FillJob
@@ -42,7 +42,7 @@ class Bench:
     """A cache of two slots on a simulated device, and what computing saw in them."""
 
     queues: SimulatedQueues
-    cache: ExpertCache[Transfer, Copying]
+    cache: ExpertCache[Transfer, DeviceCopy]
     slots: Tensor
     seen: list[tuple[int, Tensor]] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class Ticket:
+class ReadTicket:
     """One filling of a group's slot.
 
     Attributes:
@@ -20,7 +20,7 @@ class Ticket:
     """
 
     group: int
-    after: "Ticket | None"
+    after: "ReadTicket | None"
     unwritten: int
     left: int
     is_released: bool = False

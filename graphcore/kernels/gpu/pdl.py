@@ -1,6 +1,6 @@
-"""Whether kernels are launched dependently, so that they may begin before those in front of them have ended.
+"""Programmatic dependent launch (PDL): kernels may begin before those in front of them have ended.
 
-Captured graphs are, on GPUs that can do it, unless the settings say no (`dependent_launches=off`).
+Captured graphs use it on GPUs that have it, unless the settings say no (`dependent_launches=off`).
 `dependent_launch.py` says what the kernels do about it.
 """
 
@@ -15,7 +15,7 @@ FIRST_CAPABILITY = (9, 0)  # of a Hopper
 _is_on: ContextVar[bool] = ContextVar("dependent_launches", default=False)
 
 
-def can_depend(device: torch.device) -> bool:
+def supports_pdl(device: torch.device) -> bool:
     """Return whether kernels of the device can be launched dependently."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
 
@@ -30,6 +30,6 @@ def dependent_launches(is_on: bool) -> Iterator[None]:
         _is_on.reset(before)
 
 
-def dependence() -> dict[str, bool]:
+def pdl_options() -> dict[str, bool]:
     """Return the options of a launch: a kernel's DEPENDENT, and what Triton is told."""
     return {"DEPENDENT": True, "launch_pdl": True} if _is_on.get() else {"DEPENDENT": False}
