@@ -135,7 +135,7 @@ def check_all_given_back(engine: Engine, files_before: int) -> None:
     """Check that an idle engine's caches are empty once they forget what they hold, and that no file is open."""
     places = places_of(engine)
     held = sum(table.num_pages - table.num_free for table in places.pages.tables)
-    assert not places.sequences, "a sequence has not left"
+    assert not places.requests, "a sequence has not left"
     assert not places._aside, "a sequence is aside"
     forget(engine)
     free = [(table.num_free, table.num_pages) for table in places.pages.tables]

@@ -221,7 +221,7 @@ def test_close_ends_those_who_are_aside_and_their_files(
     go_on.set()
     closing.join(SECONDS)
     for handle in handles:
-        if not handle.has_ended or handle._feed.has_failed:
+        if not handle.has_ended or handle._output.has_failed:
             with pytest.raises(ConfigError, match="closed"):
                 handle.result(SECONDS)
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from captured_engines import captured_engine, engine_of, fake_cuda
 from fake_cuda import FakeCuda
-from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Request, odd, what
+from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Call, odd, what
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -32,26 +32,26 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def put_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of the tokens that each sequence held when it was put aside."""
     tokens: list[int] = []
-    before = TokenSequence.go_aside
+    before = Request.swap_out
 
-    def note(sequence: TokenSequence) -> None:
-        tokens.append(sequence.fed)
-        before(sequence)
+    def note(request: Request) -> None:
+        tokens.append(request.num_computed)
+        before(request)
 
-    monkeypatch.setattr(TokenSequence, "go_aside", note)
+    monkeypatch.setattr(Request, "swap_out", note)
     return tokens
 
 
-def crowd(seed: int) -> list[Request]:
+def crowd(seed: int) -> list[Call]:
     generator = random.Random(seed)
     ways: tuple[dict[str, Any], ...] = (GREEDY, PLAIN, NUCLEUS, PENALISED, {"mask": odd, **NUCLEUS}, {"logprobs": True})
     return [
-        Request([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
+        Call([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
         for at in range(9)
     ]
 
 
-def answers(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], str]]:
+def answers(engine: Engine, requests: list[Call]) -> list[tuple[tuple[int, ...], str]]:
     with engine.holding_back():
         handles = [request.submit(engine) for request in requests]
     return [what(handle.result(SECONDS)) for handle in handles]
