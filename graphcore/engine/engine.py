@@ -305,7 +305,7 @@ class Engine:
         self._scheduler.check_open()
         if not isinstance(self._passes, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return SavedCaches(name, self.loaded, self._passes.copies, self._scheduler, self._on_progress)
+        return SavedCaches(name, self.loaded, self._passes.snapshots, self._scheduler, self._on_progress)
 
     def _new_scheduler(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
@@ -534,7 +534,7 @@ def passes_of(runner: ModelRunner, folder: Path) -> Batching:
     """Return the way in which a runner's sequences run together.
 
     Args:
-        folder: where sequences that are put aside are written.
+        folder: folder of the files of requests that are swapped out.
     """
     if isinstance(runner, StaticRunner):
         return StaticBatching(runner)

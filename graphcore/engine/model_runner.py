@@ -185,8 +185,8 @@ class StaticRunner(ModelRunner):
     can_rewind = False
 
     @abstractmethod
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
+    def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+        """Lend the cache, in which rows hold so many tokens, until the function that is returned is called."""
 
     @property
     def needs_equal_lengths(self) -> bool:

@@ -157,7 +157,7 @@ class RequestQueue:
         """Run something that uses the caches, between two passes, and return its answer.
 
         Args:
-            lends: True to put what the caches hold aside meanwhile.
+            lends: True to lend the whole KV cache to the work; requests get it back as it was.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
@@ -281,12 +281,12 @@ class RequestQueue:
         try:
             self._enter_thread()
             with torch.inference_mode():
-                bring_back = self._passes.put_aside() if lends else lambda: None
+                take_back = self._passes.lend_cache() if lends else lambda: None
             try:
                 found = work()
             finally:
                 with torch.inference_mode():
-                    bring_back()
+                    take_back()
         except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
             answer.set_exception(error)
         else:

@@ -1,15 +1,25 @@
 """Admission to the KV cache: which requests get a row and pages, which wait, and what happens when pages run out.
 
-    waiting  --admit-->  has a place  --leave-->  ended
-                           |      ^
-               put aside   v      |   brought back
-                         in a file
+    waiting  --admit-->  running  --leave-->  ended
+                          |    ^
+             _swap_out    v    |   swap_in
+                       swapped out
 
-Requests are admitted in their order, when there are a row and pages for their prompts. When pages run out later, those
-that only the tree of prefixes has go first; then the latest request is put aside for an older one: it is copied to a
-file, or, if that cannot be written, its tokens will run again as they ran before (where they began with another
-request's answer, which would have other bits then, the copy stays in memory). Nobody is admitted while one is aside,
-so the oldest request always goes on, and none waits for ever. No token changes.
+Requests are admitted in their order of arrival, each when a row is free and there are pages for its prompt.
+
+What happens when a running request needs pages and too few are free:
+
+1. Pages that no request uses are freed: first those that only the prefix cache holds, the least recently used before
+   others, then those of forward states, which are copied to the host (`PageAllocator.make_room`).
+2. The request that was admitted last is swapped out for the older one, then the one before it, until there is room. Its
+   pages are copied to a file (kvcache/swap_file.py) and freed.
+3. If the file cannot be written, the pages are freed without a copy. The request's tokens run again later, by the
+   programs that ran them before, so with the same bits. A request that continued from another one's answer would get
+   other bits; its copy stays in host memory.
+4. If no later request is left, the request itself waits for the next pass.
+
+Swapped-out requests get a row again in the order of their admission, and before any request that waits is admitted. So
+the oldest request always runs, and none waits for ever. No token changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,27 +45,27 @@ class CacheAdmission:
     """Admission of requests to rows and pages of the KV cache.
 
     Args:
-        pages: pages of the caches.
-        chunks: chunks of prompts.
+        pages: allocator of the pages.
+        chunks: chunk boundaries of prompts.
         sizes: limits of the runner.
-        folder: where requests that are put aside are written.
+        folder: folder of the files of requests that are swapped out.
 
     Attributes:
-        requests: those that were admitted and have not left, in that order.
-        copies: copies of beginnings that the caches hold.
+        requests: requests that were admitted and have not left, in that order; some may be swapped out.
+        snapshots: copies of prefixes that the KV cache holds.
     """
 
     def __init__(self, pages: PageAllocator, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
         self.pages, self.chunks = pages, chunks
         self._prefixes = PrefixCache(pages, chunks, pages.snapshot_rows(sizes.batch_size))
-        self.copies = PrefixSnapshots(pages, self._prefixes, chunks, sizes.context)
+        self.snapshots = PrefixSnapshots(pages, self._prefixes, chunks, sizes.context)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.requests: list[Request] = []
-        self._aside: dict[Request, SwapFile | SwappedSequence | None] = {}  # None: its tokens run again
+        self._swapped: dict[Request, SwapFile | SwappedSequence | None] = {}  # None: tokens run again
 
     @classmethod
     def of(cls, runner: ProgramRunner, folder: Path) -> "CacheAdmission":
-        """Return the places of a runner's requests.
+        """Return the admission to a runner's KV cache.
 
         The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by row in one way. Elsewhere a chunk's
         length may choose the kernel, so that only whole chunks are the same again.
@@ -65,13 +75,13 @@ class CacheAdmission:
         return cls(runner.pages, Chunks(sizes.prefill_chunk, alike), sizes, folder)
 
     def admit(self, request: Request) -> bool:
-        """Give a request a row, and what the caches hold of its prompt; False if there is no room for its prompt."""
+        """Give a request a row and the cached prefix of its prompt; False if no row is free, or too few pages are."""
         row = self._free_row()
         if row is None:
             return False
         self.pages.free(row)
         found = self._prefixes.find(request.prompt_ids, request.reuses_cache)
-        if not self._prefixes.use(row, found):  # all pages are its beginning's, and none is left for a copy
+        if not self._prefixes.use(row, found):  # the prefix has all pages, and none is left for a copy
             found = self._prefixes.nothing
         wanted = [
             (one.own_row, self._prompt_end(one)) for one in self.requests if one.num_computed < self._prompt_end(one)
@@ -83,39 +93,10 @@ class CacheAdmission:
         self.requests.append(request)
         return True
 
-    def bring_back(self) -> bool:
-        """Give requests that are put aside their places again, as far as there is room; True if none is left aside."""
-        for request in [one for one in self.requests if one in self._aside]:
-            row = self._free_row()
-            if request.has_ended or row is None or not self._fill(row, request):
-                return False
-            del self._aside[request]
-        return True
-
-    def _fill(self, row: int, request: Request) -> bool:
-        """Put a request that is aside into a row, with room for its next token; False if there is none."""
-        self.pages.free(row)
-        kept = self._aside[request]
-        is_alone = all(one in self._aside for one in self.requests)
-        if not is_alone and not self.pages.has_room([(row, len(request.ids) + 1)]):
-            return False
-        try:
-            copy = kept.read() if isinstance(kept, SwapFile) else kept
-        except OSError as error:
-            if not request.is_as_alone:
-                request.fail(error)
-                return False
-            copy = None
-        if copy is not None and not self.pages.copy_in(row, copy):
-            return False
-        close(kept)
-        request.swap_in(row, 0 if copy is None else copy.tokens)
-        return True
-
     def may_run(self, request: Request) -> bool:
-        """Return whether a request has a place, and no other one computes the next page of its prompt just now.
+        """Return whether a request has a row, and no earlier one is about to compute the next page of its prompt.
 
-        A prompt that has not begun goes on from what others have computed since.
+        A prompt that has not begun continues from what others have computed since.
         """
         if request.cache_row is None:
             return False
@@ -134,7 +115,7 @@ class CacheAdmission:
         return list(islice(self.requests, self.requests.index(request)))
 
     def _computes_for(self, other: Request, request: Request) -> bool:
-        """Return whether another request is about to compute a page that this one could go on from."""
+        """Return whether another request is about to compute a page that this one could continue from."""
         theirs, prompt = other.prompt_ids, request.prompt_ids
         if other.has_ended or other.cache_row is None or other.num_computed >= len(theirs) or not other.is_as_alone:
             return False
@@ -145,10 +126,10 @@ class CacheAdmission:
         return end > request.num_computed and end > other.num_computed
 
     def reserve(self, request: Request, count: int, decoding: DecodeLoop | None) -> bool:
-        """Give a request pages for its next tokens; False if it has to wait.
+        """Allocate pages for a request's next tokens; return False if it has to wait.
 
         Args:
-            decoding: way in which later requests run, which are put aside if need be; None for none.
+            decoding: decode loop of later requests, which may be swapped out for this one; None swaps none out.
         """
         begin = request.num_computed
         end = min(begin + count, self._context)
@@ -160,30 +141,59 @@ class CacheAdmission:
             if last is None:
                 decoding.settle(request)  # a device would run it on
                 return False
-            self._put_aside(last, decoding)
+            self._swap_out(last, decoding)
         return request.cache_row is not None
 
-    def _put_aside(self, request: Request, decoding: DecodeLoop) -> None:
-        """Take a request's place, and keep what it holds; it may end, as its last steps are read before."""
+    def _swap_out(self, request: Request, decoding: DecodeLoop) -> None:
+        """Copy what a request holds, then free its row and pages; it may end, as its last steps are read first."""
         decoding.settle(request)
         if request.has_ended:
             self.leave(request, decoding.leave(request))
             return
         row = request.own_row
-        self._aside[request] = self._kept(request) if request.num_computed else None
+        self._swapped[request] = self._copy_of(request) if request.num_computed else None
         self.pages.free(row)
         request.swap_out()
 
-    def _kept(self, request: Request) -> SwapFile | SwappedSequence | None:
-        """Return a copy of what a request holds, in memory if no file takes it; None if its tokens can run again."""
-        kept = self.pages.copy_out(request.own_row, request.num_computed)
+    def _copy_of(self, request: Request) -> SwapFile | SwappedSequence | None:
+        """Return a copy of what a request holds, in memory if no file can be written; None if its tokens run again."""
+        copy = self.pages.copy_out(request.own_row, request.num_computed)
         try:
-            return SwapFile.write(kept, self._folder)
+            return SwapFile.write(copy, self._folder)
         except OSError:
-            return None if request.is_as_alone else kept
+            return None if request.is_as_alone else copy
 
-    def keep_prompt(self, request: Request) -> None:
-        """Let others use what a request has computed of its prompt."""
+    def swap_in(self) -> bool:
+        """Swap requests in, in order of admission, as far as there is room; return True if none is left swapped out."""
+        for request in [one for one in self.requests if one in self._swapped]:
+            row = self._free_row()
+            if request.has_ended or row is None or not self._swap_in_one(row, request):
+                return False
+            del self._swapped[request]
+        return True
+
+    def _swap_in_one(self, row: int, request: Request) -> bool:
+        """Swap a request into a row; False if there is no room. Beside others its next token has to have room, too."""
+        self.pages.free(row)
+        stored = self._swapped[request]
+        is_alone = all(one in self._swapped for one in self.requests)
+        if not is_alone and not self.pages.has_room([(row, len(request.ids) + 1)]):
+            return False
+        try:
+            copy = stored.read() if isinstance(stored, SwapFile) else stored
+        except OSError as error:
+            if not request.is_as_alone:
+                request.fail(error)
+                return False
+            copy = None
+        if copy is not None and not self.pages.copy_in(row, copy):
+            return False
+        close(stored)
+        request.swap_in(row, 0 if copy is None else copy.tokens)
+        return True
+
+    def cache_prompt(self, request: Request) -> None:
+        """Put what a request has computed of its prompt into the prefix cache."""
         prompt = request.prompt_ids
         sure = min(request.num_computed, self.chunks.sure(len(prompt)))
         if request.is_as_alone and request.cache_row is not None and sure:
@@ -191,26 +201,26 @@ class CacheAdmission:
             self._prefixes.keep(request.cache_row, prompt[:sure], is_prompt=True, has_states=has_states)
 
     def leave(self, request: Request, held: Sequence[int]) -> None:
-        """Free the place of a request that has ended.
+        """Free the row and the pages of a request that has ended.
 
         Args:
-            held: tokens that the caches hold of it.
+            held: tokens that the KV cache holds of it.
         """
         self.requests.remove(request)
-        close(self._aside.pop(request, None))
+        close(self._swapped.pop(request, None))
         if request.cache_row is None:
             return
         if request.reuses_cache and held:
-            self.keep_prompt(request)  # of a ring, what has been given back since
+            self.cache_prompt(request)  # a ring has freed some of it since
             self._prefixes.keep(request.cache_row, held, is_prompt=False, has_states=True)
         self.pages.free(request.cache_row)
 
-    def forget(self) -> None:
-        """Forget the beginnings of prompts that the caches hold."""
+    def clear_prefix_cache(self) -> None:
+        """Free all pages and snapshots of the prefix cache."""
         self._prefixes.forget()
 
-    def lend(self) -> Callable[[], None]:
-        """Let others use the whole cache until the function that is returned is called."""
+    def lend_cache(self) -> Callable[[], None]:
+        """Lend the whole KV cache to other calls until the function that is returned is called."""
         stack = ExitStack()
         rows = [request.own_row for request in self.requests if request.cache_row is not None]
         stack.enter_context(torch.inference_mode())
@@ -218,7 +228,7 @@ class CacheAdmission:
         return stack.close
 
     def _prompt_end(self, request: Request) -> int:
-        """Return the positions of a prompt and its first answer."""
+        """Return the number of positions of a prompt and its first new token."""
         return min(len(request.prompt_ids) + 1, self._context)
 
     def _free_row(self) -> int | None:
@@ -226,7 +236,7 @@ class CacheAdmission:
         return next((row for row in range(self._rows) if row not in taken), None)
 
 
-def close(kept: SwapFile | SwappedSequence | None) -> None:
-    """Give back the file of a copy, if it has one."""
-    if isinstance(kept, SwapFile):
-        kept.close()
+def close(stored: SwapFile | SwappedSequence | None) -> None:
+    """Close the file of a copy, if it has one."""
+    if isinstance(stored, SwapFile):
+        stored.close()

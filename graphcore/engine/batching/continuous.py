@@ -27,32 +27,33 @@ class ContinuousBatching(Batching):
 
     Args:
         runner: the model; each running request has one row of its caches.
-        decoding: way in which the requests' tokens run.
-        places: who has a row and pages.
+        decoding: decode loop of the requests.
+        admission: admission of requests to the KV cache.
 
     Attributes:
-        copies: copies of beginnings of prompts that the caches hold.
+        snapshots: copies of prefixes that the KV cache holds.
     """
 
-    def __init__(self, runner: ProgramRunner, decoding: DecodeLoop, places: CacheAdmission) -> None:
-        self._runner, self._decoding, self._places = runner, decoding, places
-        self.copies = places.copies
+    def __init__(self, runner: ProgramRunner, decoding: DecodeLoop, admission: CacheAdmission) -> None:
+        self._runner, self._decoding, self._admission = runner, decoding, admission
+        self.snapshots = admission.snapshots
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that were admitted and have not left, in that order; some may be put aside."""
-        return self._places.requests
+        """Requests that were admitted and have not left, in that order; some may be swapped out."""
+        return self._admission.requests
 
     def admit(self, waiting: Sequence[Request]) -> int:
-        """Give requests that were put aside their places again, then those that wait, as far as there is room.
+        """Swap requests in again, then admit those that wait, as far as there is room.
 
-        While it is not known what an ended request leaves, one that may use it waits, as do those behind.
+        While it is not known which tokens of an ended request the KV cache holds, a request that may reuse them waits,
+        as do those behind it.
         """
         is_leaving = any(request.has_ended for request in self.running)
-        if not self._places.bring_back():
+        if not self._admission.swap_in():
             return 0
         for admitted, request in enumerate(waiting):
-            if (request.reuses_cache and is_leaving) or not self._places.admit(request):
+            if (request.reuses_cache and is_leaving) or not self._admission.admit(request):
                 return admitted
         return len(waiting)
 
@@ -75,16 +76,16 @@ class ContinuousBatching(Batching):
             is_prompt = request.is_in_prompt
             request.add_computed(count)
             if is_prompt:
-                self._places.keep_prompt(request)
+                self._admission.cache_prompt(request)
                 on_progress("prefill", None, request.num_computed, len(request.prompt_ids))
-            self._places.pages.free_before_window(request.own_row, request.num_computed)
+            self._admission.pages.free_before_window(request.own_row, request.num_computed)
         if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
-        """Free the places of requests that have ended; what they hold may serve others."""
+        """Free the rows and pages of requests that have ended; the prefix cache may keep what they hold."""
         for request in [one for one in self.running if one.has_ended and self._decoding.may_leave(one)]:
-            self._places.leave(request, self._decoding.leave(request))
+            self._admission.leave(request, self._decoding.leave(request))
 
     def fail(self, error: BaseException) -> None:
         """End all running requests with an error; the caches hold nothing that can be used."""
@@ -93,20 +94,20 @@ class ContinuousBatching(Batching):
             request.discard_computed()
         self._decoding.drop()
         self.leave()
-        self._places.forget()
+        self._admission.clear_prefix_cache()
 
     def give_up(self) -> None:
-        """Take back the places after a pass was given up; recurrent states hold nothing that can be used."""
+        """End all running requests after a pass was given up; recurrent states hold nothing that can be used."""
         for request in self.running:
             request.end("interrupted")
-            if self._places.pages.has_states:
+            if self._admission.pages.has_states:
                 request.discard_computed()
         self._decoding.drop()
         self.leave()
 
-    def put_aside(self) -> Callable[[], None]:
-        """Let others use the caches until the function that is returned is called."""
-        return self._places.lend()
+    def lend_cache(self) -> Callable[[], None]:
+        """Lend the KV cache to other calls until the function that is returned is called."""
+        return self._admission.lend_cache()
 
     def _work(self) -> tuple[list[Request], list[tuple[Request, list[int]]]]:
         """Return the requests that have at most one known token to run, and those that run a chunk, with it.
@@ -117,13 +118,13 @@ class ContinuousBatching(Batching):
         chunks: list[tuple[Request, list[int]]] = []
         left = self._runner.prompt_tokens
         for request in tuple(self.running):
-            if request.has_ended or not self._places.may_run(request):
+            if request.has_ended or not self._admission.may_run(request):
                 continue
-            ids = request.next_ids(self._places.chunks)
+            ids = request.next_ids(self._admission.chunks)
             if len(ids) > 1 and chunks and len(ids) > left:
                 continue
             is_further = len(ids) > 1 and bool(chunks)  # it can wait for the next pass
-            if not self._places.reserve(request, max(len(ids), 1), None if is_further else self._decoding):
+            if not self._admission.reserve(request, max(len(ids), 1), None if is_further else self._decoding):
                 continue
             if len(ids) <= 1:
                 tokens.append(request)

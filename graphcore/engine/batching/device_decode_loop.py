@@ -129,7 +129,7 @@ class DeviceDecodeLoop(DecodeLoop):
                 del self._on[row]
         self._due = due = [request for request in going_on if self._is_due(request)]
         for request in due:
-            is_replayed = request.num_uncomputed > 1  # after it was put aside
+            is_replayed = request.num_uncomputed > 1  # after it was swapped out
             if request.mask is not None or is_replayed or self._on.get(request.own_row) is not request:
                 settings = RowSettings(left=1) if is_replayed else self._settings(request)
                 self._rows.begin(request.own_row, request.next_id, request.num_computed, settings)
@@ -141,7 +141,7 @@ class DeviceDecodeLoop(DecodeLoop):
     def _is_due(self, request: Request) -> bool:
         """Return whether a request may still need a token beyond those of the steps already launched."""
         if request.mask is not None:
-            return request.num_uncomputed >= 1  # more than one when it runs again after it was put aside
+            return request.num_uncomputed >= 1  # more than one when it runs again after it was swapped out
         return request.num_computed + 1 - len(request.prompt_ids) < self._most(request)
 
     def _most(self, request: Request) -> int:

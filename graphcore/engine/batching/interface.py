@@ -16,11 +16,11 @@ class Batching(ABC):
     @property
     @abstractmethod
     def running(self) -> Sequence[Request]:
-        """Requests that were admitted and have not left, in that order; some may be put aside."""
+        """Requests that were admitted and have not left, in that order; some may be swapped out."""
 
     @abstractmethod
     def admit(self, waiting: Sequence[Request]) -> int:
-        """Give places to the first requests that wait, and return how many got one."""
+        """Admit the first requests that wait, and return how many there was room for."""
 
     @abstractmethod
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
@@ -32,7 +32,7 @@ class Batching(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Take back the places of requests that have ended."""
+        """Free the rows and pages of requests that have ended."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -43,8 +43,8 @@ class Batching(ABC):
         """End all running requests after a pass was given up; the caches hold a part of its tokens."""
 
     @abstractmethod
-    def put_aside(self) -> Callable[[], None]:
-        """Copy what the running requests need out of the caches; the function that is returned puts it back."""
+    def lend_cache(self) -> Callable[[], None]:
+        """Lend the KV cache to other calls until the function that is returned is called."""
 
 
 class DecodeLoop(ABC):

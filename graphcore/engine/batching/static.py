@@ -106,11 +106,11 @@ class StaticBatching(Batching):
             request.end("interrupted")
         self._forget_wave()
 
-    def put_aside(self) -> Callable[[], None]:
-        """Copy the wave's part of the caches; a free row holds nothing afterwards."""
+    def lend_cache(self) -> Callable[[], None]:
+        """Lend the KV cache to other calls; a row without a request holds nothing afterwards."""
         self._held = []
         held = max((request.num_computed for request in self._wave), default=0)
-        return self._runner.put_aside(range(0 if self._is_new else len(self._wave)), held)
+        return self._runner.lend_cache(range(0 if self._is_new else len(self._wave)), held)
 
     def _forget_wave(self) -> None:
         for request in self._wave:
