@@ -106,8 +106,8 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def num_passes(self, lengths: Sequence[int]) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+    def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
 
     def reserve(self, row: int, begin: int, end: int) -> None:  # noqa: B027  # most caches grow by themselves
         """Give a row of the caches the room that tokens at positions begin .. end - 1 need; other calls do it."""

@@ -33,7 +33,6 @@ from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
-from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
 from graphcore.kvcache.prefix_cache import PrefixCache
@@ -56,7 +55,7 @@ class CacheAdmission:
     """
 
     def __init__(self, pages: PageAllocator, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
-        self.pages, self.chunks = pages, chunks
+        self.pages, self._chunks = pages, chunks
         self._prefixes = PrefixCache(pages, chunks, pages.snapshot_rows(sizes.batch_size))
         self.snapshots = PrefixSnapshots(pages, self._prefixes, chunks, sizes.context)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
@@ -65,14 +64,8 @@ class CacheAdmission:
 
     @classmethod
     def of(cls, runner: ProgramRunner, folder: Path) -> "CacheAdmission":
-        """Return the admission to a runner's KV cache.
-
-        The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by row in one way. Elsewhere a chunk's
-        length may choose the kernel, so that only whole chunks are the same again.
-        """
-        sizes = runner.sizes
-        alike = sizes.prefill_chunk if runner.library is None else DENSE_TOKENS
-        return cls(runner.pages, Chunks(sizes.prefill_chunk, alike), sizes, folder)
+        """Return the admission to a runner's KV cache."""
+        return cls(runner.pages, runner.chunks, runner.sizes, folder)
 
     def admit(self, request: Request) -> bool:
         """Give a request a row and the cached prefix of its prompt; False if no row is free, or too few pages are."""
@@ -120,9 +113,9 @@ class CacheAdmission:
         if other.has_ended or other.cache_row is None or other.num_computed >= len(theirs) or not other.is_as_alone:
             return False
         shared = common(theirs, prompt)
-        end = min(self.chunks.sure(len(theirs)), self.chunks.start_within(shared, len(prompt)), len(prompt) - 1)
+        end = min(self._chunks.sure(len(theirs)), self._chunks.start_within(shared, len(prompt)), len(prompt) - 1)
         if self.pages.has_states:
-            end = end // self.chunks.size * self.chunks.size
+            end = end // self._chunks.size * self._chunks.size
         return end > request.num_computed and end > other.num_computed
 
     def reserve(self, request: Request, count: int, decoding: DecodeLoop | None) -> bool:
@@ -195,9 +188,9 @@ class CacheAdmission:
     def cache_prompt(self, request: Request) -> None:
         """Put what a request has computed of its prompt into the prefix cache."""
         prompt = request.prompt_ids
-        sure = min(request.num_computed, self.chunks.sure(len(prompt)))
+        sure = min(request.num_computed, self._chunks.sure(len(prompt)))
         if request.is_as_alone and request.cache_row is not None and sure:
-            has_states = sure == request.num_computed and sure % self.chunks.size == 0
+            has_states = sure == request.num_computed and sure % self._chunks.size == 0
             self._prefixes.keep(request.cache_row, prompt[:sure], is_prompt=True, has_states=has_states)
 
     def leave(self, request: Request, held: Sequence[int]) -> None:

@@ -12,14 +12,16 @@ request computes depends on others.
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.interface import Batching, DecodeLoop, done_of
+from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
-from graphcore.graph.program import Program
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
-from graphcore.streaming.scheduler import never, run_together
+from graphcore.streaming.scheduler import never
 
 
 class ContinuousBatching(Batching):
@@ -59,27 +61,27 @@ class ContinuousBatching(Batching):
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each request that decodes, and chunks of the prompts of the others."""
-        tokens, chunks = self._work()
-        decodes, fed = self._decoding.start(tokens)
-        ended = [request for request, ids in chunks if request.num_uncomputed == len(ids)]
-        programs = [*decodes, *(self._chunk(*chunk) for chunk in chunks)]
-        if programs:
-            self._runner.policy.skip([] if fed or ended else [step.group for step in self._chunk_program(0).heads])
-            policy = self._report(fed, chunks, on_progress)
+        tokens, prompts = self._work()
+        decodes, stepped = self._decoding.start(tokens)
+        chunks = [
+            RowChunk(request.own_row, ids, request.num_computed, is_last=request.num_uncomputed == len(ids))
+            for request, ids in prompts
+        ]
+        ended: list[tuple[Request, Tensor]] = []
+        if decodes or chunks:
+            policy = self._report(stepped, prompts, on_progress)
             # A pass over resident weights is short, and its tokens may be used again.
-            try:
-                run_together(programs, policy, never if isinstance(policy, Resident) else is_stopped)
-            finally:
-                for request, _ in chunks:
-                    self._chunk_program(request.own_row).state.free_activations()
-        for request, count in [*((request, 1) for request in fed), *((one, len(ids)) for one, ids in chunks)]:
+            stops = never if isinstance(policy, Resident) else is_stopped
+            with self._runner.run_prompts(chunks, decodes, policy, stops) as logits:
+                ended = [(one, logits[one.own_row]) for one, _ in prompts if one.own_row in logits]
+        for request, count in [*((one, 1) for one in stepped), *((one, len(ids)) for one, ids in prompts)]:
             is_prompt = request.is_in_prompt
             request.add_computed(count)
             if is_prompt:
                 self._admission.cache_prompt(request)
                 on_progress("prefill", None, request.num_computed, len(request.prompt_ids))
             self._admission.pages.free_before_window(request.own_row, request.num_computed)
-        if self._decoding.finish([(one, self._chunk_program(one.own_row).state.logits) for one in ended]):
+        if self._decoding.finish(ended):
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
@@ -120,7 +122,7 @@ class ContinuousBatching(Batching):
         for request in tuple(self.running):
             if request.has_ended or not self._admission.may_run(request):
                 continue
-            ids = request.next_ids(self._admission.chunks)
+            ids = request.next_ids(self._runner.chunks)
             if len(ids) > 1 and chunks and len(ids) > left:
                 continue
             is_further = len(ids) > 1 and bool(chunks)  # it can wait for the next pass
@@ -133,15 +135,6 @@ class ContinuousBatching(Batching):
                 left -= len(ids)
         has_place = [request for request in tokens if request.cache_row is not None]
         return has_place, [(request, ids) for request, ids in chunks if request.cache_row is not None]
-
-    def _chunk(self, request: Request, ids: list[int]) -> Program:
-        """Return the program that runs a chunk of a prompt; its head only where the prompt ends."""
-        program = self._chunk_program(request.own_row)
-        program.state.put_rows([ids], [request.num_computed])
-        return program if request.num_uncomputed == len(ids) else program.without_head()
-
-    def _chunk_program(self, cache_row: int) -> Program:
-        return self._runner.programs.of_row("prefill", cache_row)
 
     def _report(
         self,

@@ -82,8 +82,8 @@ class TransformersRunner(StaticRunner):
         program.state.put_rows([[token_id] for token_id in token_ids], positions)
         return [program]
 
-    def num_passes(self, lengths: Sequence[int]) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+    def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
         return -(-max(lengths) // self.sizes.prefill_chunk)
 
     def release(self) -> None:
