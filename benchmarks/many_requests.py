@@ -111,18 +111,18 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
         print(f"longest gap {1e3 * longest:.1f} ms, slowest pass {1e3 * slowest:.1f} ms, {longest / slowest:.2f}")
 
 
-def places_of(engine: Engine) -> CacheAdmission:
+def admission_of(engine: Engine) -> CacheAdmission:
     """Return who has which part of an idle engine's caches."""
     engine._scheduler.run_alone("storm", lambda: None)  # the last sequences have left
     found = engine._passes
     assert isinstance(found, passes.ContinuousBatching), "a storm is for graphcore's own programs"
-    return found._places
+    return found._admission
 
 
 def forget(engine: Engine) -> None:
     """Forget the beginnings of prompts that an idle engine's caches hold."""
     with torch.inference_mode():
-        places_of(engine).forget()
+        admission_of(engine).clear_prefix_cache()
 
 
 def nameless_files() -> int:
@@ -133,15 +133,15 @@ def nameless_files() -> int:
 
 def check_all_given_back(engine: Engine, files_before: int) -> None:
     """Check that an idle engine's caches are empty once they forget what they hold, and that no file is open."""
-    places = places_of(engine)
-    held = sum(table.num_pages - table.num_free for table in places.pages.tables)
-    assert not places.sequences, "a sequence has not left"
-    assert not places._aside, "a sequence is aside"
+    admission = admission_of(engine)
+    held = sum(table.num_pages - table.num_free for table in admission.pages.tables)
+    assert not admission.requests, "a sequence has not left"
+    assert not admission._swapped, "a request is swapped out"
     forget(engine)
-    free = [(table.num_free, table.num_pages) for table in places.pages.tables]
+    free = [(table.num_free, table.num_pages) for table in admission.pages.tables]
     assert all(count == whole for count, whole in free), f"pages are lost: {free}"
-    snapshots = places.pages.snapshot_rows(engine.runner.sizes.batch_size)
-    kept = places._prefixes._free_snapshots
+    snapshots = admission.pages.snapshot_rows(engine.runner.sizes.batch_size)
+    kept = admission._prefixes._free_snapshots
     assert sorted(kept) == list(snapshots), f"snapshots are lost: {kept} of {snapshots}"
     assert nameless_files() == files_before, "a file is open"
     print(f"given back: {[whole for _, whole in free]} pages ({held} were kept), {len(kept)} snapshots, all files")

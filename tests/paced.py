@@ -63,6 +63,6 @@ class Paced(Iterator[TokenEvent]):
 
     def _hold(self, stage: str, group: int | None, done: int, total: int) -> None:
         self._before(stage, group, done, total)
-        has_begun = self.handle._feed.is_ready(0)
+        has_begun = self.handle._output.is_ready(0)
         if stage == "generate" and group is None and has_begun and not self._is_free:
             assert self._passes.acquire(timeout=SECONDS), "nobody asked for the next token"

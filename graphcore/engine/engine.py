@@ -31,7 +31,7 @@ from graphcore.engine.model_runner import ModelRunner, StaticRunner
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
-from graphcore.engine.request import Mask, RequestStatus, TokenSequence
+from graphcore.engine.request import Mask, Request, RequestStatus
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.sampling_params import SamplingParams
@@ -221,10 +221,10 @@ class Engine:
             BusyError: the call is inside `on_progress` or a mask.
         """
         asked = {"max_new_tokens": max_new_tokens, "stop": stop, "logprobs": logprobs, "ignore_eos": ignore_eos}
-        sequences = self._requests.several(prompts, **asked, **sampling)
-        handles = [RequestHandle([sequence], self) for sequence in sequences]
+        requests = self._requests.several(prompts, **asked, **sampling)
+        handles = [RequestHandle([request], self) for request in requests]
         try:
-            self._scheduler.submit(sequences, "generate", waits=True)
+            self._scheduler.submit(requests, "generate", waits=True)
             return [handle.result() for handle in handles]
         except BaseException:  # Ctrl-C too
             for handle in handles:
@@ -281,7 +281,7 @@ class Engine:
             BusyError: the pages are needed for other requests, the queue is full, or the call is inside `on_progress`.
         """
         caches = self._saved_caches("save_cache")
-        ids = self._requests.one("save_cache", prompt)[0].request.prompt_ids
+        ids = self._requests.one("save_cache", prompt)[0].prompt_ids
 
         def run() -> None:
             self._submit("save_cache", self._requests.one("save_cache", ids, max_new_tokens=1)).result()
@@ -305,7 +305,7 @@ class Engine:
         self._scheduler.check_open()
         if not isinstance(self._passes, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return SavedCaches(name, self.loaded, self._passes.copies, self._scheduler, self._on_progress)
+        return SavedCaches(name, self.loaded, self._passes.snapshots, self._scheduler, self._on_progress)
 
     def _new_scheduler(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
@@ -318,9 +318,9 @@ class Engine:
 
         return RequestQueue(self._passes, limits.max_waiting, runner.enter_thread, report)
 
-    def _submit(self, name: str, sequences: Sequence[TokenSequence]) -> RequestHandle:
-        handle = RequestHandle(sequences, self)  # if Ctrl-C comes before it is returned, nobody holds it
-        self._scheduler.submit(sequences, name, waits=False)
+    def _submit(self, name: str, requests: Sequence[Request]) -> RequestHandle:
+        handle = RequestHandle(requests, self)  # if Ctrl-C comes before it is returned, nobody holds it
+        self._scheduler.submit(requests, name, waits=False)
         return handle
 
     def chat_ids(
@@ -534,7 +534,7 @@ def passes_of(runner: ModelRunner, folder: Path) -> Batching:
     """Return the way in which a runner's sequences run together.
 
     Args:
-        folder: where sequences that are put aside are written.
+        folder: folder of the files of requests that are swapped out.
     """
     if isinstance(runner, StaticRunner):
         return StaticBatching(runner)

@@ -106,8 +106,8 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def num_passes(self, lengths: Sequence[int]) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+    def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
 
     def reserve(self, row: int, begin: int, end: int) -> None:  # noqa: B027  # most caches grow by themselves
         """Give a row of the caches the room that tokens at positions begin .. end - 1 need; other calls do it."""
@@ -185,8 +185,8 @@ class StaticRunner(ModelRunner):
     can_rewind = False
 
     @abstractmethod
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Copy rows that hold so many tokens to the host; the function that is returned puts them back."""
+    def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+        """Lend the cache, in which rows hold so many tokens, until the function that is returned is called."""
 
     @property
     def needs_equal_lengths(self) -> bool:

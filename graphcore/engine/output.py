@@ -140,7 +140,7 @@ class OutputStream:
         call_all(wakers)
 
     def fail(self, error: BaseException) -> None:
-        """End the feed with an error, which readers get after the events so far."""
+        """End the stream with an error, which readers get after the events so far."""
         with self._changed:
             self._error = self._error or error
             wakers = self._woken()
@@ -191,7 +191,7 @@ class OutputStream:
             self._wakers.append(waker)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
-        """Call a function once the feed has ended, from the thread that ends it, or now if it has.
+        """Call a function once the stream has ended, from the thread that ends it, or now if it has.
 
         In the other thread its errors are only logged.
         """

@@ -6,14 +6,16 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from graphcore.engine.forward_pass import ObservedStep, RowChunk, chunks_by_pass, run_pass
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
-from graphcore.engine.programs import DecodeStep, Programs
-from graphcore.engine.row_pieces import RowPiece, pieces_of
+from graphcore.engine.programs import Programs
 from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
@@ -21,12 +23,14 @@ from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
+from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.policy import Policy, watched
-from graphcore.streaming.scheduler import run_together
+from graphcore.streaming.scheduler import never, run_together
 
 
 class ProgramRunner(ModelRunner):
@@ -37,7 +41,9 @@ class ProgramRunner(ModelRunner):
 
     Attributes:
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
-        pages: who has which pages of the caches.
+        chunks: chunk boundaries of prompts. The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by
+            row in one way. Elsewhere a chunk's length may choose the kernel, so only whole chunks have equal bits.
+        pages: allocator of the KV cache's pages.
     """
 
     lends_for_states = False
@@ -51,6 +57,7 @@ class ProgramRunner(ModelRunner):
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
         self.prompt_tokens = prompt_tokens or prefill_chunk
         self.library = None if builder.library is None else str(builder.library)
+        self.chunks = Chunks(prefill_chunk, prefill_chunk if self.library is None else DENSE_TOKENS)
         self.programs = Programs(builder, batch_size)
         self.pages = PageAllocator(spec, builder.caches)
         self._holding = ForwardSequencePool(self.pages)
@@ -79,9 +86,10 @@ class ProgramRunner(ModelRunner):
         """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it."""
         return [program for program, _ in self.programs.step(tokens, is_greedy=True)]
 
-    def num_passes(self, lengths: Sequence[int]) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
-        return sum(1 for _ in pieces_of(lengths, self.sizes.prefill_chunk, self.prompt_tokens))
+    def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
+        rows = [range(length) for length in lengths]
+        return sum(1 for _ in chunks_by_pass(rows, [start] * len(rows), self.chunks, self.prompt_tokens))
 
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Build the programs for that many sequences: compile them or load them from the cache; on a GPU capture them.
@@ -112,27 +120,44 @@ class ProgramRunner(ModelRunner):
         """
         logits = torch.empty(len(rows), self.sizes.vocab, dtype=torch.float32, device=self.device)
         done, total = 0, sum(map(len, rows))
-        for pieces in self._pieces(rows, starts):
-            ones = {
-                one.row: (rows[one.row][one.begin], starts[one.row] + one.begin) for one in pieces if one.tokens == 1
-            }
-            chunks = {one.row: self._program_of(one, rows, starts) for one in pieces if one.tokens > 1}
-            ended = {one.row for one in pieces if one.is_last}
-            # Logits are needed only where a row ends, and the head may have to be read from a disk.
-            programs = [one if row in ended else one.without_head() for row, one in chunks.items()]
-            self.policy.skip([] if ended else [step.group for one in chunks.values() for step in one.heads])
+        for chunks in self._chunks_by_pass(rows, starts):
+            ones = {chunk.row: (chunk.ids[0], chunk.start) for chunk in chunks if len(chunk.ids) == 1}
             steps = self.programs.step(ones) if ones else []
             policy = watched(self.policy, on_progress, "prefill", done, total)
-            run_together([*(step.program for step in steps), *programs], policy)
-            answers = [*steps, *(DecodeStep(chunks[row], {row: 0}) for row in ended if row in chunks)]
-            for program, places in answers:
+            several = [chunk for chunk in chunks if len(chunk.ids) > 1]
+            with self.run_prompts(several, [step.program for step in steps], policy) as ended:
+                for row, after in ended.items():
+                    logits[row] = after[0]
+            for program, places in steps:
                 for row, at in places.items():
                     logits[row] = program.state.logits[at]
-            for program in chunks.values():
-                program.state.free_activations()
-            done += sum(piece.tokens for piece in pieces)
+            done += sum(len(chunk.ids) for chunk in chunks)
             on_progress("prefill", None, done, total)
         return logits
+
+    @contextmanager
+    def run_prompts(
+        self,
+        chunks: Sequence[RowChunk],
+        decodes: Sequence[Program],
+        policy: Policy,
+        is_stopped: Callable[[], bool] = never,
+    ) -> Iterator[Mapping[int, Tensor]]:
+        """Run chunks of prompts and decode steps in one pass; yield the logits [1, V] of each row whose last chunk ran.
+
+        Args:
+            chunks: chunks of at least two tokens.
+            decodes: programs of decode steps, with their inputs.
+            policy: policy of the runner, which may be watched.
+            is_stopped: function that is asked before each group whether the pass is to be given up.
+        """
+        programs = [(chunk, self._program_of(chunk)) for chunk in chunks]
+        ended = {chunk.row: program.state.logits for chunk, program in programs if chunk.is_last}
+        # Logits are needed only where a row ends, and the head may have to be read from a disk.
+        self.policy.skip([] if decodes or ended else [step.group for _, program in programs for step in program.heads])
+        wanted = [program if chunk.is_last else program.without_head() for chunk, program in programs]
+        with run_pass(policy, wanted, decodes, is_stopped):
+            yield ended
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -140,8 +165,8 @@ class ProgramRunner(ModelRunner):
         logits = torch.empty(len(rows), len(rows[0]), self.sizes.vocab, dtype=torch.float32, device="cpu")
         for found in self._run_blocks(rows, [0] * len(rows)):
             projected = self.project([state.hidden for _, state in found])
-            for (piece, _), part in zip(found, projected, strict=True):
-                logits[piece.row, piece.begin : piece.end] = part[0]
+            for (chunk, _), part in zip(found, projected, strict=True):
+                logits[chunk.row, chunk.start : chunk.end] = part[0]
         return logits
 
     @torch.inference_mode()
@@ -151,21 +176,18 @@ class ProgramRunner(ModelRunner):
             return [logits[None] for logits in self.feed(rows, starts)]
         kept: list[list[Tensor]] = [[] for _ in rows]
         for found in self._run_blocks(rows, starts):
-            for piece, state in found:
-                skipped = max(0, len(rows[piece.row]) - count - piece.begin)
-                kept[piece.row].append(state.hidden[:, skipped:].clone())  # the next piece overwrites it
+            for chunk, state in found:
+                first = starts[chunk.row] + len(rows[chunk.row]) - count
+                kept[chunk.row].append(state.hidden[:, max(0, first - chunk.start) :].clone())  # it is overwritten
         return [logits[0] for logits in self.project([torch.cat(parts, dim=1) for parts in kept])]
 
     @torch.inference_mode()
     def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
         """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
-        done = 0
-        for ((_, state),) in self._run_blocks([token_ids], [0]):
-            end = done + state.hidden.shape[1]
-            for at in range(max(done, first), end, most):
-                (logits,) = self.project([state.hidden[:, at - done : min(at + most, end) - done]])
+        for ((chunk, state),) in self._run_blocks([token_ids], [0]):
+            for at in range(max(chunk.start, first), chunk.end, most):
+                (logits,) = self.project([state.hidden[:, at - chunk.start : min(at + most, chunk.end) - chunk.start]])
                 yield logits[0]
-            done = end
 
     @torch.inference_mode()
     def project(self, rows: Sequence[Tensor]) -> list[Tensor]:
@@ -177,15 +199,20 @@ class ProgramRunner(ModelRunner):
         return [program.state.logits for program in programs]
 
     def _run_blocks(
-        self, rows: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Iterator[list[tuple[RowPiece, StepState]]]:
-        """Run rows at their positions, pass by pass; yield the pieces, with the states that they were run in."""
-        for pieces in self._pieces(rows, starts):
-            programs = [self._program_of(piece, rows, starts) for piece in pieces]
-            run_together([program.without_head() for program in programs], self.policy)
-            yield [(piece, program.state) for piece, program in zip(pieces, programs, strict=True)]
-            for program in programs:
-                program.state.free_activations()
+        self,
+        rows: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        prepare: Callable[[RowChunk, Program], Program] = lambda chunk, program: program,
+    ) -> Iterator[list[tuple[RowChunk, StepState]]]:
+        """Run rows at their positions up to the last block, pass by pass; yield the chunks of each, with their states.
+
+        Args:
+            prepare: function from a chunk and its program without the head to the program that runs.
+        """
+        for chunks in self._chunks_by_pass(rows, starts):
+            programs = [prepare(chunk, self._program_of(chunk).without_head()) for chunk in chunks]
+            with run_pass(self.policy, programs):
+                yield [(chunk, program.state) for chunk, program in zip(chunks, programs, strict=True)]
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -198,20 +225,23 @@ class ProgramRunner(ModelRunner):
 
         Layer 0 is the embedding.
         """
-        layers: list[list[Tensor]] = []
-        dim = self.builder.decoder.spec.dim
-        for pieces in self._pieces(rows, starts):
-            programs = [self._program_of(piece, rows, starts).without_head() for piece in pieces]
-            each = [single_blocks(program.steps) for program in programs]
-            for index, steps in enumerate(zip(*each, strict=True)):
-                pairs = list(zip(programs, steps, strict=True))
-                run_together([Program(program.state, [step]) for program, step in pairs], self.policy)
-                if index == len(layers):
-                    layers.append([torch.empty(len(ids), dim, dtype=RESIDUAL_DTYPE, device="cpu") for ids in rows])
-                for piece, program in zip(pieces, programs, strict=True):
-                    layers[index][piece.row][piece.begin : piece.end] = program.state.hidden[0]
-            for program in programs:
-                program.state.free_activations()
+        spec = self.builder.decoder.spec
+        layers = [
+            [torch.empty(len(ids), spec.dim, dtype=RESIDUAL_DTYPE, device="cpu") for ids in rows]
+            for _ in range(len(spec.blocks) + 1)
+        ]
+
+        def copy_out(layer: int, chunk: RowChunk, state: StepState) -> None:
+            start = starts[chunk.row]
+            layers[layer][chunk.row][chunk.start - start : chunk.end - start] = state.hidden[0]
+
+        def observed(chunk: RowChunk, program: Program) -> Program:
+            steps = enumerate(single_blocks(program.steps))
+            copies = [ObservedStep(step.group, step, partial(copy_out, at, chunk, program.state)) for at, step in steps]
+            return Program(program.state, copies)
+
+        for _ in self._run_blocks(rows, starts, observed):
+            pass
         return layers
 
     def attentions(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -225,17 +255,20 @@ class ProgramRunner(ModelRunner):
     def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
         """Run hidden states [B, T, D] through all blocks, after the first `start` positions; returns [B, T, D]."""
         num_rows, length = hidden.shape[:2]
-        rows, starts = [[0] * length] * num_rows, [start] * num_rows
         answer = torch.empty_like(hidden, dtype=RESIDUAL_DTYPE, device=self.device)
-        for pieces in self._pieces(rows, starts):
-            programs = [self._program_of(piece, rows, starts).without_head() for piece in pieces]
-            run_together([Program(program.state, program.steps[:1]) for program in programs], self.policy)
-            for piece, program in zip(pieces, programs, strict=True):
-                program.state.hidden[0] = hidden[piece.row, piece.begin : piece.end]
-            run_together([Program(program.state, program.steps[1:]) for program in programs], self.policy)
-            for piece, program in zip(pieces, programs, strict=True):
-                answer[piece.row, piece.begin : piece.end] = program.state.hidden[0]
-                program.state.free_activations()
+
+        def put_hidden(chunk: RowChunk, state: StepState) -> None:
+            state.hidden[0] = hidden[chunk.row, chunk.start - start : chunk.end - start]
+
+        def begun(chunk: RowChunk, program: Program) -> Program:
+            embed, *groups = program.steps
+            return Program(
+                program.state, [ObservedStep(embed.group, embed, partial(put_hidden, chunk, program.state)), *groups]
+            )
+
+        for found in self._run_blocks([[0] * length] * num_rows, [start] * num_rows, begun):
+            for chunk, state in found:
+                answer[chunk.row, chunk.start - start : chunk.end - start] = state.hidden[0]
         return answer
 
     def new_state(self) -> ForwardSequences:
@@ -251,27 +284,26 @@ class ProgramRunner(ModelRunner):
         with self._holding.in_rows(state, num_rows, start, start + length):
             return self.blocks(hidden, start)
 
-    def _pieces(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowPiece]]:
-        """Yield the pieces of rows, pass by pass; the caller runs each before the next.
+    def _chunks_by_pass(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Iterator[list[RowChunk]]:
+        """Yield the chunks of rows, pass by pass, after allocating their pages; the caller runs each before the next.
 
         Where a ring's pool has no pages for all rows at once, they run one after another, each after the others have
-        given back the pages that are out of their sight.
+        freed the pages before their windows.
         """
         self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
         reached = list(starts)
-        for pieces in pieces_of([len(ids) for ids in rows], self.sizes.prefill_chunk, self.prompt_tokens):
-            ready: list[RowPiece] = []
-            for piece in pieces:
-                begin, end = starts[piece.row] + piece.begin, starts[piece.row] + piece.end
-                if not self._has_pages(piece.row, begin, end):
+        for chunks in chunks_by_pass(rows, starts, self.chunks, self.prompt_tokens):
+            ready: list[RowChunk] = []
+            for chunk in chunks:
+                if not self._has_pages(chunk.row, chunk.start, chunk.end):
                     if ready:
                         yield ready
                     ready = []
                     for row, position in enumerate(reached):
                         self.pages.free_before_window(row, position)
-                    self.reserve(piece.row, begin, end)
-                ready.append(piece)
-                reached[piece.row] = end
+                    self.reserve(chunk.row, chunk.start, chunk.end)
+                ready.append(chunk)
+                reached[chunk.row] = chunk.end
             yield ready
 
     def reserve(self, row: int, begin: int, end: int) -> None:
@@ -292,10 +324,10 @@ class ProgramRunner(ModelRunner):
             self.pages.free(row)  # it may share some
         return self.pages.reserve(row, begin, end)
 
-    def _program_of(self, piece: RowPiece, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Program:
-        """Return the program of a piece, which is never captured, with its inputs."""
-        program = self.programs.of_row("token" if piece.tokens == 1 else "prefill", piece.row)
-        program.state.put_rows([rows[piece.row][piece.begin : piece.end]], [starts[piece.row] + piece.begin])
+    def _program_of(self, chunk: RowChunk) -> Program:
+        """Return the program of a chunk, which is never captured, with its inputs."""
+        program = self.programs.of_row("token" if len(chunk.ids) == 1 else "prefill", chunk.row)
+        program.state.put_rows([chunk.ids], [chunk.start])
         return program
 
 

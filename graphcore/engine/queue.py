@@ -22,7 +22,7 @@ import torch
 
 from graphcore.engine.batching.interface import Batching
 from graphcore.engine.output import closed_error, forked_error
-from graphcore.engine.request import RequestStatus, TokenSequence
+from graphcore.engine.request import Request, RequestStatus
 from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
@@ -93,8 +93,8 @@ class RequestQueue:
     """The queue of an engine's requests, and the worker thread that runs them.
 
     Args:
-        passes: the way in which sequences run together.
-        most_waiting: sequences that may wait; more are refused.
+        passes: the way in which requests run together.
+        most_waiting: requests that may wait; more are refused.
         enter_thread: function that the thread calls before it computes.
         on_progress: callback of the stages "prefill" and "generate", called by the thread.
 
@@ -109,7 +109,7 @@ class RequestQueue:
         self._passes, self._most_waiting = passes, most_waiting
         self._enter_thread, self._on_progress = enter_thread, on_progress
         self.changes = threading.Condition(threading.RLock())
-        self._waiting: deque[TokenSequence] = deque()
+        self._waiting: deque[Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any], bool]] = deque()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -126,8 +126,8 @@ class RequestQueue:
         if self.is_closed:
             raise closed_error()
 
-    def submit(self, sequences: Sequence[TokenSequence], name: str, waits: bool) -> None:
-        """Put sequences at the end of the queue.
+    def submit(self, requests: Sequence[Request], name: str, waits: bool) -> None:
+        """Put requests at the end of the queue.
 
         Args:
             name: the called method's name, for messages.
@@ -141,23 +141,23 @@ class RequestQueue:
         self._enter(name)
         with self.changes:
             self.check_open()
-            if not waits and len(self._waiting) + len(sequences) > self._most_waiting:
+            if not waits and len(self._waiting) + len(requests) > self._most_waiting:
                 raise BusyError(
                     f"{len(self._waiting)} requests wait already, and batching.max_waiting={self._most_waiting}; "
                     "submit later, or set more"
                 )
-            for sequence in sequences:
-                sequence.feed.before_waiting = self._refuse_waiting
+            for request in requests:
+                request.output.before_waiting = self._refuse_waiting
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
-                self._waiting.append(sequence)
+                self._waiting.append(request)
                 self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
         """Run something that uses the caches, between two passes, and return its answer.
 
         Args:
-            lends: True to put what the caches hold aside meanwhile.
+            lends: True to lend the whole KV cache to the work; requests get it back as it was.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
@@ -187,7 +187,7 @@ class RequestQueue:
                 self._holder = before
 
     def status(self) -> list[RequestStatus]:
-        """Return how far each sequence is that has not ended, running ones first."""
+        """Return how far each request is that has not ended, running ones first."""
         self._leave_parent()
         with self.changes:
             return [each.status for each in (*self._passes.running, *self._waiting) if not each.has_ended]
@@ -256,11 +256,11 @@ class RequestQueue:
             has_any = bool(self._waiting or self._passes.running or self._jobs)
             return self._end_all if has_any else None
         self._drop_ended()
-        has_sequences = bool(self._waiting or self._passes.running)
-        self._was_job = bool(self._jobs) and not (self._was_job and has_sequences)  # jobs and passes take turns
+        has_requests = bool(self._waiting or self._passes.running)
+        self._was_job = bool(self._jobs) and not (self._was_job and has_requests)  # jobs and passes take turns
         if self._was_job:
             return self._run_job
-        return self._run_pass if has_sequences else None
+        return self._run_pass if has_requests else None
 
     def end_thread(self, is_late: bool) -> bool:
         """Return whether the thread, which has nothing to do, is to end; it is then forgotten. The lock is held.
@@ -281,12 +281,12 @@ class RequestQueue:
         try:
             self._enter_thread()
             with torch.inference_mode():
-                bring_back = self._passes.put_aside() if lends else lambda: None
+                take_back = self._passes.lend_cache() if lends else lambda: None
             try:
                 found = work()
             finally:
                 with torch.inference_mode():
-                    bring_back()
+                    take_back()
         except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
             answer.set_exception(error)
         else:
@@ -300,9 +300,9 @@ class RequestQueue:
                 for _ in range(passes.admit(tuple(self._waiting))):
                     self._waiting.popleft()
                 self.changes.notify_all()  # there is room in the queue
-            running = [sequence for sequence in passes.running if not sequence.has_ended]
-            for sequence in running:
-                sequence.beside = max(sequence.beside, len(running))
+            running = [request for request in passes.running if not request.has_ended]
+            for request in running:
+                request.batch = max(request.batch, len(running))
             self._enter_thread()
             passes.run(self._on_progress, self._is_given_up)
         except StoppedError:
@@ -317,26 +317,26 @@ class RequestQueue:
         """Return whether nobody waits for the pass that runs."""
         if self.is_closed or is_interpreter_ending():
             return True
-        return all(sequence.has_ended or sequence.is_unwanted for sequence in self._passes.running)
+        return all(request.has_ended or request.is_unwanted for request in self._passes.running)
 
     def end_overdue(self) -> None:
-        """End sequences that nobody wants, and those whose deadline has passed.
+        """End requests that nobody wants, and those whose deadline has passed.
 
         The lock is not held, as whoever is told of an end may need a lock of another caller.
         """
         now = time.perf_counter()
         with self.changes:
-            sequences = (*self._waiting, *self._passes.running)
-        for sequence in sequences:
-            if sequence.is_unwanted:
-                sequence.end("interrupted")
-            elif sequence.deadline is not None and now > sequence.deadline:
-                sequence.end("deadline")
+            requests = (*self._waiting, *self._passes.running)
+        for request in requests:
+            if request.is_unwanted:
+                request.end("interrupted")
+            elif request.deadline is not None and now > request.deadline:
+                request.end("deadline")
 
     def _drop_ended(self) -> None:
-        """Forget sequences that have ended."""
-        if any(sequence.has_ended for sequence in self._waiting):
-            self._waiting = deque(sequence for sequence in self._waiting if not sequence.has_ended)
+        """Forget requests that have ended."""
+        if any(request.has_ended for request in self._waiting):
+            self._waiting = deque(request for request in self._waiting if not request.has_ended)
             self.changes.notify_all()
         self._passes.leave()
 
@@ -346,8 +346,8 @@ class RequestQueue:
         with self.changes:
             waiting, self._waiting = self._waiting, deque()
             jobs, self._jobs = self._jobs, deque()
-        for sequence in waiting:
-            sequence.fail(error)
+        for request in waiting:
+            request.fail(error)
         self._passes.fail(error)
         for _, answer, _ in jobs:
             if answer.set_running_or_notify_cancel():

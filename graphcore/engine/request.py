@@ -1,4 +1,4 @@
-"""One sequence while it runs: a request, the row of the caches that it has, and how far it is."""
+"""A request: its prompt, the tokens of its answer so far, its row of the KV cache, and how far it is."""
 
 import threading
 import time
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from graphcore.engine.output import Generation, OutputStream, Timings, TokenEvent
 from graphcore.engine.sampling_params import SamplingParams
-from graphcore.errors import ConfigError
+from graphcore.kvcache.chunks import Chunks
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
-from graphcore.tokenizer.tokenizer import Tokenizer
 
 Mask = Callable[[Sequence[int]], Tensor | None]
 """Function from a request's new tokens so far to the tokens that may come next, [V] bool; None allows all."""
@@ -19,7 +18,7 @@ Mask = Callable[[Sequence[int]], Tensor | None]
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """How far one sequence is.
+    """How far one request is.
 
     Attributes:
         is_running: bool, whether it has a place in the caches; False while it waits.
@@ -36,27 +35,182 @@ class RequestStatus:
     max_new_tokens: int
 
 
-@dataclass
-class RunningRequest:
-    """A request with its new tokens so far; it decides when it has ended."""
+@dataclass(eq=False)
+class Request:
+    """A prompt and its answer so far. A call that asks for n answers makes n requests, which write to one output.
+
+    The engine's thread owns everything but the end: `end` may be called from any thread, and only the first call
+    counts.
+
+    Attributes:
+        prompt_ids: token ids of the prompt.
+        max_new_tokens: most tokens of the answer.
+        end_ids: token ids that end the answer.
+        decoder: decoder of the answer's text; None without a tokenizer.
+        stops: texts that end the answer.
+        params: sampling parameters, with the request's own seed.
+        output: stream of the answer's events.
+        row: index of this answer among those of its call.
+        wants_logprobs: True to record the log probability of each new token.
+        mask: function that says which tokens may come next; None for all.
+        deadline: time.perf_counter() at which the request ends; None for none.
+        reuses_cache: True to skip the beginning of the prompt that an ended request left in the KV cache.
+        token_ids: token ids of the answer so far.
+        logprobs: log probability of each of them, if they are recorded.
+        pieces: text that each of them made certain.
+        finish_reason: reason of the end; None while the request waits or runs.
+        cache_row: row of the KV cache; None while the request waits or is swapped out.
+        num_computed: number of tokens of prompt and answer that the KV cache holds. On a GPU it counts tokens of steps
+            that are under way, too, so it may be ahead of the tokens that the host knows.
+        cached: number of tokens of the prompt that the KV cache held already.
+        has_begun: True if the request has run any token.
+        is_as_alone: True if what the KV cache holds of the prompt has the bits that it would have without other
+            requests.
+        batch: most requests that ran at once while this one ran, itself included.
+    """
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
     end_ids: frozenset[int]
     decoder: IncrementalDecoder | None
     stops: StopStrings
+    params: SamplingParams = field(default_factory=SamplingParams)
+    output: OutputStream = field(default_factory=OutputStream)
+    row: int = 0
+    wants_logprobs: bool = False
+    mask: Mask | None = None
+    deadline: float | None = None
+    reuses_cache: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    cache_row: int | None = None
+    num_computed: int = 0
+    cached: int = 0
+    has_begun: bool = False
+    is_as_alone: bool = True
+    batch: int = 1
+    _began: float | None = None
+    _first: float | None = None
+    _last: float | None = None
+    _is_taking: bool = False
+    _ends_soon: bool = False
+    _ending: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The answer's text so far."""
         return "".join(self.pieces)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token will come any more."""
+        return self.finish_reason is not None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether nobody wants another token, so that the request is to end before the next pass."""
+        return self._ends_soon or self.output.readers.are_gone or self.output.has_failed
+
+    @property
+    def status(self) -> RequestStatus:
+        """How far the request is."""
+        counts = len(self.prompt_ids), self.num_computed, len(self.token_ids), self.max_new_tokens
+        return RequestStatus(self.cache_row is not None, *counts)
+
+    @property
+    def own_row(self) -> int:
+        """The row of the KV cache of a request that has one."""
+        assert self.cache_row is not None, "a running request has a row"
+        return self.cache_row
+
+    @property
+    def ids(self) -> list[int]:
+        """The known tokens of prompt and answer."""
+        return [*self.prompt_ids, *self.token_ids]
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Number of known tokens that the KV cache does not hold; 1 for a request that decodes."""
+        return len(self.prompt_ids) + len(self.token_ids) - self.num_computed
+
+    @property
+    def is_in_prompt(self) -> bool:
+        """Whether the next token to run is one of the prompt."""
+        return self.num_computed < len(self.prompt_ids)
+
+    def next_ids(self, chunks: Chunks) -> list[int]:
+        """Return the tokens that the next pass runs: a chunk of the prompt, or one token, or none that is known."""
+        begin, length = self.num_computed, len(self.prompt_ids)
+        if begin < length:
+            return list(self.prompt_ids[begin : chunks.end(begin, length)])
+        return self.token_ids[begin - length :][:1]
+
+    @property
+    def next_id(self) -> int:
+        """The first known token that the KV cache does not hold."""
+        begin, length = self.num_computed, len(self.prompt_ids)
+        return self.prompt_ids[begin] if begin < length else self.token_ids[begin - length]
+
+    def begin(self, cache_row: int, cached: int, *, is_as_alone: bool = True) -> None:
+        """Take a row of the KV cache that holds the prompt's first `cached` tokens."""
+        self.cache_row = cache_row
+        self.use_cached(cached, is_as_alone=is_as_alone)
+        self._began = time.perf_counter()
+
+    def use_cached(self, cached: int, *, is_as_alone: bool) -> None:
+        """Continue after the prompt's first `cached` tokens, which the row holds now."""
+        self.num_computed, self.cached, self.is_as_alone = cached, cached, is_as_alone
+
+    def add_computed(self, count: int) -> None:
+        """Count tokens that the KV cache holds, or will hold when the launched steps have run."""
+        self.num_computed += count
+        self.has_begun = True
+
+    def take_back_computed(self) -> None:
+        """Take back one counted token: the device had ended the row before the step, which wrote nothing."""
+        self.num_computed -= 1
+
+    def discard_computed(self) -> None:
+        """Record that the KV cache holds nothing of the request that can be used."""
+        self.num_computed = 0
+
+    def swap_out(self) -> None:
+        """Give up the row of the KV cache until `swap_in`."""
+        self.cache_row = None
+
+    def swap_in(self, cache_row: int, num_computed: int) -> None:
+        """Take a row of the KV cache again, which holds so many tokens."""
+        self.cache_row, self.num_computed = cache_row, num_computed
+        self.has_begun = num_computed > 0 or bool(self.token_ids)  # else it may continue from what others computed
+
+    def take(self, token_id: int, logprob: float | None, context: int) -> None:
+        """Append a chosen token and put its event into the output; a request that has ended takes none.
+
+        Args:
+            context: tokens that a row of the KV cache holds.
+        """
+        with self._ending:
+            if self.finish_reason is not None:
+                return
+            if logprob is not None:
+                self.logprobs.append(logprob)
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+            used = len(self.prompt_ids) + len(self.token_ids) + 1
+            self._is_taking = True
+            try:
+                text = self.push(token_id, is_context_full=used > context)
+            finally:
+                self._is_taking = False
+            event = TokenEvent(self.row, token_id, text, logprob, self.finish_reason)
+        self.output.put(event)
+        if event.finish_reason is not None:
+            self.output.end_one()
+
     def push(self, token_id: int, is_context_full: bool) -> str:
-        """Append a new token, set `finish_reason` if it ends the request, and return the text that is now certain."""
+        """Append a token, set `finish_reason` if it ends the answer, and return the text that is now certain."""
         self.token_ids.append(token_id)
         if token_id in self.end_ids:
             return self.finish("end")
@@ -71,7 +225,7 @@ class RunningRequest:
         return piece
 
     def finish(self, reason: str) -> str:
-        """End the request for a reason and return the text that was held back."""
+        """Set `finish_reason` and return the text that was held back."""
         self.finish_reason = reason
         held, is_stopped = self.stops.push(self.decoder.flush()) if self.decoder else ("", False)
         if is_stopped:
@@ -81,184 +235,34 @@ class RunningRequest:
         self.pieces.append(held)
         return held
 
-
-def request_of(
-    prompt_ids: Sequence[int],
-    max_new_tokens: int,
-    end_ids: frozenset[int],
-    tokenizer: Tokenizer | None,
-    stops: Sequence[str],
-) -> RunningRequest:
-    """Return a request without new tokens.
-
-    Args:
-        stops: texts that end the request.
-
-    Raises:
-        ConfigError: there are stop texts and no tokenizer to find them with.
-    """
-    if stops and tokenizer is None:
-        raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-    decoder = IncrementalDecoder(tokenizer) if tokenizer else None
-    return RunningRequest(prompt_ids, max_new_tokens, end_ids, decoder, StopStrings(stops))
-
-
-@dataclass(eq=False)
-class TokenSequence:
-    """A request with its place in the caches.
-
-    The thread that computes owns everything but the end: `end` may be called from any thread, and only the first call
-    counts.
-
-    Attributes:
-        params: sampling parameters, with the sequence's own seed.
-        feed: where its events go.
-        row: number of this answer among those of its call.
-        mask: function that narrows the next token; None for none.
-        deadline: time.perf_counter() at which it ends; None for none.
-        reuses_cache: True to skip the beginning of the prompt that an ended sequence left in the caches.
-        cache_row: row of the caches; None while it waits or is put aside.
-        fed: tokens that the caches hold.
-        cached: tokens of the prompt that the caches held already.
-        has_begun: whether it has run any token.
-        is_as_alone: whether what the caches hold of its prompt has the bits that it would have without other requests.
-        beside: most sequences that ran at once while it ran, itself included.
-    """
-
-    request: RunningRequest
-    params: SamplingParams
-    feed: OutputStream
-    row: int = 0
-    wants_logprobs: bool = False
-    mask: Mask | None = None
-    deadline: float | None = None
-    reuses_cache: bool = False
-    cache_row: int | None = None
-    fed: int = 0
-    cached: int = 0
-    has_begun: bool = False
-    is_as_alone: bool = True
-    beside: int = 1
-    _began: float | None = None
-    _first: float | None = None
-    _last: float | None = None
-    _is_taking: bool = False
-    _ends_soon: bool = False
-    _ending: threading.RLock = field(default_factory=threading.RLock)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no token will come any more."""
-        return self.request.finish_reason is not None
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether nobody wants another token, so that it is to end before the next pass."""
-        return self._ends_soon or self.feed.readers.are_gone or self.feed.has_failed
-
-    @property
-    def status(self) -> RequestStatus:
-        """How far it is."""
-        request = self.request
-        counts = len(request.prompt_ids), self.fed, len(request.token_ids), request.max_new_tokens
-        return RequestStatus(self.cache_row is not None, *counts)
-
-    @property
-    def own_row(self) -> int:
-        """The row of the caches of a sequence that has one."""
-        assert self.cache_row is not None, "a running sequence has a row"
-        return self.cache_row
-
-    @property
-    def ids(self) -> list[int]:
-        """The tokens of prompt and answer."""
-        return [*self.request.prompt_ids, *self.request.token_ids]
-
-    @property
-    def to_feed(self) -> int:
-        """Tokens that are known and not in the caches yet; 1 for a sequence that decodes."""
-        return len(self.request.prompt_ids) + len(self.request.token_ids) - self.fed
-
-    def next_ids(self, most: int) -> list[int]:
-        """Return the next tokens for the caches, at most `most`."""
-        prompt = self.request.prompt_ids
-        if self.fed < len(prompt):
-            return list(prompt[self.fed : self.fed + most])
-        return self.request.token_ids[self.fed - len(prompt) :][:most]
-
-    def begin(self, cache_row: int, cached: int, *, is_as_alone: bool = True) -> None:
-        """Take a row of the caches that holds the prompt's first `cached` tokens."""
-        self.cache_row = cache_row
-        self.use_cached(cached, is_as_alone=is_as_alone)
-        self._began = time.perf_counter()
-
-    def use_cached(self, cached: int, *, is_as_alone: bool) -> None:
-        """Go on after the prompt's first `cached` tokens, which its row holds now."""
-        self.fed, self.cached, self.is_as_alone = cached, cached, is_as_alone
-
-    def go_aside(self) -> None:
-        """Give up the row of the caches for a while."""
-        self.cache_row = None
-
-    def come_back(self, cache_row: int, fed: int) -> None:
-        """Take a row again, which holds so many tokens."""
-        self.cache_row, self.fed = cache_row, fed
-        self.has_begun = fed > 0 or bool(self.request.token_ids)  # else it may go on from what others computed
-
-    def take(self, token_id: int, logprob: float | None, context: int) -> None:
-        """Append a chosen token and tell whoever listens; a sequence that has ended takes none.
-
-        Args:
-            context: tokens that a row of the caches holds.
-        """
-        with self._ending:
-            request = self.request
-            if request.finish_reason is not None:
-                return
-            if logprob is not None:
-                request.logprobs.append(logprob)
-            self._last = time.perf_counter()
-            self._first = self._first or self._last
-            used = len(request.prompt_ids) + len(request.token_ids) + 1
-            self._is_taking = True
-            try:
-                text = request.push(token_id, is_context_full=used > context)
-            finally:
-                self._is_taking = False
-            event = TokenEvent(self.row, token_id, text, logprob, request.finish_reason)
-        self.feed.put(event)
-        if event.finish_reason is not None:
-            self.feed.end_one()
-
     def end(self, reason: str) -> None:
-        """End the sequence for a reason, with the tokens that it has, unless it has ended.
+        """End the request for a reason, with the tokens that it has, unless it has ended.
 
-        A finalizer or a signal handler may call it at any point of `take`; the sequence then ends after the token.
+        A finalizer or a signal handler may call it at any point of `take`; the request then ends after the token.
         """
         with self._ending:
             if self._is_taking:
                 self._ends_soon = True
             if self.has_ended or self._is_taking:
                 return
-            self.request.finish(reason)
-        self.feed.end_one()
+            self.finish(reason)
+        self.output.end_one()
 
     def fail(self, error: BaseException) -> None:
-        """End the sequence with an error that its reader gets, unless it has ended."""
+        """End the request with an error, which its readers get, unless it has ended."""
         with self._ending:
             if self.has_ended:
                 return
-            self.request.finish_reason = "error"
-        self.feed.fail(error)
+            self.finish_reason = "error"
+        self.output.fail(error)
 
     def generation(self) -> Generation:
-        """Return the answer of a sequence that has ended."""
-        request = self.request
-        assert request.finish_reason is not None, "the sequence has not ended"
+        """Return the answer of a request that has ended."""
+        assert self.finish_reason is not None, "the request has not ended"
         began, first, last = self._began or 0.0, self._first, self._last
         prefill = 0.0 if first is None else first - began
         decode = 0.0 if first is None or last is None else last - first
-        counts = len(request.prompt_ids), len(request.token_ids)
-        timings = Timings(prefill, prefill, decode, *counts, self.beside, self.cached)
-        logprobs = tuple(request.logprobs) if self.wants_logprobs else None
-        return Generation(request.text, tuple(request.token_ids), request.finish_reason, logprobs, timings)
+        counts = len(self.prompt_ids), len(self.token_ids)
+        timings = Timings(prefill, prefill, decode, *counts, self.batch, self.cached)
+        logprobs = tuple(self.logprobs) if self.wants_logprobs else None
+        return Generation(self.text, tuple(self.token_ids), self.finish_reason, logprobs, timings)

@@ -19,8 +19,9 @@ from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.output import OutputStream
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.request import Mask, TokenSequence, request_of
+from graphcore.engine.request import Mask, Request
 from graphcore.errors import ConfigError
+from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 
 
 class RequestBuilder:
@@ -29,8 +30,8 @@ class RequestBuilder:
     def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes) -> None:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
 
-    def one(self, name: str, prompt: Prompt, n: int = 1, **settings: Any) -> list[TokenSequence]:
-        """Return the sequences of one prompt's n answers, which write to one feed.
+    def one(self, name: str, prompt: Prompt, n: int = 1, **settings: Any) -> list[Request]:
+        """Return the requests of one prompt's n answers, which write to one output.
 
         Args:
             name: the called method's name, for messages.
@@ -39,22 +40,22 @@ class RequestBuilder:
         rows = prompts_of(prompt)
         if len(rows) != 1:
             raise ConfigError(f"{name} takes one prompt, found {len(rows)}; use generate for several")
-        ids, feed = self._prompts.prompt_ids(rows[0]), OutputStream(n)
-        return [self._sequence(ids, feed, number, **settings) for number in range(n)]
+        ids, output = self._prompts.prompt_ids(rows[0]), OutputStream(n)
+        return [self._request(ids, output, number, **settings) for number in range(n)]
 
-    def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[TokenSequence]:
-        """Return the sequence of each prompt, each with a feed of its own; number i draws with seed + i."""
+    def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[Request]:
+        """Return the request of each prompt, each with an output of its own; number i draws with seed + i."""
         rows = [self._prompts.prompt_ids(prompt) for prompt in prompts_of(prompts)]
         self._sizes.check_context(max(map(len, rows), default=0))
-        sequences = [self._sequence(ids, OutputStream(), number, **settings) for number, ids in enumerate(rows)]
-        for sequence in sequences:
-            sequence.row = 0
-        return sequences
+        requests = [self._request(ids, OutputStream(), number, **settings) for number, ids in enumerate(rows)]
+        for request in requests:
+            request.row = 0
+        return requests
 
-    def _sequence(
+    def _request(
         self,
         ids: Sequence[int],
-        feed: OutputStream,
+        output: OutputStream,
         number: int,
         max_new_tokens: int = 64,
         stop: str | Sequence[str] = (),
@@ -64,16 +65,22 @@ class RequestBuilder:
         mask: Mask | None = None,
         reuse_cache: bool = False,
         **sampling: float | int,
-    ) -> TokenSequence:
+    ) -> Request:
         check_bool("logprobs", logprobs, "gives the log probability of each new token, and of no others")
         most = most_new_tokens(max_new_tokens, self._sizes.context)
         seconds = None if deadline is None else seconds_left(deadline)
         self._sizes.check_context(len(ids))
-        end_ids = frozenset[int]() if ignore_eos else self._loaded.end_ids
-        return TokenSequence(
-            request_of(ids, most, end_ids, self._loaded.prompts.known, check_stops(stop)),
+        stops, tokenizer = check_stops(stop), self._loaded.prompts.known
+        if stops and tokenizer is None:
+            raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
+        return Request(
+            ids,
+            most,
+            frozenset() if ignore_eos else self._loaded.end_ids,
+            IncrementalDecoder(tokenizer) if tokenizer else None,
+            StopStrings(stops),
             params_from(sampling_params(sampling), number),
-            feed,
+            output,
             row=number,
             wants_logprobs=logprobs,
             mask=mask,

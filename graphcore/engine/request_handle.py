@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from graphcore.engine.output import Generation, Readers, TokenEvent
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 
 
 class RequestHandle:
@@ -20,30 +20,30 @@ class RequestHandle:
     cancelled. All methods may be called from any thread.
 
     Args:
-        sequences: the request's answers.
+        requests: one for each answer, which write to one output.
         owner: what is kept alive as long as the handle: the engine.
     """
 
-    def __init__(self, sequences: Sequence[TokenSequence], owner: object = None) -> None:
-        self._sequences = tuple(sequences)
-        self._feed = sequences[0].feed
+    def __init__(self, requests: Sequence[Request], owner: object = None) -> None:
+        self._requests = tuple(requests)
+        self._output = requests[0].output
         self._owner = owner  # what computes must not be collected while somebody waits for it
-        weakref.finalize(self, _drop, self._feed.readers).atexit = False
+        weakref.finalize(self, _drop, self._output.readers).atexit = False
 
     @property
     def has_ended(self) -> bool:
         """Whether all answers have ended, in whatever way."""
-        return self._feed.has_ended
+        return self._output.has_ended
 
     @property
     def cached(self) -> int:
         """Tokens of the prompt that were not run, because the caches held them; 0 before the request runs."""
-        return self._sequences[0].cached
+        return self._requests[0].cached
 
     def cancel(self) -> None:
         """End the request: answers that still run keep their tokens and end as "interrupted"."""
-        for sequence in self._sequences:
-            sequence.end("interrupted")
+        for request in self._requests:
+            request.end("interrupted")
 
     def result(self, timeout: float | None = None) -> Generation:
         """Return the first answer, waiting until all have ended.
@@ -60,16 +60,16 @@ class RequestHandle:
 
     def results(self, timeout: float | None = None) -> list[Generation]:
         """Return all answers, in order, waiting until they have ended; errors are those of `result`."""
-        self._feed.wait_to_end(timeout)
-        return [sequence.generation() for sequence in self._sequences]
+        self._output.wait_to_end(timeout)
+        return [request.generation() for request in self._requests]
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
         """Call a function without arguments when all answers have ended, from the engine's thread, or now."""
-        self._feed.call_at_end(callback)
+        self._output.call_at_end(callback)
 
     def event(self, at: int) -> TokenEvent | None:
         """Return event number `at`, waiting for it; None after the last one. Errors are those of `result`."""
-        return self._feed.read(at)
+        return self._output.read(at)
 
     def __iter__(self) -> Iterator[TokenEvent]:
         at = 0
@@ -80,24 +80,24 @@ class RequestHandle:
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         at = 0
         while True:
-            await self._until(partial(self._feed.is_ready, at))
-            event = self._feed.read(at)
+            await self._until(partial(self._output.is_ready, at))
+            event = self._output.read(at)
             if event is None:
                 return
             yield event
             at += 1
 
     def __await__(self) -> Generator[Any, None, Generation]:
-        yield from self._until(lambda: self._feed.has_ended).__await__()
+        yield from self._until(lambda: self._output.has_ended).__await__()
         return self.result()
 
     async def _until(self, is_true: Callable[[], bool]) -> None:
-        """Wait, without stopping the event loop, until a condition of the feed holds."""
+        """Wait, without stopping the event loop, until a condition of the output holds."""
         loop = asyncio.get_running_loop()
         while not is_true():
-            self._feed.before_waiting()
+            self._output.before_waiting()
             changed = asyncio.Event()
-            self._feed.call_at_change(partial(_set, loop, changed))
+            self._output.call_at_change(partial(_set, loop, changed))
             if is_true():  # it came meanwhile
                 return
             await changed.wait()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens, not_finite
@@ -83,25 +83,25 @@ class Sampler:
 
 
 class SequenceSampler:
-    """A sampler with what it knows of each sequence."""
+    """A sampler with what it knows of each request."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._sizes, self._device = runner.sizes, runner.device
         self._sampler = Sampler(runner.library)
-        self._rows: dict[TokenSequence, RowSampling] = {}
+        self._rows: dict[Request, RowSampling] = {}
 
     def choose(
-        self, sequences: Sequence[TokenSequence], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
+        self, requests: Sequence[Request], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
     ) -> None:
-        """Give each sequence its next token; an error ends the sequence that made it.
+        """Give each request its next token; an error ends the request that made it.
 
         Args:
-            logits: [V] float32 of each sequence.
-            likeliest: each sequence's likeliest token, -1 where a logit is not finite; None where it is not known.
+            logits: [V] float32 of each request.
+            likeliest: each request's likeliest token, -1 where a logit is not finite; None where it is not known.
         """
         at, rows = list[int](), list[RowSampling]()
-        for index, sequence in enumerate(sequences):
-            row = self._row_or_failure(sequence)
+        for index, request in enumerate(requests):
+            row = self._row_or_failure(request)
             if row is not None:
                 at.append(index)
                 rows.append(row)
@@ -113,34 +113,34 @@ class SequenceSampler:
         else:
             chosen = self._chosen([logits[index] for index in at], rows)
         for index, row, token in zip(at, rows, chosen, strict=True):
-            sequence = sequences[index]
+            request = requests[index]
             if isinstance(token, Exception):
-                sequence.fail(token)
+                request.fail(token)
                 continue
             row.append(token)
-            logprob = float(logits[index].log_softmax(dim=-1)[token]) if sequence.wants_logprobs else None
-            sequence.take(token, logprob, self._sizes.context)
+            logprob = float(logits[index].log_softmax(dim=-1)[token]) if request.wants_logprobs else None
+            request.take(token, logprob, self._sizes.context)
 
-    def forget(self, sequence: TokenSequence) -> None:
-        """Free what is kept of a sequence."""
-        self._rows.pop(sequence, None)
+    def forget(self, request: Request) -> None:
+        """Free what is kept of a request."""
+        self._rows.pop(request, None)
 
-    def _row_or_failure(self, sequence: TokenSequence) -> RowSampling | None:
+    def _row_or_failure(self, request: Request) -> RowSampling | None:
         """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
         try:
-            return None if sequence.has_ended else self._row(sequence)
+            return None if request.has_ended else self._row(request)
         except BaseException as error:  # noqa: BLE001  # sys.exit() too
-            sequence.fail(error)
+            request.fail(error)
             return None
 
-    def _row(self, sequence: TokenSequence) -> RowSampling:
-        """Return how the sequence's next token is chosen."""
-        if sequence not in self._rows:
-            history = sequence.request.prompt_ids
-            self._rows[sequence] = RowSampling.after(history, sequence.params, self._sizes.vocab, self._device)
-        row = self._rows[sequence]
-        if sequence.mask is not None:
-            mask = checked_mask(sequence.mask(tuple(sequence.request.token_ids)), self._sizes.vocab)
+    def _row(self, request: Request) -> RowSampling:
+        """Return how the request's next token is chosen."""
+        if request not in self._rows:
+            history = request.prompt_ids
+            self._rows[request] = RowSampling.after(history, request.params, self._sizes.vocab, self._device)
+        row = self._rows[request]
+        if request.mask is not None:
+            mask = checked_mask(request.mask(tuple(request.token_ids)), self._sizes.vocab)
             row.mask = None if mask is None else mask.to(self._device)
         return row
 

@@ -107,11 +107,13 @@ def test_loading_and_saving_while_requests_run_lose_no_page_and_change_no_token(
                 engine.load_cache(file)
                 engine.save_cache(PROMPT, tmp_path / f"again{number}")
         assert [(each.result(SECONDS).token_ids, each.result().logprobs) for each in handles] == expected
-        places: Any = engine._passes._places  # type: ignore[attr-defined]
+        admission: Any = engine._passes._admission  # type: ignore[attr-defined]
         engine.load_cache(file)
         with torch.inference_mode():
-            places.forget()
-        assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+            admission.clear_prefix_cache()
+        assert [table.num_free for table in admission.pages.tables] == [
+            table.num_pages for table in admission.pages.tables
+        ]
         assert engine.save_cache(PROMPT, tmp_path / "last") == engine.load_cache(tmp_path / "last") == 64
 
 

@@ -74,13 +74,13 @@ def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[s
     with load(tiny, kind) as engine:
         found = []
         for prompt, settings in requests:
-            engine._scheduler._passes._places.forget()  # type: ignore[attr-defined]
+            engine._scheduler._passes._admission.clear_prefix_cache()  # type: ignore[attr-defined]
             found.append(what(engine.submit(prompt, **settings).result(SECONDS)))
         return found
 
 
 @pytest.fixture
-def num_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def num_swapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each sequence that is written to a file."""
     found: list[int] = []
     write = SwapFile.write.__func__  # type: ignore[attr-defined]
@@ -97,12 +97,12 @@ def check_all_pages_free(engine: Engine) -> None:
     """Check that no page is taken but by the tree, and none after it has forgotten everything."""
     passes: Any = engine._scheduler._passes
     engine._scheduler.run_alone("test", lambda: None)  # the last sequences have left
-    places = passes._places
-    assert not any(table.rows[row] for table in places.pages.tables for row in range(SEQUENCES))
-    assert not places._aside
+    admission = passes._admission
+    assert not any(table.rows[row] for table in admission.pages.tables for row in range(SEQUENCES))
+    assert not admission._swapped
     with torch.inference_mode():
-        places.forget()
-    assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+        admission.clear_prefix_cache()
+    assert [table.num_free for table in admission.pages.tables] == [table.num_pages for table in admission.pages.tables]
 
 
 def nameless_files() -> set[str]:
@@ -135,14 +135,14 @@ def files_before() -> Iterator[set[str]]:
     ],
 )
 def test_a_pool_for_a_quarter_of_what_is_asked_answers_all_as_alone(
-    name: str, kind: str, tiny_model: Tiny, num_aside: list[int]
+    name: str, kind: str, tiny_model: Tiny, num_swapped: list[int]
 ) -> None:
     requests = requests_of(3, 12)
     expected = alone(tiny_model(name), kind, requests)
     assert sum(len(prompt) + settings["max_new_tokens"] for prompt, settings in requests) > 4 * CONTEXT
     with load(tiny_model(name), kind) as engine:
         assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
-        assert num_aside or name == "mistral"  # a window's pages are few
+        assert num_swapped or name == "mistral"  # a window's pages are few
         assert engine.status() == []
         check_all_pages_free(engine)
 
@@ -150,7 +150,7 @@ def test_a_pool_for_a_quarter_of_what_is_asked_answers_all_as_alone(
 @pytest.mark.parametrize("fault", ["disk is full", "folder is a file", "end is lost"])
 @pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
 def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
-    name: str, fault: str, tiny_model: Tiny, num_aside: list[int], monkeypatch: pytest.MonkeyPatch
+    name: str, fault: str, tiny_model: Tiny, num_swapped: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = requests_of(4, 9)
     expected = alone(tiny_model(name), "eager", requests)
@@ -166,9 +166,9 @@ def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
         elif fault == "end is lost":
             monkeypatch.setattr(SwapFile, "_read_one", fail)
         else:
-            engine._scheduler._passes._places._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
+            engine._scheduler._passes._admission._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
         assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
-        assert tried or num_aside
+        assert tried or num_swapped
         check_all_pages_free(engine)
 
 
@@ -201,34 +201,34 @@ def test_cancels_deadlines_masks_and_errors_under_pressure_take_nobody_down(tiny
         check_all_pages_free(engine)
 
 
-def test_close_ends_those_who_are_aside_and_their_files(
-    tiny_model: Tiny, num_aside: list[int], files_before: set[str]
+def test_close_ends_those_who_are_swapped_out_and_their_files(
+    tiny_model: Tiny, num_swapped: list[int], files_before: set[str]
 ) -> None:
-    is_aside, go_on = threading.Event(), threading.Event()
+    is_swapped, go_on = threading.Event(), threading.Event()
     engine = load(tiny_model("llama3"))
 
     def report(*_: object) -> None:
-        if num_aside and nameless_files() - files_before:
-            is_aside.set()
+        if num_swapped and nameless_files() - files_before:
+            is_swapped.set()
             go_on.wait(SECONDS)
 
     engine._on_progress = report
     handles = submit_all(engine, requests_of(6, 9))
-    assert is_aside.wait(SECONDS)
+    assert is_swapped.wait(SECONDS)
     assert any(not status.is_running and status.new_tokens for status in engine.status())
     closing = threading.Thread(target=engine.close)
     closing.start()
     go_on.set()
     closing.join(SECONDS)
     for handle in handles:
-        if not handle.has_ended or handle._feed.has_failed:
+        if not handle.has_ended or handle._output.has_failed:
             with pytest.raises(ConfigError, match="closed"):
                 handle.result(SECONDS)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
-def test_ctrl_c_ends_those_who_are_aside_and_their_files_and_the_engine_goes_on(
-    name: str, tiny_model: Tiny, num_aside: list[int], files_before: set[str]
+def test_ctrl_c_ends_those_who_are_swapped_out_and_their_files_and_the_engine_goes_on(
+    name: str, tiny_model: Tiny, num_swapped: list[int], files_before: set[str]
 ) -> None:
     requests = requests_of(6, 9)
     expected = alone(tiny_model(name), "eager", requests)
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_those_who_are_aside_and_their_files_and_the_engine_goes_on(
 
     def report(*_: object) -> None:
         files = nameless_files() - files_before
-        if num_aside and files and not interrupted:
+        if num_swapped and files and not interrupted:
             interrupted.append(len(files))
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -259,7 +259,7 @@ def test_ctrl_c_ends_those_who_are_aside_and_their_files_and_the_engine_goes_on(
     ["llama3", pytest.param("gemma3", marks=pytest.mark.slow), pytest.param("qwen3_5", marks=pytest.mark.thorough)],
 )
 def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
-    name: str, tiny_model: Tiny, num_aside: list[int]
+    name: str, tiny_model: Tiny, num_swapped: list[int]
 ) -> None:
     """They have the whole cache for a while, and those whose pages they took go on with the same tokens."""
     requests = requests_of(8, 12)
@@ -281,7 +281,7 @@ def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
             assert torch.equal(engine.forward(part, state), step)
         assert any(status.new_tokens for status in engine.status()), "all had ended before"
         assert [what(handle.result(SECONDS)) for handle in handles] == expected
-        assert num_aside
+        assert num_swapped
         del state, steps
         engine.runner._holding._give_back_dropped()  # type: ignore[attr-defined]  # as whoever needs pages does
         check_all_pages_free(engine)

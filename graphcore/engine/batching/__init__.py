@@ -1,1 +1,1 @@
-"""Batching: which sequences a pass runs, who is admitted to the KV cache, and the decode loops."""
+"""Batching: which requests a pass runs, who is admitted to the KV cache, and the decode loops."""

@@ -4,16 +4,16 @@
     host     ask 0, 1, B, 2          read 0, ask 3    read 1, ask 4   ...
 
 Copies of the chosen tokens go to locked memory, a slot for each step; reading waits for the mark behind the copy. The
-device never waits for the host. One captured graph runs all rows; those without a sequence have no token, read no cache
+device never waits for the host. One captured graph runs all rows; those without a request have no token, read no cache
 and write none. What the host changes of a row (its inputs when it joins, its end) is work in the same queue as the
-steps, and touches no other row. Each step keeps the sequences that it ran, so that a token never reaches a later
-sequence of the row. A row's numbers do not depend on the other rows: products and sums are those of a graph's width.
+steps, and touches no other row. Each step keeps the requests that it ran, so that a token never reaches a later
+request of the row. A row's numbers do not depend on the other rows: products and sums are those of a graph's width.
 
 The device ends a row at its end tokens and at its limit of tokens. The host ends it otherwise (a stop string, a
 deadline, `cancel`); up to LAG more steps have then run the row, and their tokens are dropped. If other requests may go
-on from the sequence (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
+on from the request (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
 
-A mask is a function of the host, so the host chooses the tokens of a sequence that has one. The sequence takes part in
+A mask is a function of the host, so the host chooses the tokens of a request that has one. The request takes part in
 a step when its token is known, and is left out of the steps until its next one is. While it runs, the host is one step
 behind instead of LAG. So it takes part in every second step beside others, and in every step alone; the others keep
 their pace, unless the host takes longer than a step.
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.engine.sampling_params import sampling_phase
 from graphcore.graph.gpu.sampling import RowSettings, SamplingRows
@@ -93,12 +93,12 @@ class _Step(NamedTuple):
     """A step whose tokens the host has not read.
 
     Attributes:
-        rows: sequences that it chose a token of, with their rows.
+        rows: requests that it chose a token of, with their rows.
         logits: [V] float32 of those whose token the host chooses.
     """
 
-    rows: Sequence[tuple[int, TokenSequence]]
-    logits: Mapping[TokenSequence, Tensor]
+    rows: Sequence[tuple[int, Request]]
+    logits: Mapping[Request, Tensor]
 
 
 class DeviceDecodeLoop(DecodeLoop):
@@ -107,10 +107,10 @@ class DeviceDecodeLoop(DecodeLoop):
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner, self._chooser = runner, SequenceSampler(runner)
         self._lag = LAG if isinstance(runner.policy, Resident) else 0
-        self._on: dict[int, TokenSequence] = {}  # rows that may have a token in the next step
-        self._due: Sequence[TokenSequence] = ()  # those that take part in the step that was started
+        self._on: dict[int, Request] = {}  # rows that may have a token in the next step
+        self._due: Sequence[Request] = ()  # those that take part in the step that was started
         self._under_way: deque[_Step] = deque()
-        self._late: dict[TokenSequence, list[int]] = {}  # tokens chosen after a sequence's end
+        self._late: dict[Request, list[int]] = {}  # tokens chosen after a request's end
 
     @cached_property
     def _rows(self) -> SamplingRows:
@@ -120,58 +120,56 @@ class DeviceDecodeLoop(DecodeLoop):
     def _readback(self) -> Readback:
         return Readback(self._rows.choosing.report, LAG + 1)
 
-    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
-        """Return the captured program of all rows, if any sequence needs a token beyond those under way."""
-        going_on = [sequence for sequence in sequences if not sequence.has_ended]  # others end at any time
-        for row, sequence in list(self._on.items()):
-            if sequence.has_ended and sequence not in going_on:
+    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
+        """Return the captured program of all rows, if any request needs a token beyond those under way."""
+        going_on = [request for request in requests if not request.has_ended]  # others end at any time
+        for row, request in list(self._on.items()):
+            if request.has_ended and request not in going_on:
                 self._rows.stop(row)
                 del self._on[row]
-        self._due = due = [sequence for sequence in going_on if self._is_due(sequence)]
-        for sequence in due:
-            is_replayed = sequence.to_feed > 1  # after it was put aside
-            if sequence.mask is not None or is_replayed or self._on.get(sequence.own_row) is not sequence:
-                (token_id,) = sequence.next_ids(1)
-                settings = RowSettings(left=1) if is_replayed else self._settings(sequence)
-                self._rows.begin(sequence.own_row, token_id, sequence.fed, settings)
+        self._due = due = [request for request in going_on if self._is_due(request)]
+        for request in due:
+            is_replayed = request.num_uncomputed > 1  # after it was swapped out
+            if request.mask is not None or is_replayed or self._on.get(request.own_row) is not request:
+                settings = RowSettings(left=1) if is_replayed else self._settings(request)
+                self._rows.begin(request.own_row, request.next_id, request.num_computed, settings)
                 if not is_replayed:
-                    self._on[sequence.own_row] = sequence
-        params = [sequence.params for sequence in due if sequence.mask is None]
+                    self._on[request.own_row] = request
+        params = [request.params for request in due if request.mask is None]
         return ([self._runner.programs.sampling_program(params)] if due else []), due
 
-    def _is_due(self, sequence: TokenSequence) -> bool:
-        """Return whether a sequence may still need a token beyond those of the steps already launched."""
-        if sequence.mask is not None:
-            return sequence.to_feed >= 1  # more than one when it runs again after it was put aside
-        return sequence.fed + 1 - len(sequence.request.prompt_ids) < self._most(sequence)
+    def _is_due(self, request: Request) -> bool:
+        """Return whether a request may still need a token beyond those of the steps already launched."""
+        if request.mask is not None:
+            return request.num_uncomputed >= 1  # more than one when it runs again after it was swapped out
+        return request.num_computed + 1 - len(request.prompt_ids) < self._most(request)
 
-    def _most(self, sequence: TokenSequence) -> int:
+    def _most(self, request: Request) -> int:
         """Return the largest number of new tokens: the request's limit, or fewer if its cache is full earlier."""
-        request = sequence.request
         return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
 
-    def _settings(self, sequence: TokenSequence) -> RowSettings:
+    def _settings(self, request: Request) -> RowSettings:
         """Return how the device chooses; with a mask it may choose once, and the host does not read that token."""
-        if sequence.mask is not None:
+        if request.mask is not None:
             return RowSettings(left=1)
-        request, params = sequence.request, sequence.params
-        history = sequence.ids if params.repetition_penalty != 1.0 else ()
-        left = self._most(sequence) - len(request.token_ids)
+        params = request.params
+        history = request.ids if params.repetition_penalty != 1.0 else ()
+        left = self._most(request) - len(request.token_ids)
         return RowSettings(left, request.end_ids, params.numbers, params.seed, history)
 
-    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
+    def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
         """Choose first tokens on the device, and read the steps that the host is too far behind."""
         logits = self._rows.state.logits
-        masked = {one: logits[one.own_row].clone() for one in self._due if one.mask is not None and one.to_feed < 1}
-        for sequence, after in ended:
-            if sequence.mask is not None:
-                masked[sequence] = after[0]
+        given = [one for one in self._due if one.num_uncomputed < 1]
+        masked = {one: logits[one.own_row].clone() for one in given if one.mask is not None}
+        for request, after in ended:
+            if request.mask is not None:
+                masked[request] = after[0]
                 continue
-            self._on[sequence.own_row] = sequence
-            position, phase = len(sequence.request.prompt_ids), sampling_phase([sequence.params])
-            self._rows.begin_after(sequence.own_row, after, position, self._settings(sequence), phase)
-        given = (*(one for one in self._due if one.to_feed < 1), *(sequence for sequence, _ in ended))
-        rows = [(one.own_row, one) for one in given]
+            self._on[request.own_row] = request
+            position, phase = len(request.prompt_ids), sampling_phase([request.params])
+            self._rows.begin_after(request.own_row, after, position, self._settings(request), phase)
+        rows = [(one.own_row, one) for one in (*given, *(request for request, _ in ended))]
         self._due = ()
         most = len(self._under_way) - 1  # if nothing was launched, a step is read
         if rows:
@@ -181,54 +179,54 @@ class DeviceDecodeLoop(DecodeLoop):
         return self._read_to(max(most, 0))
 
     def _read_to(self, most: int) -> bool:
-        """Read steps until `most` are left, and return whether any sequence was given a token."""
+        """Read steps until `most` are left, and return whether any request was given a token."""
         has_given = False
         while len(self._under_way) > most:
             step, report = self._under_way.popleft(), self._readback.take()
-            for row, sequence in step.rows:
-                if sequence in step.logits:
-                    self._chooser.choose([sequence], [step.logits[sequence]])
+            for row, request in step.rows:
+                if request in step.logits:
+                    self._chooser.choose([request], [step.logits[request]])
                 else:
-                    self._give(sequence, *report[row])
+                    self._give(request, *report[row])
                 has_given = True
         return has_given
 
-    def _give(self, sequence: TokenSequence, token_id: float, logprob: float, num_bad: float) -> None:
-        """Give a sequence the token that the device chose in a step, unless the sequence had ended before it."""
+    def _give(self, request: Request, token_id: float, logprob: float, num_bad: float) -> None:
+        """Give a request the token that the device chose in a step, unless the request had ended before it."""
         if token_id < 0:
-            sequence.fed -= 1  # the row had ended: nothing was written
+            request.take_back_computed()
             return
         if num_bad:
-            sequence.fail(not_finite())
-        known = len(sequence.request.token_ids)
-        sequence.take(int(token_id), logprob if sequence.wants_logprobs else None, self._runner.sizes.context)
-        if len(sequence.request.token_ids) == known and sequence.reuses_cache:
-            self._late.setdefault(sequence, []).append(int(token_id))
+            request.fail(not_finite())
+        known = len(request.token_ids)
+        request.take(int(token_id), logprob if request.wants_logprobs else None, self._runner.sizes.context)
+        if len(request.token_ids) == known and request.reuses_cache:
+            self._late.setdefault(request, []).append(int(token_id))
 
-    def settle(self, sequence: TokenSequence) -> None:
-        """Read the steps that run the sequence, and stop its row."""
-        if self._is_under_way(sequence):
+    def settle(self, request: Request) -> None:
+        """Read the steps that run the request, and stop its row."""
+        if self._is_under_way(request):
             self._read_to(0)
-        if self._on.get(sequence.own_row) is sequence:
-            self._rows.stop(sequence.own_row)
-            del self._on[sequence.own_row]
+        if self._on.get(request.own_row) is request:
+            self._rows.stop(request.own_row)
+            del self._on[request.own_row]
 
-    def may_leave(self, sequence: TokenSequence) -> bool:
-        """Return False for a sequence that others may go on from, while steps are under way that ran it."""
-        if not sequence.reuses_cache:
+    def may_leave(self, request: Request) -> bool:
+        """Return False for a request that others may go on from, while steps are under way that ran it."""
+        if not request.reuses_cache:
             return True
-        return not self._is_under_way(sequence)
+        return not self._is_under_way(request)
 
-    def _is_under_way(self, sequence: TokenSequence) -> bool:
-        return any(sequence is one for step in self._under_way for _, one in step.rows)
+    def _is_under_way(self, request: Request) -> bool:
+        return any(request is one for step in self._under_way for _, one in step.rows)
 
-    def leave(self, sequence: TokenSequence) -> list[int]:
-        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
-        self._chooser.forget(sequence)
-        return [*sequence.ids, *self._late.pop(sequence, [])][: sequence.fed]
+    def leave(self, request: Request) -> list[int]:
+        """Forget a request that has ended, and return the tokens that the caches hold of it."""
+        self._chooser.forget(request)
+        return [*request.ids, *self._late.pop(request, [])][: request.num_computed]
 
     def drop(self) -> None:
-        """Forget the steps whose tokens were not read; their sequences have ended, so their rows stop."""
+        """Forget the steps whose tokens were not read; their requests have ended, so their rows stop."""
         if self._under_way:
             self._readback.drop()
         self._under_way.clear()

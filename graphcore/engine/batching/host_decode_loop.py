@@ -1,8 +1,8 @@
-"""The host decode loop: the programs of the next step of decoding sequences, and sampling from their logits.
+"""The host decode loop: the programs of the next step of decoding requests, and sampling from their logits.
 
-    start       programs of a step, for all sequences that are due a token
+    start       programs of a step, for all requests that are due a token
     ...         the pass runs them, beside the chunks of prompts
-    finish      tokens are chosen, and given to their sequences
+    finish      tokens are chosen, and given to their requests
 
 The host samples here, from the logits of each step; in device_decode_loop.py a GPU does.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.programs import DecodeStep
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.graph.program import Program
 
@@ -27,41 +27,41 @@ class HostDecodeLoop(DecodeLoop):
     def __init__(self, runner: ProgramRunner) -> None:
         self._programs, self._chooser = runner.programs, SequenceSampler(runner)
         self._steps: list[DecodeStep] = []
-        self._due: dict[int, TokenSequence] = {}  # by their rows of the caches
+        self._due: dict[int, Request] = {}  # by their rows of the caches
 
-    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
-        """Return the programs of a step of these sequences, and these."""
-        self._due = {sequence.own_row: sequence for sequence in sequences}
-        tokens = {row: (sequence.next_ids(1)[0], sequence.fed) for row, sequence in self._due.items()}
+    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
+        """Return the programs of a step of these requests, and these."""
+        self._due = {request.own_row: request for request in requests}
+        tokens = {row: (request.next_id, request.num_computed) for row, request in self._due.items()}
         self._steps = self._programs.step(tokens) if tokens else []
-        return [program for program, _ in self._steps], sequences
+        return [program for program, _ in self._steps], requests
 
-    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
-        """Choose a token of each sequence that has run all that is known of it."""
+    def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
+        """Choose a token of each request that has run all that is known of it."""
         has_chosen = bool(ended)
         for program, rows in self._steps:
-            due = {at: self._due[row] for row, at in rows.items() if not self._due[row].to_feed}
+            due = {at: self._due[row] for row, at in rows.items() if not self._due[row].num_uncomputed}
             logits = program.state.logits.unbind(0)
             likeliest = program.state.chosen.tolist() if self._programs.finds_likeliest else None
             found = None if likeliest is None else [likeliest[row] for row in due]
             self._chooser.choose([*due.values()], [logits[row] for row in due], found)
             has_chosen = has_chosen or bool(due)
-        for sequence, after in ended:
-            self._chooser.choose([sequence], after.unbind(0))
+        for request, after in ended:
+            self._chooser.choose([request], after.unbind(0))
         self._steps, self._due = [], {}
         return has_chosen
 
-    def settle(self, sequence: TokenSequence) -> None:
+    def settle(self, request: Request) -> None:
         """Do nothing: no step is under way between two passes."""
 
-    def may_leave(self, sequence: TokenSequence) -> bool:
+    def may_leave(self, request: Request) -> bool:
         """Return True: no step is under way between two passes."""
         return True
 
-    def leave(self, sequence: TokenSequence) -> list[int]:
-        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
-        self._chooser.forget(sequence)
-        return sequence.ids[: sequence.fed]
+    def leave(self, request: Request) -> list[int]:
+        """Forget a request that has ended, and return the tokens that the caches hold of it."""
+        self._chooser.forget(request)
+        return request.ids[: request.num_computed]
 
     def drop(self) -> None:
         """Forget the programs of the pass."""

@@ -1,30 +1,30 @@
-"""The interfaces of batching: which sequences a pass runs, and how a pass's decode steps run and choose tokens."""
+"""The interfaces of batching: which requests a pass runs, and how a pass's decode steps run and choose tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 
 
 class Batching(ABC):
-    """A way to run sequences together, pass by pass."""
+    """A way to run requests together, pass by pass."""
 
     @property
     @abstractmethod
-    def running(self) -> Sequence[TokenSequence]:
-        """Sequences that were admitted and have not left, in that order; some may be put aside."""
+    def running(self) -> Sequence[Request]:
+        """Requests that were admitted and have not left, in that order; some may be swapped out."""
 
     @abstractmethod
-    def admit(self, waiting: Sequence[TokenSequence]) -> int:
-        """Give places to the first sequences that wait, and return how many got one."""
+    def admit(self, waiting: Sequence[Request]) -> int:
+        """Admit the first requests that wait, and return how many there was room for."""
 
     @abstractmethod
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run one pass, and give each sequence that is due one its next token.
+        """Run one pass, and give each request that is due one its next token.
 
         Args:
             is_stopped: function that is asked between layer groups whether the pass is to be given up.
@@ -32,58 +32,58 @@ class Batching(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Take back the places of sequences that have ended."""
+        """Free the rows and pages of requests that have ended."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """End all running sequences with an error; the caches hold nothing that can be used."""
+        """End all running requests with an error; the caches hold nothing that can be used."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """End all running sequences after a pass was given up; the caches hold a part of its tokens."""
+        """End all running requests after a pass was given up; the caches hold a part of its tokens."""
 
     @abstractmethod
-    def put_aside(self) -> Callable[[], None]:
-        """Copy what the running sequences need out of the caches; the function that is returned puts it back."""
+    def lend_cache(self) -> Callable[[], None]:
+        """Lend the KV cache to other calls until the function that is returned is called."""
 
 
 class DecodeLoop(ABC):
-    """A way to run decode steps of sequences that join and leave between any two of them."""
+    """A way to run decode steps of requests that join and leave between any two of them."""
 
     @abstractmethod
-    def start(self, sequences: Sequence[TokenSequence]) -> tuple[list[Program], Sequence[TokenSequence]]:
-        """Return the programs of the next step, and the sequences that get a token into the caches by them.
+    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
+        """Return the programs of the next step, and the requests that get a token into the caches by them.
 
         Args:
-            sequences: all running sequences of whose prompts at most one token is left.
+            requests: all running requests of whose prompts at most one token is left.
         """
 
     @abstractmethod
-    def finish(self, ended: Sequence[tuple[TokenSequence, Tensor]]) -> bool:
-        """Choose tokens after the programs of `start` have run; return whether any sequence was given one.
+    def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
+        """Choose tokens after the programs of `start` have run; return whether any request was given one.
 
         Args:
-            ended: sequences whose prompts have ended with a chunk, with the logits after it, [1, V] float32.
+            ended: requests whose prompts have ended with a chunk, with the logits after it, [1, V] float32.
         """
 
     @abstractmethod
-    def settle(self, sequence: TokenSequence) -> None:
-        """Leave a sequence out of steps until `start` is given it again, and make known what the caches hold of it."""
+    def settle(self, request: Request) -> None:
+        """Leave a request out of steps until `start` is given it again, and make known what the caches hold of it."""
 
     @abstractmethod
-    def may_leave(self, sequence: TokenSequence) -> bool:
-        """Return whether it is known what the caches hold of a sequence that has ended, if that matters."""
+    def may_leave(self, request: Request) -> bool:
+        """Return whether it is known what the caches hold of a request that has ended, if that matters."""
 
     @abstractmethod
-    def leave(self, sequence: TokenSequence) -> list[int]:
-        """Forget a sequence that has ended, and return the tokens that the caches hold of it."""
+    def leave(self, request: Request) -> list[int]:
+        """Forget a request that has ended, and return the tokens that the caches hold of it."""
 
     @abstractmethod
     def drop(self) -> None:
         """Forget the steps that have not been finished, after a pass that failed or was given up."""
 
 
-def done_of(sequences: Sequence[TokenSequence]) -> tuple[int, int]:
-    """Return the new tokens of the sequence that has most to do, and how many it may have."""
-    longest = max(sequences, key=lambda sequence: sequence.request.max_new_tokens)
-    return len(longest.request.token_ids), longest.request.max_new_tokens
+def done_of(requests: Sequence[Request]) -> tuple[int, int]:
+    """Return the new tokens of the request that has most to do, and how many it may have."""
+    longest = max(requests, key=lambda request: request.max_new_tokens)
+    return len(longest.token_ids), longest.max_new_tokens

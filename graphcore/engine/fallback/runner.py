@@ -82,8 +82,8 @@ class TransformersRunner(StaticRunner):
         program.state.put_rows([[token_id] for token_id in token_ids], positions)
         return [program]
 
-    def num_passes(self, lengths: Sequence[int]) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths."""
+    def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
+        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
         return -(-max(lengths) // self.sizes.prefill_chunk)
 
     def release(self) -> None:
@@ -92,16 +92,16 @@ class TransformersRunner(StaticRunner):
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
         """Do nothing: there is nothing to build."""
 
-    def put_aside(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
+    def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Take another cache from now on; the function that is returned takes the one of before again."""
         if not rows:
             return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 
-        def bring_back() -> None:
+        def take_back() -> None:
             self.cached = kept
 
-        return bring_back
+        return take_back
 
     def new_state(self) -> HeldCache:
         """Return an empty state for `go_on`."""

@@ -105,7 +105,7 @@ class RandomBatch:
 
     def num_prefill_passes(self) -> int:
         """Return the number of passes over the weights in which the prompts run."""
-        return self.runner.num_passes([self.prompt_tokens] * self.batch)
+        return self.runner.num_passes([self.prompt_tokens] * self.batch, self.depth)
 
     def num_fill_passes(self) -> int:
         """Return the number of passes over the weights that `fill` runs before each timed run."""

@@ -39,7 +39,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake_cuda(monkeypatch)
 
 
-class Request:
+class Call:
     """A request of a test: a prompt, and the settings of `Engine.submit`."""
 
     def __init__(self, prompt: Sequence[int], max_new_tokens: int, **settings: Any) -> None:
@@ -52,7 +52,7 @@ class Request:
         return self.submit(engine).result(SECONDS).token_ids
 
 
-def drawn_requests(seed: int, count: int) -> list[Request]:
+def drawn_requests(seed: int, count: int) -> list[Call]:
     """Return requests with prompts of one token, of a chunk and one token more, and of up to three chunks."""
     generator = random.Random(seed)
     requests = []
@@ -61,7 +61,7 @@ def drawn_requests(seed: int, count: int) -> list[Request]:
         settings = {**generator.choice(SETTINGS), "ignore_eos": generator.random() < 0.5}
         if generator.random() < 0.7:
             settings["seed"] = generator.randrange(1 << 40)
-        requests.append(Request(prompt, generator.randint(1, 20), **settings))
+        requests.append(Call(prompt, generator.randint(1, 20), **settings))
     return requests
 
 
@@ -95,7 +95,7 @@ def test_an_answer_does_not_depend_on_who_joins_and_leaves_beside_it(name: str, 
 
 def test_a_request_joins_between_two_tokens_of_another_and_leaves_before_it() -> None:
     with captured_engine() as engine:
-        short, other = Request([9, 8], 5, **PLAIN), Request(range(20), 6)
+        short, other = Call([9, 8], 5, **PLAIN), Call(range(20), 6)
         expected = [short.alone(engine), other.alone(engine)]
         long = Paced(engine, [1, 2, 3], 40, ignore_eos=True)
         tokens = [next(long).token_id for _ in range(4)]
@@ -105,13 +105,13 @@ def test_a_request_joins_between_two_tokens_of_another_and_leaves_before_it() ->
         assert len(tokens) < 20
         assert [handle.result().token_ids for handle in handles] == expected
         tokens += [event.token_id for event in long]
-        assert tuple(tokens) == Request([1, 2, 3], 40).alone(engine)
+        assert tuple(tokens) == Call([1, 2, 3], 40).alone(engine)
 
 
 def test_a_row_gives_its_next_sequence_no_token_of_its_last() -> None:
     """The second sequence takes the only row while steps of the first are under way."""
     with captured_engine("qwen3", "batch_size=1") as engine:
-        for other in (Request([9, 8], 7), Request([4], 7, **PLAIN), Request(range(40), 7, **NUCLEUS)):
+        for other in (Call([9, 8], 7), Call([4], 7, **PLAIN), Call(range(40), 7, **NUCLEUS)):
             expected = other.alone(engine)
             for count in (1, 2, 5):
                 first = Paced(engine, [1, 2, 3], 60, ignore_eos=True)
@@ -161,17 +161,17 @@ def test_random_cancels_deadlines_and_errors_leave_every_other_answer_as_it_is_a
 def test_an_end_that_the_device_does_not_know_ends_its_row_a_few_steps_later() -> None:
     """The device knows the 64 lowest end tokens; the host sees the others."""
     with captured_engine() as engine:
-        other, full = Request([9, 8], 30), Request([1, 2, 3], 30).alone(engine)
+        other, full = Call([9, 8], 30), Call([1, 2, 3], 30).alone(engine)
         expected, at = other.alone(engine), next(at for at in range(5, 25) if full[at] not in full[:at])
         end_at(engine, *range(-1 - MOST_ENDS, -1), full[at])
-        handles = [Request([1, 2, 3], 30, ignore_eos=False).submit(engine), other.submit(engine)]
+        handles = [Call([1, 2, 3], 30, ignore_eos=False).submit(engine), other.submit(engine)]
         assert [what(handle.result(SECONDS)) for handle in handles] == [(full[: at + 1], "end"), (expected, "length")]
 
 
 def test_rows_of_all_settings_share_a_graph_and_each_uses_its_own(cuda: FakeCuda) -> None:
     """The graph is the one that the row with most settings needs, while it runs."""
     with captured_engine() as engine:
-        requests = [Request([1, 2, 3], 24), Request([9, 8], 12, **PLAIN), Request([5], 6, **NUCLEUS)]
+        requests = [Call([1, 2, 3], 24), Call([9, 8], 12, **PLAIN), Call([5], 6, **NUCLEUS)]
         expected = [request.alone(engine) for request in requests]
         of_phase = [graph.num_replays for graph in cuda.graphs]
         assert of_phase == [23, 11, 6]
@@ -187,12 +187,12 @@ def test_a_row_without_a_sequence_and_its_caches_stay_as_they_are() -> None:
     """It would write to page 0, which is nobody's; low pages are given first."""
     with captured_engine("gemma3") as engine, torch.inference_mode():
         caches = engine.runner.builder.caches
-        Request(range(20), 9).alone(engine)
+        Call(range(20), 9).alone(engine)
         for cache in caches:
             for tensor in cache.tensors:
                 tensor[:] = 0.25
         with engine.holding_back():
-            handles = [Request(range(20), 30).submit(engine), Request([3], 4, **PLAIN).submit(engine)]
+            handles = [Call(range(20), 30).submit(engine), Call([3], 4, **PLAIN).submit(engine)]
         for handle in handles:
             handle.result(SECONDS)
         tensors = [tensor for cache in caches for tensor in cache.tensors]
@@ -210,18 +210,21 @@ def odd(ids: Sequence[int]) -> torch.Tensor:
 def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
     settings: dict[str, float], prompt: list[int], cuda: FakeCuda
 ) -> None:
-    """Its sequence takes part in every second step beside another, and its row runs nothing else."""
+    """Its request takes part in every second step beside another, and its row runs nothing else."""
     masked, gaps = {"mask": odd, "logprobs": True, **settings}, set()
     with engine_of() as eager:
         expected = eager.submit(prompt, 9, ignore_eos=True, **masked).result(SECONDS)
     with captured_engine() as engine:
 
         def note(*_: object) -> None:
-            (sequence,) = handles[1]._sequences
-            if len(sequence.request.token_ids) > 1:
-                gaps.add(engine.runner.programs.sampling_rows.state.span.starts[sequence.own_row].item() - sequence.fed)
+            (request,) = handles[1]._requests
+            if len(request.token_ids) > 1:
+                gaps.add(
+                    engine.runner.programs.sampling_rows.state.span.starts[request.own_row].item()
+                    - request.num_computed
+                )
 
-        other = Request([1, 2, 3], 20, **PLAIN)
+        other = Call([1, 2, 3], 20, **PLAIN)
         alone, before = other.alone(engine), replays(cuda)
         with engine.holding_back():
             handles = [other.submit(engine), engine.submit(prompt, 9, ignore_eos=True, **masked)]
@@ -243,13 +246,13 @@ def test_an_error_in_a_mask_and_numbers_that_are_none_end_their_own_request() ->
             raise ZeroDivisionError("in a mask")
 
     with captured_engine() as engine:
-        other, later = Request([1, 2, 3], 25), [Request([7, at], 9) for at in range(3)]
+        other, later = Call([1, 2, 3], 25), [Call([7, at], 9) for at in range(3)]
         expected, afterwards = other.alone(engine), [request.alone(engine) for request in later]
         assert not any(90 in tokens for tokens in (expected, *afterwards))
         with torch.inference_mode():
             engine.runner.builder.decoder.embed_tokens.weight[90] = float("nan")
         with engine.holding_back():
-            handles = [Request([90, 4], 9).submit(engine), other.submit(engine)]
+            handles = [Call([90, 4], 9).submit(engine), other.submit(engine)]
             handles.append(engine.submit([5, 6], 9, mask=fail, ignore_eos=True))
         with pytest.raises(GraphError, match="not finite"):
             handles[0].result(SECONDS)
@@ -263,7 +266,7 @@ def test_an_error_in_a_mask_and_numbers_that_are_none_end_their_own_request() ->
 
 def test_a_deadline_ends_one_row_and_the_other_goes_on() -> None:
     with captured_engine() as engine:
-        request = Request([1, 2, 3], 60)
+        request = Call([1, 2, 3], 60)
         full = request.alone(engine)
         engine._on_progress = lambda *_: time.sleep(0.005)
         late, other = request.submit(engine, deadline=0.1), request.submit(engine)
@@ -276,7 +279,7 @@ def test_a_deadline_ends_one_row_and_the_other_goes_on() -> None:
 
 def test_calls_between_two_passes_leave_rows_and_steps_under_way_as_they_are() -> None:
     with captured_engine("gemma3") as engine:
-        requests = [Request(range(20), 25), Request([4], 25, **NUCLEUS)]
+        requests = [Call(range(20), 25), Call([4], 25, **NUCLEUS)]
         expected = [request.alone(engine) for request in requests]
         first = Paced(engine, range(20), 25, ignore_eos=True)
         tokens = [next(first).token_id]
@@ -306,21 +309,21 @@ def test_a_chat_goes_on_from_all_that_the_device_has_run_while_others_run(end: s
                 next(other)
             chat.cancel()
             answer = engine_tokens(chat)
-            assert tuple(answer) == Request(history, len(answer)).alone(eager)
+            assert tuple(answer) == Call(history, len(answer)).alone(eager)
             ran = len(history) + len(answer) - 1
             history += [*answer, 7, 8]
             again = engine.submit(history, 1, reuse_cache=True)
             while not again.has_ended:
                 next(other)
             assert again.cached in ((ran,) if end == "device" else (0, before, ran, ran + 1))  # rings may have moved on
-            assert again.result().token_ids == Request(history, 1).alone(eager)
+            assert again.result().token_ids == Call(history, 1).alone(eager)
             before = len(history)  # another row's
 
 
 def engine_tokens(handle: RequestHandle) -> list[int]:
     """Return the tokens that a request has been given so far."""
-    (sequence,) = handle._sequences
-    return list(sequence.request.token_ids)
+    (request,) = handle._requests
+    return list(request.token_ids)
 
 
 @pytest.mark.parametrize(("streaming", "lag"), [("off", LAG), ("on", 0)])
@@ -340,10 +343,10 @@ def test_the_status_counts_tokens_that_were_launched(streaming: str, lag: int) -
 def test_a_pass_that_fails_leaves_no_row_running(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ("streaming=on",) if fault == "give up" else ()
     with captured_engine("qwen3", *overrides) as engine:
-        request = Request([9, 8], 8, **PLAIN)
+        request = Call([9, 8], 8, **PLAIN)
         expected = request.alone(engine)
         assert len(set(expected)) > 4  # a repeating answer would not show a lost token
-        handles = [Request([1, 2, 3], 300).submit(engine, reuse_cache=True) for _ in range(2)]
+        handles = [Call([1, 2, 3], 300).submit(engine, reuse_cache=True) for _ in range(2)]
         for handle in handles:
             assert handle.event(3) is not None
         if fault == "error":

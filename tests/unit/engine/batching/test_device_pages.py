@@ -11,11 +11,11 @@ import pytest
 import torch
 from captured_engines import captured_engine, engine_of, fake_cuda
 from fake_cuda import FakeCuda
-from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Request, odd, what
+from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Call, odd, what
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
-from graphcore.engine.request import TokenSequence
+from graphcore.engine.request import Request
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -29,29 +29,29 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 @pytest.fixture
-def put_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def swapped_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of the tokens that each sequence held when it was put aside."""
     tokens: list[int] = []
-    before = TokenSequence.go_aside
+    before = Request.swap_out
 
-    def note(sequence: TokenSequence) -> None:
-        tokens.append(sequence.fed)
-        before(sequence)
+    def note(request: Request) -> None:
+        tokens.append(request.num_computed)
+        before(request)
 
-    monkeypatch.setattr(TokenSequence, "go_aside", note)
+    monkeypatch.setattr(Request, "swap_out", note)
     return tokens
 
 
-def crowd(seed: int) -> list[Request]:
+def crowd(seed: int) -> list[Call]:
     generator = random.Random(seed)
     ways: tuple[dict[str, Any], ...] = (GREEDY, PLAIN, NUCLEUS, PENALISED, {"mask": odd, **NUCLEUS}, {"logprobs": True})
     return [
-        Request([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
+        Call([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
         for at in range(9)
     ]
 
 
-def answers(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, ...], str]]:
+def answers(engine: Engine, requests: list[Call]) -> list[tuple[tuple[int, ...], str]]:
     with engine.holding_back():
         handles = [request.submit(engine) for request in requests]
     return [what(handle.result(SECONDS)) for handle in handles]
@@ -63,8 +63,8 @@ def fail(kept: SwappedSequence, folder: object) -> SwapFile:
 
 @pytest.mark.parametrize("has_disk", [True, False], ids=["file", "full disk"])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_sequences_that_were_put_aside_get_the_tokens_that_they_get_alone(
-    name: str, has_disk: bool, put_aside: list[int], monkeypatch: pytest.MonkeyPatch
+def test_sequences_that_were_swapped_out_get_the_tokens_that_they_get_alone(
+    name: str, has_disk: bool, swapped_out: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full disk they run again: their prompts in chunks, their answers step by step."""
     if not has_disk:
@@ -73,22 +73,22 @@ def test_sequences_that_were_put_aside_get_the_tokens_that_they_get_alone(
     with engine_of(name) as eager, captured_engine(name, *SMALL) as engine:
         expected = [what(request.submit(eager).result(SECONDS)) for request in requests]
         assert answers(engine, requests) == expected
-        assert len(put_aside) > 3
-        assert max(put_aside) > 24  # after tokens of an answer
+        assert len(swapped_out) > 3
+        assert max(swapped_out) > 24  # after tokens of an answer
         assert_all_pages_return(engine)
 
 
 @torch.inference_mode()
 def assert_all_pages_return(engine: Engine) -> None:
-    places = engine._scheduler._passes._places  # type: ignore[attr-defined]  # passes of programs
-    assert isinstance(places, CacheAdmission)
+    admission = engine._scheduler._passes._admission  # type: ignore[attr-defined]  # passes of programs
+    assert isinstance(admission, CacheAdmission)
     assert engine.status() == []
-    places.forget()
-    assert [table.num_free for table in places.pages.tables] == [table.num_pages for table in places.pages.tables]
+    admission.clear_prefix_cache()
+    assert [table.num_free for table in admission.pages.tables] == [table.num_pages for table in admission.pages.tables]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_stops_and_cancels_while_others_are_put_aside_end_nobody_else(seed: int, put_aside: list[int]) -> None:
+def test_stops_and_cancels_while_others_are_swapped_out_end_nobody_else(seed: int, swapped_out: list[int]) -> None:
     generator, requests = random.Random(seed), crowd(seed)
     with engine_of() as eager, captured_engine("qwen3", *SMALL) as engine:
         alone = [request.submit(eager).result(SECONDS) for request in requests]
@@ -107,5 +107,5 @@ def test_stops_and_cancels_while_others_are_put_aside_end_nobody_else(seed: int,
                 assert found.token_ids == one.token_ids[: len(found.token_ids)]
             else:
                 assert what(found) == what(one)
-        assert put_aside
+        assert swapped_out
         assert_all_pages_return(engine)
